@@ -1,0 +1,79 @@
+"""The only place that knows the names of files in a study's folder."""
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class StudyPaths:
+    """The folder of one study. Everything but the storage is a log or can be made again."""
+
+    root: Path
+
+    @classmethod
+    def default(cls, study_name: str) -> "StudyPaths":
+        """`runs/NAME`, with everything in the name that could leave that folder or upset a shell replaced."""
+        safe = re.sub(r"[^\w.-]+", "-", study_name, flags=re.ASCII).strip(".-")[:80] or "study"
+        return cls(Path("runs") / safe)
+
+    @property
+    def storage(self) -> Path:
+        return self.root / "study.db"
+
+    @property
+    def storage_pointer(self) -> Path:
+        """Where the study's storage is when it is not the file in this folder; never holds a password."""
+        return self.root / "storage.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / ".lock"
+
+    @property
+    def prepared(self) -> Path:
+        return self.root / "prepared"
+
+    def trial(self, number: int) -> Path:
+        return self.root / "trials" / f"{number:04d}"
+
+    def trial_log(self, number: int, attempt: int) -> Path:
+        return self.trial(number) / f"log-{attempt}.txt"
+
+    @property
+    def prepare_log(self) -> Path:
+        return self.root / "prepare-log.txt"
+
+    @property
+    def trackers(self) -> Path:
+        return self.root / "track"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes aside, then renames: a reader sees the old file or the new one, never a half."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """As `write_text`, for bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(aside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")

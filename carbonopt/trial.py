@@ -1,0 +1,225 @@
+"""What a trial is: the values that every room passes on, frozen, with units in their names.
+
+The models of this page are also the exported record (`carbonopt export`), field by field; `None` means not measured
+and 0 means measured as zero.
+"""
+
+import math
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from carbonopt.errors import BadInput
+
+Offload = Literal["none", "optimizer", "parameters"]
+Precision = Literal["bf16", "fp16", "fp32"]
+
+
+class Frozen(BaseModel):
+    """A value: it can't be changed after it was made, and takes no field that it doesn't know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class TrialState(StrEnum):
+    COMPLETE = "complete"
+    PRUNED = "pruned"  # stopped because it could not matter any more; stop_reason says which rule
+    INFEASIBLE = "infeasible"  # does not fit in memory
+    DIVERGED = "diverged"  # the loss became NaN or infinite
+    FAILED = "failed"  # the process died or was interrupted; `failure` has the last lines of its log
+    TIMEOUT = "timeout"  # no sign of progress for launch.timeout_s
+    RUNNING = "running"
+
+
+class StopReason(StrEnum):
+    TARGET = "target"  # even an optimistic reading of its curve can't reach the target
+    CAP = "cap"  # its emissions have passed those of the best trial that meets the target
+    BUDGET = "budget"  # the study's budget ended while it ran
+    INTERRUPTED = "interrupted"  # the study was ended from outside
+
+
+class Phase(StrEnum):
+    """Where energy goes. A trial has setup, train and eval; a study also has prepare and gap."""
+
+    PREPARE = "prepare"  # reading and tokenizing the data set, compiling DeepSpeed's ops; once per study
+    GAP = "gap"  # between trials
+    SETUP = "setup"
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+TRIAL_PHASES = (Phase.SETUP, Phase.TRAIN, Phase.EVAL)
+
+
+class TrialParams(Frozen):
+    """One configuration. A step is an optimizer step.
+
+    The fields of the first block are in every record; those of the second only where the study file names them
+    (None: as Hugging Face has it).
+    """
+
+    global_batch_size: int = Field(ge=1)  # sequences per step, over all ranks
+    micro_batch_size_per_gpu: int = Field(ge=1)  # sequences per forward pass and rank
+    learning_rate: float = Field(gt=0)
+    epochs: float = Field(gt=0)
+    zero_stage: Literal[0, 1, 2, 3] = 1
+    offload: Offload = "none"
+    world_size: int = Field(default=1, ge=1)  # ranks
+
+    gradient_checkpointing: bool | None = None
+    precision: Precision | None = None
+    weight_decay: float | None = Field(default=None, ge=0)
+    warmup_ratio: float | None = Field(default=None, ge=0, le=1)  # share of the steps
+    lr_scheduler: str | None = None
+    torch_compile: bool | None = None
+    attention_implementation: str | None = None
+    lora_rank: int | None = Field(default=None, ge=0)  # 0: no LoRA, all weights are trained
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """Derived, never stored.
+
+        Raises:
+            BadInput: if the global batch is not a whole number of micro batches on all ranks.
+        """
+        per_pass = self.micro_batch_size_per_gpu * self.world_size
+        if self.global_batch_size % per_pass:
+            raise BadInput(
+                "global_batch_size must be a multiple of micro_batch_size_per_gpu × world_size, "
+                f"but got {self.global_batch_size} and {self.micro_batch_size_per_gpu} × {self.world_size}."
+            )
+        return self.global_batch_size // per_pass
+
+    def as_record(self) -> dict[str, int | float | str | bool]:
+        """The record's `params`: every set field, and the derived gradient accumulation."""
+        record = self.model_dump(exclude_none=True)
+        record["epochs"] = int(self.epochs) if float(self.epochs).is_integer() else self.epochs
+        record["gradient_accumulation_steps"] = self.gradient_accumulation_steps
+        return record
+
+    @classmethod
+    def from_record(cls, record: dict) -> "TrialParams":
+        return cls(**{key: value for key, value in record.items() if key != "gradient_accumulation_steps"})
+
+
+class Prepared(Frozen):
+    """What reading and tokenizing the data set once, before the first trial, found out (`prepared.json`)."""
+
+    fingerprint: str  # of the workload; a folder prepared for another one is made again
+    train_sequences: int  # full sequences of sequence_length target tokens
+    eval_sequences: int
+    train_tokens: int
+    eval_tokens: int  # target tokens of one evaluation, each counted once
+    sequence_length: int
+    vocab_size: int
+    model_parameters: int
+    versions: dict[str, str]  # of the packages that trials run on
+
+
+class TrialSpec(Frozen):
+    """All that a trial's process needs to know, sent to it as JSON. Paths are absolute."""
+
+    number: int
+    attempt: int
+    seed: int
+    params: TrialParams
+    workload: dict  # config.Workload, dumped
+    prepared_dir: str  # the tokenized, memory-mapped data set and its tokenizer
+    trial_dir: str  # for what the trial writes: log, DeepSpeed configuration, optionally its model
+
+
+class EvalPoint(Frozen):
+    """One evaluation inside a trial."""
+
+    step: int
+    tokens: int  # training tokens seen so far, over all ranks
+    nll_sum: float | None  # nats, summed over all unmasked target tokens and all ranks; None: it was NaN or infinite
+    eval_tokens: int  # how many tokens that sum is over
+    train_energy_kwh: float | None = None  # energy of the training window up to here
+
+    @property
+    def perplexity(self) -> float:
+        return math.nan if self.nll_sum is None else perplexity(self.nll_sum, self.eval_tokens)
+
+
+def perplexity(nll_sum: float, eval_tokens: int) -> float:
+    """exp(total negative log-likelihood in nats / total unmasked target tokens): summed first, divided once.
+
+    Infinite where the loss is too large for a float; NaN stays NaN.
+    """
+    try:
+        return math.exp(nll_sum / eval_tokens)
+    except OverflowError:
+        return math.inf
+
+
+class Energy(Frozen):
+    """Energy in kWh by phase; `train_*` split the training window by component. PUE is not in it."""
+
+    train: float
+    setup: float
+    eval: float
+    total: float
+    train_gpu: float | None = None
+    train_cpu: float | None = None
+    train_ram: float | None = None
+
+
+class Durations(Frozen):
+    """Seconds by phase."""
+
+    train: float
+    setup: float
+    eval: float
+    total: float
+
+
+class Failure(Frozen):
+    """Why a trial did not end by itself."""
+
+    kind: str
+    text: str  # one sentence, then the log's last lines where they help
+    log: str | None = None
+
+
+class TrialRecord(Frozen):
+    """One trial as exported: `carbonopt export --format jsonl` prints one a line."""
+
+    trial: int
+    state: TrialState
+    stop_reason: StopReason | None = None
+    attempt: int = 1
+    seed: int
+    params: TrialParams
+    perplexity: float | None = None
+    nll_sum: float | None = None
+    eval_tokens: int | None = None
+    emissions_kg_co2e: float | None = None  # of the training window, at the reference intensity, PUE in
+    energy_kwh: Energy | None = None
+    duration_s: Durations | None = None
+    evals: tuple[EvalPoint, ...] = ()
+    peak_memory_gib: float | None = None  # of the rank that needed most
+    failure: Failure | None = None
+    earlier_attempts_energy_kwh: float = 0.0  # what attempts of this trial that were interrupted had used
+    total_steps: int | None = None  # optimizer steps the whole trial would have
+
+    def as_json(self) -> dict:
+        """The exported object. Not a number and infinity become null: JSON has neither."""
+        dumped = self.model_dump(mode="json")
+        dumped["params"] = self.params.as_record()
+        return _finite(dumped)
+
+    @classmethod
+    def from_json(cls, record: dict) -> "TrialRecord":
+        return cls(**{**record, "params": TrialParams.from_record(record["params"])})
+
+
+def _finite(value):
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,47 @@
+"""Conversions between the units that appear in names. One home, so that no factor is written twice."""
+
+JOULES_PER_KWH = 3.6e6
+BYTES_PER_GIB = 1024**3
+GRAMS_PER_KG = 1000.0
+
+
+def kwh_from_joules(energy_j: float) -> float:
+    return energy_j / JOULES_PER_KWH
+
+
+def joules_from_kwh(energy_kwh: float) -> float:
+    return energy_kwh * JOULES_PER_KWH
+
+
+def emissions_kg_co2e(energy_kwh: float, intensity_g_co2e_per_kwh: float, pue: float) -> float:
+    """Emissions in kg CO2e: energy × carbon intensity of the grid × power usage effectiveness (PUE).
+
+    Follows the Software Carbon Intensity's operational term (ISO/IEC 21031), with the facility's overhead as PUE.
+    """
+    return energy_kwh * intensity_g_co2e_per_kwh / GRAMS_PER_KG * pue
+
+
+def human_energy(energy_kwh: float) -> str:
+    """An energy for people, three significant digits: '2.35 kJ' below 0.01 kWh, '0.0123 kWh' from there on."""
+    if energy_kwh >= 0.01:
+        return f"{energy_kwh:.3g} kWh"
+    joules = joules_from_kwh(energy_kwh)
+    return f"{joules / 1000:.3g} kJ" if joules >= 1000 else f"{joules:.3g} J"
+
+
+def human_emissions(kg_co2e: float) -> str:
+    """Emissions for people, three significant digits, in kg, g or mg of CO2e."""
+    if kg_co2e >= 1:
+        return f"{kg_co2e:.3g} kg CO2e"
+    grams = kg_co2e * GRAMS_PER_KG
+    return f"{grams:.3g} g CO2e" if grams >= 0.1 else f"{grams * 1000:.3g} mg CO2e"
+
+
+def human_duration(duration_s: float) -> str:
+    """A duration for people: '8.2 s', '3 min 20 s', '2 h 05 min'."""
+    if duration_s < 60:
+        return f"{duration_s:.1f} s"
+    seconds = round(duration_s)
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60:02d} s"
+    return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
