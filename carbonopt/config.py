@@ -136,6 +136,8 @@ def _dimension(raw: Any) -> Any:
     if isinstance(raw, bool | int | float | str):
         return Fixed(value=raw)
     if isinstance(raw, dict):
+        if raw.keys() == {"value"}:  # as a stored study has it
+            return Fixed(**raw)
         return (Range if {"low", "high"} & raw.keys() else Choices)(**raw)
     raise ValueError(f"must be a single value, {{choices: [...]}} or {{low: .., high: .., log: true}}, but got {raw!r}")
 

@@ -66,11 +66,11 @@ def write_bytes(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(aside, "wb") as file:
+        with aside.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(aside, path)
+        aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
 

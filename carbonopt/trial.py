@@ -133,7 +133,7 @@ class EvalPoint(Frozen):
     """One evaluation inside a trial."""
 
     step: int
-    tokens: int  # training tokens seen so far, over all ranks
+    tokens: int | None  # training tokens seen so far, over all ranks; None: a replay that does not say
     nll_sum: float | None  # nats, summed over all unmasked target tokens and all ranks; None: it was NaN or infinite
     eval_tokens: int  # how many tokens that sum is over
     train_energy_kwh: float | None = None  # energy of the training window up to here

@@ -1,0 +1,1 @@
+"""From a study's records to its answer: pure functions, the same on every machine."""

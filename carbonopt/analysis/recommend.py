@@ -1,0 +1,198 @@
+"""The study's answer: the cheapest configuration that reaches the target, and what it is compared with."""
+
+import math
+from typing import Any
+
+from carbonopt.analysis.footprint import footprint
+from carbonopt.analysis.front import is_finite, objectives, pareto_front
+from carbonopt.errors import BadInput
+from carbonopt.record import StudyData
+from carbonopt.trial import Frozen, TrialParams, TrialRecord, TrialState
+
+START = "the study's start configuration"
+MOST_ACCURATE = "the most accurate trial: what choosing by perplexity alone would take"
+
+
+class Baseline(Frozen):
+    """The trial that the recommendation is compared with, and why that one."""
+
+    trial: int
+    why: str
+    params: TrialParams
+    perplexity: float
+    emissions_kg_co2e: float
+    is_start: bool  # the configuration that the study file starts from
+    meets_target: bool
+
+    def as_json(self) -> dict[str, Any]:
+        return {**self.model_dump(exclude={"is_start", "meets_target"}), "params": self.params.as_record()}
+
+
+class Closest(Frozen):
+    """What came closest when no trial met the target."""
+
+    trial: int
+    state: TrialState
+    why: str
+    params: TrialParams
+    perplexity: float
+    emissions_kg_co2e: float | None  # of an unfinished trial: as far as it got
+
+    def as_json(self) -> dict[str, Any]:
+        return {**self.model_dump(mode="json"), "params": self.params.as_record()}
+
+
+class Recommendation(Frozen):
+    """Which trial to take. `trial` to `energy_kwh` and `saving_fraction` are None when no trial met the target."""
+
+    target_perplexity: float
+    trial: int | None
+    params: TrialParams | None
+    perplexity: float | None
+    emissions_kg_co2e: float | None  # of the training window, PUE in
+    energy_kwh: float | None  # of the training window, PUE not in
+    baseline: Baseline | None  # None: no trial completed
+    saving_fraction: float | None  # 1 − emissions ÷ baseline's; negative when the baseline is cheaper
+    closest: Closest | None  # only when no trial met the target
+    pareto_front: tuple[int, ...]  # trial numbers, by emissions
+    trials_by_state: dict[TrialState, int]  # every state, 0 where none
+    study_energy_kwh: float
+    study_emissions_kg_co2e: float
+    break_even_runs: int | None  # None: a run saves nothing, so the study never pays back
+
+    @property
+    def met(self) -> bool:
+        return self.trial is not None
+
+    def as_json(self) -> dict[str, Any]:
+        """What `carbonopt recommend --json` prints."""
+        answer: dict[str, Any] = {
+            "target_perplexity": self.target_perplexity,
+            "met": self.met,
+            "trial": self.trial,
+            "params": self.params.as_record() if self.params else None,
+            "perplexity": self.perplexity,
+            "emissions_kg_co2e": self.emissions_kg_co2e,
+            "energy_kwh": self.energy_kwh,
+            "baseline": self.baseline.as_json() if self.baseline else None,
+            "saving_fraction": self.saving_fraction,
+            "pareto_front": list(self.pareto_front),
+            "study": {
+                "trials": {state.value: count for state, count in self.trials_by_state.items()},
+                "energy_kwh": self.study_energy_kwh,
+                "emissions_kg_co2e": self.study_emissions_kg_co2e,
+                "break_even_runs": self.break_even_runs,
+            },
+        }
+        if not self.met:
+            answer["closest"] = self.closest.as_json() if self.closest else None
+        return answer
+
+
+def recommend(data: StudyData, target_perplexity: float | None = None) -> Recommendation:
+    """The complete trial with the least emissions among those at or below the target.
+
+    Ties go to the lower perplexity, then to the lower trial number. Without `target_perplexity` the study's own target
+    counts; another one needs no new trial.
+
+    Raises:
+        BadInput: if `target_perplexity` is not a positive, finite number.
+    """
+    target = data.config.target.perplexity if target_perplexity is None else target_perplexity
+    if not (math.isfinite(target) and target > 0):
+        raise BadInput(f"the target perplexity must be a positive number, but got {target:g}.")
+    complete = _complete(data.records)
+    meets = [(emissions_kg, value, record.trial, record) for emissions_kg, value, record in complete if value <= target]
+    winner = min(meets, key=lambda entry: entry[:3])[3] if meets else None
+    baseline = _baseline(data, target)
+    spent = footprint(data)
+    return Recommendation(
+        target_perplexity=target,
+        trial=winner.trial if winner else None,
+        params=winner.params if winner else None,
+        perplexity=winner.perplexity if winner else None,
+        emissions_kg_co2e=winner.emissions_kg_co2e if winner else None,
+        energy_kwh=winner.energy_kwh.train if winner and winner.energy_kwh else None,
+        baseline=baseline,
+        saving_fraction=_saving_fraction(winner, baseline),
+        closest=None if winner else _closest(data.records),
+        pareto_front=pareto_front(data.records),
+        trials_by_state={state: sum(record.state is state for record in data.records) for state in TrialState},
+        study_energy_kwh=spent.energy_kwh,
+        study_emissions_kg_co2e=spent.emissions_kg_co2e,
+        break_even_runs=_break_even_runs(spent.emissions_kg_co2e, winner, baseline),
+    )
+
+
+def _complete(records: tuple[TrialRecord, ...]) -> list[tuple[float, float, TrialRecord]]:
+    """Emissions in kg CO2e, perplexity and record of every trial that can be compared with others."""
+    return [(*point, record) for record in records if (point := objectives(record))]
+
+
+def _most_accurate(complete: list[tuple[float, float, TrialRecord]]) -> tuple[float, float, TrialRecord]:
+    return min(complete, key=lambda entry: (entry[1], entry[0], entry[2].trial))
+
+
+def _baseline(data: StudyData, target: float) -> Baseline | None:
+    """The start configuration (always trial 0) if it completed, else the most accurate trial."""
+    complete = _complete(data.records)
+    if not complete:
+        return None
+    start = next((entry for entry in complete if entry[2].trial == 0), None) if data.config.search.start else None
+    emissions_kg, perplexity, record = start or _most_accurate(complete)
+    why = START if start else MOST_ACCURATE
+    if data.config.search.start and not start:
+        why += "; the start configuration did not complete"
+    if perplexity > target:
+        why += "; it misses the target"
+    return Baseline(
+        trial=record.trial,
+        why=why,
+        params=record.params,
+        perplexity=perplexity,
+        emissions_kg_co2e=emissions_kg,
+        is_start=start is not None,
+        meets_target=perplexity <= target,
+    )
+
+
+def _saving_fraction(winner: TrialRecord | None, baseline: Baseline | None) -> float | None:
+    if winner is None or winner.emissions_kg_co2e is None or baseline is None or not baseline.emissions_kg_co2e:
+        return None  # without a winner there is nothing to compare, and no share of zero
+    return 1 - winner.emissions_kg_co2e / baseline.emissions_kg_co2e
+
+
+def _break_even_runs(study_emissions_kg: float, winner: TrialRecord | None, baseline: Baseline | None) -> int | None:
+    if winner is None or winner.emissions_kg_co2e is None or baseline is None:
+        return None
+    saved_kg = baseline.emissions_kg_co2e - winner.emissions_kg_co2e
+    return math.ceil(study_emissions_kg / saved_kg) if saved_kg > 0 else None
+
+
+def _closest(records: tuple[TrialRecord, ...]) -> Closest | None:
+    """The complete trial with the lowest perplexity, else the unfinished one with the lowest last evaluation."""
+    complete = _complete(records)
+    if complete:
+        _, perplexity, record = _most_accurate(complete)
+        return _as_closest(record, perplexity, "the complete trial with the lowest perplexity")
+    unfinished = [
+        (record.evals[-1].perplexity, record)
+        for record in records
+        if record.evals and is_finite(record.evals[-1].perplexity)
+    ]
+    if not unfinished:
+        return None
+    perplexity, record = min(unfinished, key=lambda entry: (entry[0], entry[1].trial))
+    progress = f"step {record.evals[-1].step}" + (f" of {record.total_steps}" if record.total_steps else "")
+    return _as_closest(record, perplexity, f"no trial completed; the lowest last evaluation, at {progress}")
+
+
+def _as_closest(record: TrialRecord, perplexity: float, why: str) -> Closest:
+    return Closest(
+        trial=record.trial,
+        state=record.state,
+        why=why,
+        params=record.params,
+        perplexity=perplexity,
+        emissions_kg_co2e=record.emissions_kg_co2e if is_finite(record.emissions_kg_co2e) else None,
+    )

@@ -1,0 +1,285 @@
+"""The command line: the only room that prints. Contracts: arguments, exit codes and output formats of the README."""
+
+import csv
+import io
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import carbonopt
+from carbonopt.errors import BadInput, CarbonoptError
+
+if TYPE_CHECKING:
+    from carbonopt.config import StudyConfig
+    from carbonopt.paths import StudyPaths
+    from carbonopt.record import StudyData
+
+# Other rooms are imported inside the commands, so that `--help` and a bad study file are answered at once.
+
+EXIT_MET = 0
+EXIT_NOT_MET = 3
+EXIT_BAD_INPUT = 2
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Finds the fine-tuning configuration with the lowest emissions that still reaches a target quality.",
+)
+
+StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="The study file.")]
+StudyDir = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a study, such as runs/quickstart.")]
+StorageUrl = Annotated[
+    str | None, typer.Option("--storage", metavar="URL", help="SQLAlchemy URL of the Optuna storage.")
+]
+
+
+class ExportFormat(StrEnum):
+    JSONL = "jsonl"
+    CSV = "csv"
+
+
+@app.command()
+def run(
+    study: StudyFile,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Default: runs/NAME.")] = None,
+    storage: StorageUrl = None,
+    trials: Annotated[int | None, typer.Option("--trials", min=1, help="Instead of budget.trials.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Instead of search.seed.")] = None,
+) -> None:
+    """Run a study, or go on with it, and write its report.
+
+    The same command after any interruption reaches the configured total. Ends with 0 if a trial met the target, 3 if
+    none did, 130 if interrupted.
+    """
+    from carbonopt.config import load_study
+    from carbonopt.paths import StudyPaths
+
+    config = _overridden(load_study(study), trials, seed)
+    text = study.read_text(encoding="utf-8")
+    paths = StudyPaths(out) if out is not None else StudyPaths.default(config.name)
+
+    from carbonopt.live import LiveDisplay
+    from carbonopt.storage import study_lock
+    from carbonopt.study import check, run_study
+    from carbonopt.trackers import open_trackers
+
+    checked = check(config)
+    _refuse_foreign_folder(paths)
+    with _no_leftovers(paths), study_lock(paths), _interruptible() as interrupted:
+        display = LiveDisplay(config)
+        trackers = open_trackers(config, paths.trackers, display.warn)
+        try:
+            data = run_study(checked, text, paths, storage, [display, trackers], interrupted)
+        finally:
+            trackers.close()
+            display.close()
+        page = _write_report(data, paths, paths.report)
+    met = _print_recommendation(data)
+    print(f"\nReport: {page}")
+    raise typer.Exit(EXIT_MET if met else EXIT_NOT_MET)
+
+
+@app.command()
+def report(
+    study_dir: StudyDir,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR2", help="Default: DIR/report.")] = None,
+    storage: StorageUrl = None,
+) -> None:
+    """Write the report again from the storage."""
+    paths, data = _read(study_dir, storage)
+    print(_write_report(data, paths, out or paths.report))
+
+
+@app.command()
+def recommend(
+    study_dir: StudyDir,
+    target: Annotated[float | None, typer.Option("--target", metavar="X", help="Another target perplexity.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    storage: StorageUrl = None,
+) -> None:
+    """Print the recommendation alone; another target needs no new trial."""
+    if target is not None and not target > 0:
+        raise BadInput(f"--target must be above 0, but got {target:g}.")
+    _, data = _read(study_dir, storage)
+    if as_json:
+        from carbonopt.analysis.recommend import recommend as recommend_for
+
+        recommendation = recommend_for(data, target)
+        print(json.dumps(recommendation.as_json(), indent=2, allow_nan=False))
+        met = recommendation.met
+    else:
+        met = _print_recommendation(data, target)
+    raise typer.Exit(EXIT_MET if met else EXIT_NOT_MET)
+
+
+@app.command()
+def export(
+    study_dir: StudyDir,
+    form: Annotated[ExportFormat, typer.Option("--format", help="One record a trial.")] = ExportFormat.JSONL,
+    storage: StorageUrl = None,
+) -> None:
+    """Print one record a trial, every state included."""
+    _, data = _read(study_dir, storage)
+    records = [record.as_json() for record in data.records]
+    if form is ExportFormat.JSONL:
+        sys.stdout.writelines(json.dumps(record, allow_nan=False) + "\n" for record in records)
+    else:
+        sys.stdout.write(_csv(records))
+
+
+@app.command()
+def check(study: StudyFile) -> None:
+    """Validate a study file; say what the study will do and roughly cost."""
+    from carbonopt.config import load_study
+
+    config = load_study(study)
+
+    from carbonopt.estimate import describe_study
+    from carbonopt.study import check as check_study
+
+    print(describe_study(check_study(config)))
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"carbonopt {carbonopt.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """The `carbonopt` command: every error that is ours becomes one sentence on standard error and an exit code."""
+    try:
+        app()
+    except CarbonoptError as error:
+        print(f"carbonopt: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("carbonopt: interrupted; the same command goes on with the study.", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # `carbonopt export … | head`
+        sys.stderr.close()
+        sys.exit(1)
+
+
+# ----------------------------------------------------------------------------------------------------------- the parts
+
+
+def _overridden(config: "StudyConfig", trials: int | None, seed: int | None) -> "StudyConfig":
+    if trials is not None:
+        config = config.model_copy(update={"budget": config.budget.model_copy(update={"trials": trials})})
+    if seed is not None:
+        config = config.model_copy(update={"search": config.search.model_copy(update={"seed": seed})})
+    return config
+
+
+def _refuse_foreign_folder(paths: "StudyPaths") -> None:
+    """A folder with files in it that is no study is not ours to write into."""
+    root = paths.root
+    if root.exists() and not root.is_dir():
+        raise BadInput(f"--out {root} is a file; give a folder.")
+    if root.is_dir() and any(root.iterdir()) and not paths.lock.exists():
+        raise BadInput(f"--out {root} holds other files and no study; give a new folder.")
+
+
+@contextmanager
+def _no_leftovers(paths: "StudyPaths") -> Iterator[None]:
+    """A folder that this call made for a study that was then refused goes again."""
+    import shutil
+
+    existed = paths.root.exists()
+    try:
+        yield
+    except BadInput:
+        if not existed:
+            shutil.rmtree(paths.root, ignore_errors=True)  # the refusal is what the user must read
+        raise
+
+
+@contextmanager
+def _interruptible() -> Iterator[Callable[[], bool]]:
+    """Turns Ctrl-C and SIGTERM into a wish that is asked for; a second Ctrl-C ends at once."""
+    wished = False
+
+    def wish(signum: int, frame: Any) -> None:
+        nonlocal wished
+        if wished and signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        wished = True
+
+    before = {number: signal.signal(number, wish) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield lambda: wished
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _read(study_dir: Path, url: str | None) -> "tuple[StudyPaths, StudyData]":
+    """A study from its folder.
+
+    Raises:
+        BadInput: if there is none.
+    """
+    from carbonopt.paths import StudyPaths
+    from carbonopt.storage import StudyStorage, connect, is_locked, storage_url
+
+    paths = StudyPaths(study_dir)
+    if url is None and not paths.storage.exists() and not paths.storage_pointer.exists():
+        raise BadInput(f"{study_dir} holds no study; give the folder that `carbonopt run` wrote, such as runs/NAME.")
+    found = StudyStorage.of_folder(connect(storage_url(paths, url)), paths)
+    return paths, found.read(live=is_locked(paths))
+
+
+def _write_report(data: "StudyData", paths: "StudyPaths", folder: Path) -> Path:
+    from carbonopt.analysis.recommend import recommend as recommend_for
+    from carbonopt.report.build import write_report
+
+    winner = recommend_for(data).trial
+    settings = paths.trial(winner) / "ds_config.json" if winner is not None else None
+    extra = {"ds_config.json": settings.read_text()} if settings is not None and settings.exists() else {}
+    return write_report(data, folder, winner_files=extra)
+
+
+def _print_recommendation(data: "StudyData", target: float | None = None) -> bool:
+    from carbonopt.analysis.recommend import recommend as recommend_for
+    from carbonopt.live import recommendation_text
+
+    recommendation = recommend_for(data, target)
+    print(recommendation_text(recommendation))
+    return recommendation.met
+
+
+def _csv(records: list[dict]) -> str:
+    """Records as CSV: nested fields by dotted names, lists as JSON text."""
+    rows = [_flat(record) for record in records]
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _flat(record: dict, prefix: str = "") -> dict:
+    flat: dict[str, Any] = {}
+    for key, value in record.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = json.dumps(value) if isinstance(value, list) else value
+    return flat

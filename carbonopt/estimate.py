@@ -1,0 +1,86 @@
+"""What a study will do and roughly cost, before anything is started."""
+
+from pathlib import Path
+
+from carbonopt.config import LocalLaunch, StudyConfig
+from carbonopt.space import SearchSpace, describe
+from carbonopt.study import Checked
+
+
+def describe_study(checked: Checked) -> str:
+    """A study in a few plain lines: what it searches, on what, until when, and the limits of its cost."""
+    config = checked.config
+    lines = [
+        f"{config.name}: the study file is valid.",
+        f"  target      perplexity {config.target.perplexity:g} or lower, with the least emissions",
+        f"  workload    {_workload(config)}",
+        f"  launch      {_launch(config)}",
+        f"  carbon      {checked.intensity.g_co2e_per_kwh:g} g CO2e/kWh ({checked.intensity.source}), "
+        f"PUE {config.carbon.pue:g}",
+        f"  sampler     {config.search.sampler}, seed {config.search.seed}",
+        "  space       " + _space(checked.space),
+        f"  stops       {_stops(config)}",
+        f"  costs       {_cost(checked)}",
+    ]
+    if checked.start is not None:
+        lines.insert(-1, "  begins with " + ", ".join(f"{name} {value}" for name, value in checked.start.items()))
+    return "\n".join(lines)
+
+
+def _workload(config: StudyConfig) -> str:
+    workload = config.workload
+    if workload is None:
+        return "none: recorded runs"
+    model = workload.model.name_or_path or f"{workload.model.from_config['model_type']}, from its configuration"  # type: ignore[index]
+    data = workload.dataset
+    source = data.builtin or data.name_or_path or ", ".join(Path(file).name for file in data.train_files or ())
+    return (
+        f"{model} on {source}, {workload.sequence_length} tokens a sequence, {workload.evaluations} evaluations a trial"
+    )
+
+
+def _launch(config: StudyConfig) -> str:
+    if not isinstance(config.launch, LocalLaunch):
+        return f"replays {config.launch.table}"
+    if config.launch.gpus:
+        return f"this machine's GPUs {', '.join(map(str, config.launch.gpus))}"
+    return f"this machine's CPU, {config.launch.cpu_ranks} rank(s)"
+
+
+def _space(space: SearchSpace) -> str:
+    combinations = space.combinations()
+    count = "endless" if combinations is None else f"{len(combinations)} configurations that can exist"
+    dimensions = [f"{name}: {describe(dimension)}" for name, dimension in space.dimensions().items()]
+    return "\n              ".join([count, *dimensions])
+
+
+def _stops(config: StudyConfig) -> str:
+    budget = config.budget
+    limits = [
+        f"{value:g} {unit}"
+        for value, unit in (
+            (budget.trials, "trials"),
+            (budget.hours, "hours"),
+            (budget.energy_kwh, "kWh"),
+            (budget.emissions_kg_co2e, "kg CO2e"),
+        )
+        if value is not None
+    ]
+    return "after " + " or ".join(limits) + ", whichever comes first"
+
+
+def _cost(checked: Checked) -> str:
+    """The bounds that the budget gives; what a step costs, only a trial can tell."""
+    config = checked.config
+    budget = config.budget
+    bounds = []
+    if budget.energy_kwh is not None:
+        bounds.append(budget.energy_kwh)
+    if budget.emissions_kg_co2e is not None:
+        bounds.append(budget.emissions_kg_co2e * 1000 / (checked.intensity.g_co2e_per_kwh * config.carbon.pue))
+    if isinstance(config.launch, LocalLaunch) and config.launch.gpus and budget.hours is not None:
+        # 700 W is the board power of an H100 or H200 SXM, the largest that a rank of this project runs on.
+        bounds.append(budget.hours * 0.7 * len(config.launch.gpus))
+    if not isinstance(config.launch, LocalLaunch):
+        return "nothing: recorded energy is added up, none is used"
+    return f"at most about {min(bounds):.3g} kWh" if bounds else "not bounded by its budget; the first trial will tell"

@@ -1,0 +1,39 @@
+"""The environment that a trial's ranks run in."""
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+
+from carbonopt.config import LocalLaunch
+
+ARCH_LIST = "TORCH_CUDA_ARCH_LIST"
+
+
+def work_environment(launch: LocalLaunch, base: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What all ranks share: exactly the launch's devices visible, nothing that changes with the user's shell."""
+    environment = dict(base)
+    environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # so that CUDA counts GPUs as NVML and nvidia-smi do
+    environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, launch.gpus))
+    environment["TOKENIZERS_PARALLELISM"] = "false"
+    environment["PYTHONUNBUFFERED"] = "1"
+    if not launch.gpus:
+        environment["DS_ACCELERATOR"] = "cpu"
+    cores = os.process_cpu_count() if hasattr(os, "process_cpu_count") else len(os.sched_getaffinity(0))
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, (cores or 1) // launch.world_size)))
+    if ARCH_LIST in environment:
+        # DeepSpeed 0.19.8 takes the part after the dot for a number and dies on "9.0a".
+        environment[ARCH_LIST] = re.sub(r"(\d+\.\d+)[a-z]+", r"\1", environment[ARCH_LIST])
+    return environment
+
+
+def rank_environments(launch: LocalLaunch) -> list[dict[str, str]]:
+    """What each rank has for itself: torch.distributed's variables, with a port nobody listens on."""
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(launch.world_size)}
+    return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(launch.world_size)]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

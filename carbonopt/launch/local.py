@@ -1,0 +1,69 @@
+"""Trials on this machine, each a fresh set of processes."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from carbonopt.channel import Exited, Failed, Finished
+from carbonopt.config import LocalLaunch, StudyConfig
+from carbonopt.errors import BadInput, CarbonoptError, StudyInterrupted
+from carbonopt.launch.environment import rank_environments, work_environment
+from carbonopt.launch.processes import WorkProcesses
+from carbonopt.paths import write_json
+from carbonopt.trial import Prepared, TrialSpec
+
+
+class LocalLauncher:
+    def __init__(self, launch: LocalLaunch) -> None:
+        self._launch = launch
+        self._environment = work_environment(launch)
+
+    def seed(self, seed: int, params: object) -> int:
+        """Every configuration is trained with the study's seed."""
+        return seed
+
+    def start(self, spec: TrialSpec, log: Path) -> WorkProcesses:
+        spec_file = Path(spec.trial_dir) / "spec.json"
+        write_json(spec_file, spec.model_dump(mode="json"))
+        argv = [sys.executable, "-m", "carbonopt.train.worker", str(spec_file)]
+        return WorkProcesses(argv, rank_environments(self._launch), self._environment, log)
+
+
+def prepare(
+    config: StudyConfig, prepared_dir: Path, fingerprint: str, log: Path, interrupted: Callable[[], bool]
+) -> Prepared:
+    """Reads, checks and tokenizes the workload's data in a process of its own, once per study.
+
+    Raises:
+        StudyInterrupted: soon after `interrupted` says so.
+        BadInput: what is wrong with the data, the model, the tokenizer or a DeepSpeed key.
+        CarbonoptError: if the process dies, with the last lines of its log.
+    """
+    assert isinstance(config.launch, LocalLaunch) and config.workload is not None
+    spec_file = log.with_name("prepare.json")
+    spec = {
+        "workload": config.workload.model_dump(mode="json"),
+        "space": config.search.space.model_dump(mode="json"),
+        "prepared_dir": str(prepared_dir),
+        "fingerprint": fingerprint,
+    }
+    write_json(spec_file, spec)
+    one_rank = config.launch.model_copy(update={"gpus": config.launch.gpus[:1], "cpu_ranks": 1})
+    argv = [sys.executable, "-m", "carbonopt.train.prepare", str(spec_file)]
+    work = WorkProcesses(argv, rank_environments(one_rank), work_environment(one_rank), log)
+    try:
+        while not interrupted():
+            match work.receive(0.5):
+                case Finished(summary=summary):
+                    return Prepared(**summary)
+                case Failed(kind="bad_input", text=text):
+                    raise BadInput(text)
+                case Failed(text=text):
+                    raise CarbonoptError(f"preparing the workload failed: {text}\n{work.log_tail()}\n(log: {log})")
+                case Exited(code=code):
+                    raise CarbonoptError(
+                        f"preparing the workload ended with code {code}:\n{work.log_tail()}\n(log: {log})"
+                    )
+        raise StudyInterrupted("interrupted before the first trial; the same command begins again.")
+    finally:
+        work.end()

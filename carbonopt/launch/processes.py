@@ -1,0 +1,104 @@
+"""Processes that work for a study: started with a channel and a guard, watched, and ended without leftovers."""
+
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from carbonopt.channel import CHANNEL_FD, Event, Exited, Listener
+from carbonopt.errors import CarbonoptError
+from carbonopt.launch import guard
+from carbonopt.trial import StopReason
+
+LOG_TAIL_LINES = 15
+
+
+class WorkProcesses:
+    """The processes of one trial (or of the preparation), as one thing: a channel, a log, an end."""
+
+    def __init__(self, argv: list[str], ranks: list[dict[str, str]], environment: dict[str, str], log: Path) -> None:
+        """Starts them.
+
+        Args:
+            argv: the command of every rank.
+            ranks: what the environment of each rank has beside `environment`; the first one gets the channel.
+            environment: the whole environment of all.
+            log: takes the output of all.
+        """
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.log = log
+        ours, theirs = socket.socketpair()
+        lifeline_read, self._lifeline = os.pipe()
+        ranks = [{**ranks[0], CHANNEL_FD: str(theirs.fileno())}, *ranks[1:]]
+        job = json.dumps({"argv": argv, "ranks": ranks})
+        with log.open("ab") as output:
+            self._guard = subprocess.Popen(
+                [sys.executable, "-I", "-S", guard.__file__, str(lifeline_read), str(theirs.fileno()), job],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=(lifeline_read, theirs.fileno()),
+                start_new_session=True,  # a Ctrl-C reaches the study alone, which then ends the trial itself
+            )
+        os.close(lifeline_read)
+        theirs.close()
+        self._listener = Listener(ours)
+        self._ended = False
+
+    def receive(self, timeout_s: float) -> Event | None:
+        """The next event, or None after `timeout_s` without one. After `Exited` nothing comes."""
+        deadline = time.monotonic() + timeout_s
+        event = self._listener.receive(timeout_s)
+        if event is not None or not self._listener.closed:
+            return event
+        try:
+            code = self._guard.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return None  # rank 0 closed its channel and is still on its way out
+        return Exited(code=128 - code if code < 0 else code)
+
+    def answer(self, stop: StopReason | None = None) -> None:
+        self._listener.answer(stop)
+
+    def end(self, patience_s: float = 20.0) -> None:
+        """Kills whatever is left of the group and waits until it is gone, so that the next trial finds free memory.
+
+        Raises:
+            CarbonoptError: if a process survives SIGKILL for `patience_s` (one stuck in the driver, usually).
+        """
+        if self._ended:
+            return
+        self._ended = True
+        group = self._guard.pid
+        deadline = time.monotonic() + patience_s
+        while _signal_group(group):
+            # The guard must be reaped, or its own group would never be empty.
+            self._guard.poll()
+            if time.monotonic() > deadline:
+                raise CarbonoptError(f"processes of group {group} survive SIGKILL; see {self.log} and `ps -g {group}`.")
+            time.sleep(0.005)
+        self._guard.wait()
+        os.close(self._lifeline)
+        self._listener.close()
+
+    def log_tail(self) -> str:
+        """The last lines of the log, for the user to read beside the error."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(lines[-LOG_TAIL_LINES:])
+
+
+def _signal_group(group: int) -> bool:
+    """Sends SIGKILL to a process group; False when it has no member left."""
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except OSError as error:
+        if error.errno in (errno.ESRCH, errno.EPERM):  # EPERM: only zombies are left, on some systems
+            return False
+        raise
+    return True

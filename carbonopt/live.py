@@ -1,0 +1,162 @@
+"""What the command line shows of a running study: a live line on a terminal, one line a trial elsewhere."""
+
+import time
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from carbonopt.analysis.recommend import Recommendation
+from carbonopt.config import StudyConfig
+from carbonopt.record import StudyData
+from carbonopt.trial import EvalPoint, TrialParams, TrialRecord, TrialSpec, TrialState
+from carbonopt.units import human_duration, human_emissions, human_energy
+
+
+class LiveDisplay:
+    """Follows a study on standard error. Implements `StudyObserver`."""
+
+    def __init__(self, config: StudyConfig) -> None:
+        self._config = config
+        self._console = Console(stderr=True, highlight=False)
+        self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+        if self._console.is_terminal:
+            self._live.start()
+        self._began = time.monotonic()
+        self._spent_kwh = 0.0
+        self._ended = 0
+        self._hours_before = 0.0
+        self._running = ""
+        self._perplexity = ""
+        self._best: TrialRecord | None = None
+
+    def warn(self, text: str) -> None:
+        self._print(f"warning: {text}", "yellow")
+
+    def preparing(self) -> None:
+        self._print("preparing the data, the tokenizer and DeepSpeed's ops …")
+
+    def study_started(self, data: StudyData) -> None:
+        self._spent_kwh = data.spent_kwh()
+        self._hours_before = sum(session.duration_s for session in data.sessions) / 3600
+        done = [record for record in data.records if record.state != TrialState.RUNNING]
+        for record in done:
+            self._consider(record)
+        self._ended = sum(record.stop_reason != "interrupted" for record in done)
+        if self._ended:
+            self._print(f"going on with {self._config.name!r}: {self._ended} trials are done")
+
+    def trial_started(self, spec: TrialSpec) -> None:
+        self._running = f"trial {spec.number}  {short(spec.params)}"
+        self._perplexity = ""
+        self._refresh("starting")
+
+    def progress(self, number: int, step: int, total_steps: int, train_kwh: float) -> None:
+        self._refresh(f"step {step}/{total_steps}{self._perplexity}  {human_energy(train_kwh)}")
+
+    def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None:
+        self._perplexity = f"  perplexity {point.perplexity:.4g}"
+        self._refresh(f"step {point.step}{self._perplexity}  {human_emissions(emissions_kg_co2e)}")
+
+    def trial_ended(self, record: TrialRecord) -> None:
+        self._spent_kwh += record.energy_kwh.total if record.energy_kwh else 0.0
+        self._ended += 1
+        self._consider(record)
+        self._print(_trial_line(record), "green" if record is self._best else None)
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def _consider(self, record: TrialRecord) -> None:
+        """Keeps the best trial that meets the target."""
+        feasible = record.perplexity is not None and record.perplexity <= self._config.target.perplexity
+        if record.state != TrialState.COMPLETE or not feasible or record.emissions_kg_co2e is None:
+            return
+        if self._best is None or record.emissions_kg_co2e < (self._best.emissions_kg_co2e or 0.0):
+            self._best = record
+
+    def _refresh(self, what: str) -> None:
+        lines = [f"{self._running}  {what}", self._best_so_far(), self._left()]
+        self._live.update(Text("\n".join(lines), overflow="ellipsis", no_wrap=True))
+
+    def _best_so_far(self) -> str:
+        if self._best is None or self._best.emissions_kg_co2e is None:
+            return f"best so far: none meets perplexity {self._config.target.perplexity:g}"
+        return f"best so far: trial {self._best.trial}, {human_emissions(self._best.emissions_kg_co2e)}"
+
+    def _left(self) -> str:
+        budget = self._config.budget
+        elapsed_s = time.monotonic() - self._began
+        parts = [f"used: {human_duration(elapsed_s)}, {human_energy(self._spent_kwh)}"]
+        if budget.trials is not None:
+            parts.append(f"trial {self._ended + 1} of {budget.trials}")
+        if budget.hours is not None:
+            left_s = (budget.hours - self._hours_before) * 3600 - elapsed_s
+            parts.append(f"{human_duration(max(0.0, left_s))} left")
+        if budget.energy_kwh is not None:
+            parts.append(f"{human_energy(max(0.0, budget.energy_kwh - self._spent_kwh))} left")
+        return "; ".join(parts)
+
+    def _print(self, text: str, style: str | None = None) -> None:
+        self._console.print(Text(text, style=style or ""), soft_wrap=True)
+
+
+def short(params: TrialParams) -> str:
+    """A configuration in one short line."""
+    words = [
+        f"batch {params.global_batch_size} ({params.micro_batch_size_per_gpu}×{params.gradient_accumulation_steps}"
+        + (f"×{params.world_size} ranks)" if params.world_size > 1 else ")"),
+        f"lr {params.learning_rate:.3g}",
+        f"epochs {params.epochs:g}",
+        f"ZeRO {params.zero_stage}",
+    ]
+    if params.offload != "none":
+        words.append(f"offload {params.offload}")
+    core = set(TrialParams.model_fields) - {"offload", "world_size", "learning_rate", "epochs", "zero_stage"}
+    core -= {"global_batch_size", "micro_batch_size_per_gpu"}
+    words += [f"{name} {value}" for name, value in params.model_dump(include=core, exclude_none=True).items()]
+    return ", ".join(words)
+
+
+def recommendation_text(recommendation: Recommendation) -> str:
+    """The recommendation in a few plain lines."""
+    target = f"{recommendation.target_perplexity:g}"
+    if not recommendation.met or recommendation.params is None:
+        closest = recommendation.closest
+        if closest is None:
+            return f"No trial met perplexity {target}, and none was evaluated."
+        return (
+            f"No trial met perplexity {target}. Closest: trial {closest.trial} with {closest.perplexity:.4g} "
+            f"({closest.state.value}: {short(closest.params)})."
+        )
+    assert recommendation.perplexity is not None and recommendation.emissions_kg_co2e is not None
+    lines = [
+        f"Recommended: trial {recommendation.trial}  {short(recommendation.params)}",
+        f"  perplexity {recommendation.perplexity:.4g} (target {target}), "
+        f"{human_emissions(recommendation.emissions_kg_co2e)} for its training",
+    ]
+    baseline, saving = recommendation.baseline, recommendation.saving_fraction
+    if baseline is not None and saving is not None:
+        lines.append(f"  saves {saving:.1%} against trial {baseline.trial} ({baseline.why})")
+    cost = human_emissions(recommendation.study_emissions_kg_co2e)
+    runs = recommendation.break_even_runs
+    lines.append(f"  the study itself: {cost}" + (f", paid back after {runs} runs" if runs is not None else ""))
+    return "\n".join(lines)
+
+
+def _trial_line(record: TrialRecord) -> str:
+    parts = [f"trial {record.trial:>3}  {record.state.value:<10}"]
+    if record.stop_reason:
+        parts.append(f"({record.stop_reason.value})")
+    if record.perplexity is not None:
+        parts.append(f"perplexity {record.perplexity:.4g}")
+    elif record.evals:
+        parts.append(f"perplexity {record.evals[-1].perplexity:.4g} at step {record.evals[-1].step}")
+    if record.emissions_kg_co2e is not None:
+        parts.append(human_emissions(record.emissions_kg_co2e))
+    if record.duration_s is not None:
+        parts.append(human_duration(record.duration_s.total))
+    parts.append(short(record.params))
+    if record.failure is not None:
+        parts.append(f"— {record.failure.text.splitlines()[0]} (log: {record.failure.log})")
+    return "  ".join(parts)

@@ -1,0 +1,60 @@
+"""The report as Markdown, for a repository or a pull request. User text can't become markup."""
+
+import re
+
+from carbonopt.report.view import Table, View
+
+_MARKUP = re.compile(r"([\\`*_{}\[\]#|~!$@])")
+
+
+def escape(text: str) -> str:
+    """Text on one line that no Markdown dialect reads as markup, HTML included."""
+    one_line = " ".join(text.split())
+    entities = one_line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _MARKUP.sub(r"\\\1", entities)
+
+
+def render(view: View) -> str:
+    parts = [
+        f"# {escape(view.name)}",
+        f"**{escape(view.headline)}**",
+        *map(escape, view.answer),
+        "\n".join(f"- {tile.label}: **{escape(tile.text)}** ({escape(tile.note)})" for tile in view.tiles),
+        "## Pareto front",
+        "![Pareto front](pareto.png)",
+        escape(view.figure_note),
+        _table(view.trade_offs),
+    ]
+    if view.configuration is not None:
+        parts += ["## Configuration", _table(view.configuration)]
+    if view.sentence is not None:
+        parts += ["## For a paper", f"> {escape(view.sentence)}"]
+    parts += ["## Trials", _table(view.trials)]
+    if view.constant_settings:
+        parts.append(f"The same in every trial: {escape(view.constant_settings)}.")
+    parts += ["## Energy of the study", *(_captioned(table) for table in (view.by_phase, view.by_state))]
+    parts += [escape(view.closure), _captioned(view.by_component)]
+    parts += ["## Limits", "\n".join(f"- {escape(limit)}" for limit in view.limits)]
+    parts += ["## Provenance", _table(view.provenance)]
+    parts += ["## Study file", _fenced(view.study_file)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _captioned(table: Table) -> str:
+    return f"{escape(table.caption)}:\n\n{_table(table)}" if table.rows else ""
+
+
+def _table(table: Table) -> str:
+    if not table.rows:
+        return ""
+    head = [escape(column.label) for column in table.columns]
+    rule = ["---:" if column.numeric else "---" for column in table.columns]
+    body = [[f"**{escape(cell.text)}**" if cell.strong else escape(cell.text) for cell in row] for row in table.rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, rule, *body])
+
+
+def _fenced(text: str) -> str:
+    """A code block whose fence is longer than any run of backticks inside."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}yaml\n{text.rstrip()}\n{fence}"

@@ -1,0 +1,94 @@
+"""Where the figures come from: hardware, versions, seeds, data and the carbon profile."""
+
+import json
+
+from carbonopt.config import LocalLaunch, Workload
+from carbonopt.record import Hardware, StudyData
+from carbonopt.report.quantities import count_text
+from carbonopt.report.view import Table, columns, word
+from carbonopt.trial import Prepared
+from carbonopt.units import human_duration
+
+
+def provenance(data: StudyData) -> Table:
+    rows = [
+        *_workload(data.config.workload),
+        *_prepared(data.prepared),
+        *_machine(data),
+        *_search(data),
+        *_carbon(data),
+    ]
+    rows.append(("Energy of", ", ".join(f"{part.upper()} {how}" for part, how in data.provenance.known.items())))
+    rows.append(("Versions", ", ".join(f"{name} {version}" for name, version in data.provenance.versions.items())))
+    return Table(
+        caption="Where the figures come from",
+        columns=columns("What", "Value", numeric_from=2),
+        rows=tuple((word(label), word(text)) for label, text in rows if text),
+    )
+
+
+def _workload(workload: Workload | None) -> list[tuple[str, str]]:
+    if workload is None:
+        return [("Workload", "as in the table of recorded runs")]
+    model, dataset, tokenizer = workload.model, workload.dataset, workload.tokenizer
+    source = dataset.builtin or dataset.name_or_path or ", ".join(dataset.train_files or ())
+    rows = [
+        ("Model", model.name_or_path or f"random weights, {json.dumps(model.from_config)}"),
+        ("Data set", f"{source}, {dataset.config}" if dataset.config else source),
+        ("Sequence length", f"{workload.sequence_length} tokens"),
+    ]
+    if tokenizer is not None:
+        bpe = f"byte-level BPE of {tokenizer.train_bpe} tokens" if tokenizer.train_bpe else None
+        rows.append(("Tokenizer", tokenizer.name_or_path or bpe or f"one token a {tokenizer.kind}"))
+    return rows
+
+
+def _prepared(prepared: Prepared | None) -> list[tuple[str, str]]:
+    if prepared is None:
+        return []
+    return [
+        ("Parameters", f"{prepared.model_parameters:,}"),
+        ("Training data", f"{prepared.train_tokens:,} tokens in {prepared.train_sequences:,} sequences"),
+        ("Evaluation data", f"{prepared.eval_tokens:,} target tokens"),
+    ]
+
+
+def _machine(data: StudyData) -> list[tuple[str, str]]:
+    launch, hardware = data.config.launch, data.provenance.hardware
+    if not isinstance(launch, LocalLaunch):
+        return [("Hardware", "none: a replay of recorded runs"), ("Table", launch.table)]
+    if hardware is None:
+        return [("Hardware", "not recorded")]
+    ranks = count_text(launch.world_size, "rank")
+    return [("Hardware", _hardware(hardware)), ("Ranks", ranks if launch.gpus else f"{ranks} on the CPU")]
+
+
+def _hardware(hardware: Hardware) -> str:
+    parts = [*hardware.gpus, f"{hardware.cpu}, {hardware.cpu_cores} cores", f"{hardware.ram_gib:.3g} GiB of RAM"]
+    return ", ".join(parts) + (f", driver {hardware.driver}" if hardware.driver else "")
+
+
+def _search(data: StudyData) -> list[tuple[str, str]]:
+    search = data.config.search
+    rules = [name for name in ("target", "cap") if getattr(search.pruning, name)]
+    seeds = sorted({record.seed for record in data.records})
+    rows = [
+        ("Search", f"sampler {search.sampler}, seed {search.seed}, pruning by {' and '.join(rules) or 'no rule'}"),
+        ("Seeds of trials", ", ".join(map(str, seeds))),
+    ]
+    if data.sessions:
+        total_s = sum(session.duration_s for session in data.sessions)
+        sessions = count_text(len(data.sessions), "session")
+        rows.append(("Ran", f"from {data.sessions[0].started_at}, {human_duration(total_s)} in {sessions}"))
+    rows.append(("Ended", data.ended or "not yet"))
+    return rows
+
+
+def _carbon(data: StudyData) -> list[tuple[str, str]]:
+    intensity, carbon = data.provenance.intensity, data.config.carbon
+    place = intensity.place or ", ".join(part for part in (carbon.region, carbon.country) if part)
+    source = ", ".join(part for part in (place, intensity.source) if part)
+    return [
+        ("Carbon intensity", f"{intensity.g_co2e_per_kwh:.4g} g CO2e/kWh ({source})"),
+        ("PUE", f"{carbon.pue:.3g} (given in the study file or its default, not measured)"),
+    ]

@@ -1,0 +1,312 @@
+"""A study in its Optuna storage: the one truth. Everything that a report needs is read from here and written here."""
+
+import fcntl
+import json
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import optuna
+from optuna.storages import BaseStorage, RDBStorage
+from optuna.trial import FrozenTrial, Trial
+from optuna.trial import TrialState as OptunaState
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import SQLAlchemyError
+
+from carbonopt.config import StudyConfig
+from carbonopt.errors import BadInput
+from carbonopt.paths import StudyPaths, write_json
+from carbonopt.record import Provenance, SessionLedger, StudyData
+from carbonopt.trial import (
+    Prepared,
+    StopReason,
+    TrialRecord,
+    TrialState,
+)
+
+OBJECTIVES = ("emissions_kg_co2e", "perplexity")
+CONSTRAINT = "log perplexity over target"  # feasible at 0 and below
+WORST_VIOLATION = 10.0  # for a trial that taught nothing about its perplexity; e^10 times the target
+
+_FINISHED = (OptunaState.COMPLETE, OptunaState.PRUNED, OptunaState.FAIL)
+
+
+# ----------------------------------------------------------------------------------------------------- where it lives
+
+
+def storage_url(paths: StudyPaths, given: str | None) -> str:
+    """The storage of a study folder: the one given, else the one it was begun with, else a file in it.
+
+    Raises:
+        BadInput: for an URL that is none.
+    """
+    if given is not None:
+        return given
+    if paths.storage_pointer.exists():
+        return json.loads(paths.storage_pointer.read_text())["url"]
+    return f"sqlite:///{paths.storage.resolve()}"
+
+
+def remember_storage(paths: StudyPaths, given: str | None, study_name: str) -> None:
+    """Notes a storage outside the folder beside the study, without its password."""
+    if given is not None:
+        bare = _parsed(given).set(password=None)
+        write_json(paths.storage_pointer, {"url": bare.render_as_string(), "study": study_name})
+
+
+def connect(url: str) -> BaseStorage:
+    """Opens a storage by its SQLAlchemy URL.
+
+    Raises:
+        BadInput: if it can't be reached; the password is never shown.
+    """
+    parsed = _parsed(url)
+    shown = parsed.render_as_string(hide_password=True)
+    # Without a limit an unreachable server would hold the command for minutes.
+    arguments = {"connect_timeout": 10} if parsed.get_backend_name() in ("postgresql", "mysql") else {"timeout": 60}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            return RDBStorage(url, engine_kwargs={"connect_args": arguments, "pool_pre_ping": True})
+    except ImportError as error:
+        raise BadInput(
+            f"--storage {shown}: its driver is missing ({error}); install it, or use sqlite:///FILE."
+        ) from error
+    except (SQLAlchemyError, RuntimeError, ValueError) as error:
+        reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+        if parsed.password:
+            reason = reason.replace(parsed.password, "***")
+        raise BadInput(f"--storage {shown} can't be opened: {reason}.") from error
+
+
+def _parsed(url: str) -> URL:
+    try:
+        return make_url(url)
+    except (SQLAlchemyError, ValueError) as error:  # the URL itself is not shown: it may hold a password
+        raise BadInput(
+            "--storage is not a storage URL; examples: sqlite:///study.db, postgresql://user@host/db."
+        ) from error
+
+
+@contextmanager
+def study_lock(paths: StudyPaths) -> Iterator[None]:
+    """One command at a time works on a folder.
+
+    Raises:
+        BadInput: if another one does.
+    """
+    paths.root.mkdir(parents=True, exist_ok=True)
+    with paths.lock.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BadInput(f"another carbonopt run is working in {paths.root}; wait for it, or give --out.") from error
+        yield
+
+
+def is_locked(paths: StudyPaths) -> bool:
+    """Whether a run is working in the folder right now."""
+    if not paths.lock.exists():
+        return False
+    with paths.lock.open("r+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+# --------------------------------------------------------------------------------------------------------- the study
+
+
+class StudyStorage:
+    """One study. The `study` attribute is Optuna's, for asking."""
+
+    def __init__(self, study: optuna.Study, storage: BaseStorage) -> None:
+        self.study = study
+        self._storage = storage
+        self._id = storage.get_study_id_from_name(study.study_name)
+
+    @classmethod
+    def load(cls, storage: BaseStorage, name: str) -> "StudyStorage | None":
+        """The study of that name, or None."""
+        if name not in {one.study_name for one in storage.get_all_studies()}:
+            return None
+        return cls(optuna.load_study(study_name=name, storage=storage), storage)
+
+    @classmethod
+    def of_folder(cls, storage: BaseStorage, paths: StudyPaths) -> "StudyStorage":
+        """The study that a folder belongs to.
+
+        Raises:
+            BadInput: if the storage does not hold it, or holds several and the folder does not say which.
+        """
+        names = [one.study_name for one in storage.get_all_studies()]
+        if paths.storage_pointer.exists():
+            names = [name for name in names if name == json.loads(paths.storage_pointer.read_text())["study"]]
+        found = cls.load(storage, names[0]) if len(names) == 1 else None
+        if found is None or "config" not in found.study.user_attrs:
+            raise BadInput(f"the storage of {paths.root} must hold one study of carbonopt's, but holds {len(names)}.")
+        return found
+
+    @classmethod
+    def create(cls, storage: BaseStorage, config: StudyConfig, provenance: Provenance) -> "StudyStorage":
+        study = optuna.create_study(study_name=config.name, storage=storage, directions=["minimize"] * len(OBJECTIVES))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            study.set_metric_names(list(OBJECTIVES))
+        made = cls(study, storage)
+        made.refresh(config, provenance)
+        return made
+
+    def refresh(self, config: StudyConfig, provenance: Provenance) -> None:
+        """Stores the study file as it is now (its budget may have grown) and where and how it runs."""
+        self.study.set_user_attr("config", config.model_dump(mode="json"))
+        self.study.set_user_attr("provenance", provenance.model_dump(mode="json"))
+
+    def check_same(self, config: StudyConfig, where: str) -> None:
+        """Refuses to go on with another study's storage.
+
+        Raises:
+            BadInput: naming the first key that differs.
+        """
+        stored = self.study.user_attrs.get("config")
+        if stored is None:
+            raise BadInput(
+                f"{where} holds an Optuna study named {config.name!r} that carbonopt did not make; rename yours."
+            )
+        difference = _first_difference(StudyConfig.model_validate(stored).identity(), config.identity())
+        if difference:
+            raise BadInput(
+                f"{where} holds another study: {difference}. Give another --out (or another name), or restore the "
+                "study file; only budget and track may change."
+            )
+
+    def set_prepared(self, prepared: Prepared) -> None:
+        self.study.set_user_attr("prepared", prepared.model_dump(mode="json"))
+
+    def set_ended(self, why: str | None) -> None:
+        self.study.set_user_attr("ended", why)
+
+    def set_session(self, index: int, ledger: SessionLedger) -> None:
+        self.study.set_user_attr(f"session {index}", ledger.model_dump(mode="json"))
+
+    def sessions(self) -> tuple[SessionLedger, ...]:
+        attributes = self.study.user_attrs
+        keys = sorted((key for key in attributes if key.startswith("session ")), key=lambda key: int(key.split()[1]))
+        return tuple(SessionLedger(**attributes[key]) for key in keys)
+
+    def read(self, *, live: bool) -> StudyData:
+        """The whole study. `live`: whether a command works on it, so that a trial may be running."""
+        attributes = self.study.user_attrs
+        prepared = attributes.get("prepared")
+        trials = self.study.get_trials(deepcopy=False)
+        records = [_record(trial, live) for trial in trials]
+        return StudyData(
+            config=StudyConfig.model_validate(attributes["config"]),
+            records=tuple(record for record in records if record is not None),
+            sessions=self.sessions(),
+            provenance=Provenance.model_validate(attributes["provenance"]),
+            prepared=None if prepared is None else Prepared(**prepared),
+            ended=attributes.get("ended"),
+        )
+
+    # ------------------------------------------------------------------------------------------------------- trials
+
+    def finished_count(self) -> int:
+        return sum(trial.state in _FINISHED for trial in self.study.get_trials(deepcopy=False))
+
+    def next_number(self) -> int:
+        """The number that the next proposal will have."""
+        trials = self.study.get_trials(deepcopy=False)
+        waiting = [trial.number for trial in trials if trial.state == OptunaState.WAITING]
+        return min(waiting, default=len(trials))
+
+    def interrupted(self, number: int) -> TrialRecord | None:
+        """What is known of the earlier attempts of a trial that is to run again; None for a first attempt."""
+        attribute = self.study.get_trials(deepcopy=False)[number].user_attrs.get("record")
+        return None if attribute is None else TrialRecord.from_json(attribute)
+
+    def tick(self, trial: Trial, record: TrialRecord) -> None:
+        """Stores what a running trial has used so far, for the case that this process dies."""
+        trial.set_user_attr("record", record.as_json())
+
+    def tell(self, trial: Trial, record: TrialRecord, target_perplexity: float) -> None:
+        """Ends a trial. Only a complete one has values; the rest teach the sampler by the constraint.
+
+        Optuna's FAIL is not used: its samplers ignore failed trials and propose them again (optuna #332, #2864). The
+        state that counts is the record's.
+        """
+        trial.set_user_attr("record", record.as_json())
+        trial.set_user_attr("state", record.state.value)
+        trial.set_user_attr("configuration", ", ".join(f"{k}={v}" for k, v in record.params.as_record().items()))
+        if record.stop_reason:
+            trial.set_user_attr("stop reason", record.stop_reason.value)
+        trial.set_constraint(CONSTRAINT, violation(record, target_perplexity))
+        if record.state == TrialState.COMPLETE:
+            assert record.emissions_kg_co2e is not None and record.perplexity is not None
+            self.study.tell(trial, [record.emissions_kg_co2e, record.perplexity])
+        else:
+            self.study.tell(trial, state=OptunaState.PRUNED)
+
+    def requeue(self, trial: Trial, record: TrialRecord) -> None:
+        """Puts an interrupted trial back: the next run repeats it under its number."""
+        trial.set_user_attr("record", record.as_json())
+        self._requeue(trial.number)
+
+    def recover(self) -> list[TrialRecord]:
+        """Puts back the trials that a killed command left running, with what they had used as far as it was stored."""
+        recovered = []
+        for trial in self.study.get_trials(deepcopy=False, states=(OptunaState.RUNNING,)):
+            record = _record(trial, live=False)
+            if record is not None:
+                self._storage.set_trial_user_attr(self._trial_id(trial.number), "record", record.as_json())
+                recovered.append(record)
+            self._requeue(trial.number)
+        return recovered
+
+    def _requeue(self, number: int) -> None:
+        self._storage.set_trial_state_values(self._trial_id(number), OptunaState.WAITING)
+
+    def _trial_id(self, number: int) -> int:
+        return self._storage.get_trial_id_from_study_id_trial_number(self._id, number)
+
+
+def violation(record: TrialRecord, target_perplexity: float) -> float:
+    """How far a trial's last known perplexity lies above the target, as a logarithm; at most WORST_VIOLATION."""
+    if record.state not in (TrialState.COMPLETE, TrialState.PRUNED):
+        return WORST_VIOLATION
+    last = record.perplexity if record.evals == () else record.evals[-1].perplexity
+    if last is None:
+        return 0.0  # stopped by the cap before its first evaluation: nothing speaks against its perplexity
+    if not math.isfinite(last):
+        return WORST_VIOLATION
+    value = math.log(last / target_perplexity)
+    if record.stop_reason == StopReason.TARGET:
+        value = max(value, 1e-6)
+    return min(value, WORST_VIOLATION)
+
+
+def _record(trial: FrozenTrial, live: bool) -> TrialRecord | None:
+    """The record of a trial; None for one that was put in the queue and never begun."""
+    attribute = trial.user_attrs.get("record")
+    if attribute is None:
+        return None
+    record = TrialRecord.from_json(attribute)
+    if record.state == TrialState.RUNNING and not live:
+        return record.model_copy(update={"state": TrialState.FAILED, "stop_reason": StopReason.INTERRUPTED})
+    return record
+
+
+def _first_difference(stored: Any, given: Any, path: str = "") -> str | None:
+    if isinstance(stored, dict) and isinstance(given, dict):
+        for key in sorted(stored.keys() | given.keys()):
+            found = _first_difference(stored.get(key), given.get(key), f"{path}.{key}" if path else key)
+            if found:
+                return found
+        return None
+    return (
+        None if stored == given else f"{path} is {given!r} in the study file, but {stored!r} in the study that is there"
+    )

@@ -1,0 +1,351 @@
+"""A study: ask → launch → watch → tell, until the budget is used up; resumable after any interruption."""
+
+import datetime
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Protocol
+
+import optuna
+
+import carbonopt
+from carbonopt.config import LocalLaunch, ReplayLaunch, StudyConfig
+from carbonopt.energy.hardware import describe_hardware
+from carbonopt.energy.intensity import reference_intensity
+from carbonopt.energy.meter import CodeCarbonMeter, Meter, ReplayMeter
+from carbonopt.errors import BadInput, StudyInterrupted
+from carbonopt.launch.local import LocalLauncher, prepare
+from carbonopt.launch.replay import ReplayLauncher
+from carbonopt.paths import StudyPaths
+from carbonopt.record import Hardware, Intensity, Provenance, SessionLedger, StudyData
+from carbonopt.search.sampler import distributions, exhausted, make_sampler
+from carbonopt.space import SearchSpace
+from carbonopt.storage import StudyStorage, connect, remember_storage, storage_url
+from carbonopt.trial import TRIAL_PHASES, Phase, StopReason, TrialParams, TrialRecord, TrialSpec, TrialState
+from carbonopt.units import emissions_kg_co2e
+from carbonopt.watch import Rules, TrialObserver, TrialProcesses, TrialWatch
+
+
+class Launcher(Protocol):
+    """Starts trials: on this machine, or from a table."""
+
+    def seed(self, seed: int, params: TrialParams) -> int: ...
+    def start(self, spec: TrialSpec, log: Path) -> TrialProcesses: ...
+
+
+class StudyObserver(TrialObserver, Protocol):
+    """Who follows a study: the live display and the trackers."""
+
+    def preparing(self) -> None: ...
+    def study_started(self, data: StudyData) -> None: ...
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A study file of which everything that can be known without starting anything is known to be right."""
+
+    config: StudyConfig
+    space: SearchSpace
+    intensity: Intensity
+    start: dict | None
+
+
+def check(config: StudyConfig) -> Checked:
+    """All checks that start nothing and write nothing.
+
+    Raises:
+        BadInput
+    """
+    on_gpu = isinstance(config.launch, LocalLaunch) and bool(config.launch.gpus)
+    space = SearchSpace(config.search.space, config.launch.world_size, on_gpu)
+    start = None if config.search.start is None else space.start_values(config.search.start)
+    if config.search.sampler == "grid" and space.combinations() is None:
+        raise BadInput("search.sampler: a grid needs choices (or a step) in every dimension of search.space.")
+    if isinstance(config.launch, ReplayLaunch):
+        launcher = ReplayLauncher(Path(config.launch.table), config.search.space, ReplayMeter().advance)
+        launcher.check_covers(space.combinations(), space.params)
+    else:
+        _check_files(config)
+    return Checked(config, space, reference_intensity(config.carbon), start)
+
+
+def _check_files(config: StudyConfig) -> None:
+    """The files that the study names are there; what is in them, the preparation looks at."""
+    assert config.workload is not None
+    dataset = config.workload.dataset
+    for key in ("train_files", "eval_files"):
+        for file in getattr(dataset, key) or ():
+            if not Path(file).is_file():
+                raise BadInput(f"workload.dataset.{key}: no file {file}; give an existing one.")
+    for key, part in (("model", config.workload.model), ("tokenizer", config.workload.tokenizer)):
+        name = part.name_or_path if part is not None else None
+        if name is not None and Path(name).is_absolute() and not Path(name).is_dir():
+            raise BadInput(f"workload.{key}.name_or_path: no folder {name}; give a local folder or a hub name.")
+
+
+def run_study(
+    checked: Checked,
+    study_file: str,
+    paths: StudyPaths,
+    url: str | None,
+    observers: list[StudyObserver],
+    interrupted: Callable[[], bool],
+) -> StudyData:
+    """Runs a study to the end of its budget, or goes on with it. The caller holds the folder's lock.
+
+    Args:
+        study_file: the study file's text, kept for the report.
+        url: of the storage; None: the one that the folder already has, else a file in it.
+        interrupted: asked a few times a second; True ends the study, resumable.
+
+    Raises:
+        BadInput: before anything was started.
+        StudyInterrupted: after `interrupted` said so; the running trial has been put back.
+        MeasurementError: if no energy can be measured.
+    """
+    config = checked.config
+    storage = connect(storage_url(paths, url))
+    found = StudyStorage.load(storage, config.name)
+    if found is not None:
+        found.check_same(config, str(paths.root) if url is None else "the storage")
+    launcher, meter, hardware = _open(config)
+    try:
+        session = _Session(meter, _now())
+        prepared = None
+        if isinstance(config.launch, LocalLaunch):
+            for observer in observers:
+                observer.preparing()
+            prepared = prepare(config, paths.prepared.resolve(), _fingerprint(config), paths.prepare_log, interrupted)
+            meter.enter(Phase.GAP)
+        provenance = Provenance(
+            hardware=hardware,
+            versions={**_own_versions(), **(prepared.versions if prepared else {})},
+            intensity=checked.intensity,
+            known=meter.known,
+            study_file=study_file,
+        )
+        remember_storage(paths, url, config.name)
+        if found is None:
+            found = StudyStorage.create(storage, config, provenance)
+        else:
+            found.refresh(config, provenance)
+        if prepared is not None:
+            found.set_prepared(prepared)
+        loop = _Loop(checked, found, launcher, meter, paths, session, observers, interrupted)
+        loop.run()
+        return found.read(live=True)
+    finally:
+        meter.close()
+
+
+class _Session:
+    """What this call of the command spends beside its trials."""
+
+    def __init__(self, meter: Meter, started_at: str) -> None:
+        self._meter = meter
+        self._began = time.monotonic()
+        self._index: int | None = None
+        self._ledger = SessionLedger(started_at=started_at)
+        self.hours_before = 0.0  # of earlier calls, for the budget
+
+    @property
+    def duration_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def store(self, storage: StudyStorage) -> None:
+        """Notes the ledger as it stands. Called while the meter is in GAP or in a trial's phases."""
+        if self._index is None:
+            earlier = storage.sessions()
+            self._index = len(earlier)
+            self.hours_before = sum(session.duration_s for session in earlier) / 3600
+        self._ledger = self._ledger.model_copy(
+            update={
+                "duration_s": self.duration_s,
+                "prepare_kwh": self._meter.running_kwh(Phase.PREPARE),
+                "gap_kwh": self._meter.running_kwh(Phase.GAP),
+                "outer_kwh": self._meter.outer_kwh(),
+            }
+        )
+        storage.set_session(self._index, self._ledger)
+
+
+@dataclass
+class _Loop:
+    checked: Checked
+    storage: StudyStorage
+    launcher: Launcher
+    meter: Meter
+    paths: StudyPaths
+    session: _Session
+    observers: list[StudyObserver]
+    interrupted: Callable[[], bool]
+
+    def run(self) -> None:
+        config, storage = self.checked.config, self.storage
+        storage.recover()
+        storage.set_ended(None)
+        self.session.store(storage)
+        data = storage.read(live=True)
+        for observer in self.observers:
+            observer.study_started(data)
+        if self.checked.start is not None and not data.records:
+            storage.study.enqueue_trial(self.checked.start)
+        while True:
+            ended = self._why_ended()
+            if ended:
+                storage.set_ended(ended)
+                self.session.store(storage)
+                return
+            if self.interrupted():
+                raise self._interruption()
+            number = storage.next_number()
+            storage.study.sampler = make_sampler(config.search.sampler, self.checked.space, config.search.seed, number)
+            self._run_trial(storage.study.ask(distributions(self.checked.space)))
+
+    def _run_trial(self, trial: optuna.Trial) -> None:
+        config, storage = self.checked.config, self.storage
+        params = self.checked.space.params(trial.params)
+        earlier = storage.interrupted(trial.number)
+        spec = TrialSpec(
+            number=trial.number,
+            attempt=1 if earlier is None else earlier.attempt + 1,
+            seed=self.launcher.seed(config.search.seed, params),
+            params=params,
+            workload={} if config.workload is None else config.workload.model_dump(mode="json"),
+            prepared_dir=str(self.paths.prepared.resolve()),
+            trial_dir=str(self.paths.trial(trial.number).resolve()),
+        )
+        for observer in self.observers:
+            observer.trial_started(spec)
+        self.meter.enter(Phase.SETUP)
+        watch = TrialWatch(
+            spec=spec,
+            processes=self.launcher.start(spec, self.paths.trial_log(spec.number, spec.attempt).resolve()),
+            meter=self.meter,
+            rules=self._rules(is_start=trial.number == 0 and self.checked.start is not None),
+            observers=list(self.observers),
+            store=lambda record: self._store(trial, record),
+            earlier_attempts_energy_kwh=_all_attempts_kwh(earlier),
+        )
+        record = watch.run()
+        if record.stop_reason == StopReason.INTERRUPTED:
+            storage.requeue(trial, record)
+        else:
+            storage.tell(trial, record, config.target.perplexity)
+        self.session.store(storage)
+        for observer in self.observers:
+            observer.trial_ended(record)
+        if record.stop_reason == StopReason.INTERRUPTED:
+            raise self._interruption()
+
+    def _store(self, trial: optuna.Trial, record: TrialRecord) -> None:
+        self.storage.tick(trial, record)
+        self.session.store(self.storage)
+
+    def _rules(self, *, is_start: bool) -> Rules:
+        config = self.checked.config
+        pruning = config.search.pruning
+        data = self.storage.read(live=True)
+        best = min(
+            (
+                record.emissions_kg_co2e
+                for record in data.records
+                if record.state == TrialState.COMPLETE
+                and record.perplexity is not None
+                and record.emissions_kg_co2e is not None
+                and record.perplexity <= config.target.perplexity
+            ),
+            default=None,
+        )
+        timeout_s = config.launch.timeout_s if isinstance(config.launch, LocalLaunch) else float("inf")
+        spent_kwh = data.spent_kwh()
+
+        def budget_spent() -> bool:
+            running = sum(self.meter.running_kwh(phase) for phase in TRIAL_PHASES)
+            return self._spent(spent_kwh + running) is not None
+
+        return Rules(
+            target_perplexity=config.target.perplexity,
+            # The start is the baseline: it must reach its end to be compared with.
+            prune_target=pruning.target and not is_start,
+            cap_kg_co2e=best if pruning.cap and not is_start else None,
+            emissions_kg_co2e=self._emissions,
+            budget_spent=budget_spent,
+            interrupted=self.interrupted,
+            timeout_s=timeout_s,
+        )
+
+    def _why_ended(self) -> str | None:
+        """Why the study is over, in words; None while it goes on."""
+        trials = self.checked.config.budget.trials
+        if trials is not None and self.storage.finished_count() >= trials:
+            return f"all {trials} trials of the budget have been run"
+        if exhausted(self.storage.study, self.checked.space):
+            return "every configuration of the search space has been run"
+        return self._spent(self.storage.read(live=True).spent_kwh())
+
+    def _spent(self, energy_kwh: float) -> str | None:
+        """Which of the budget's limits, but for the number of trials, is used up."""
+        budget = self.checked.config.budget
+        hours = self.session.hours_before + self.session.duration_s / 3600
+        if budget.hours is not None and hours >= budget.hours:
+            return f"the budget of {budget.hours:g} hours is used up"
+        if budget.energy_kwh is not None and energy_kwh >= budget.energy_kwh:
+            return f"the budget of {budget.energy_kwh:g} kWh is used up"
+        if budget.emissions_kg_co2e is not None and self._emissions(energy_kwh) >= budget.emissions_kg_co2e:
+            return f"the budget of {budget.emissions_kg_co2e:g} kg CO2e is used up"
+        return None
+
+    def _interruption(self) -> StudyInterrupted:
+        self.session.store(self.storage)
+        return StudyInterrupted("interrupted; the same command goes on with the study.")
+
+    def _emissions(self, energy_kwh: float) -> float:
+        return emissions_kg_co2e(energy_kwh, self.checked.intensity.g_co2e_per_kwh, self.checked.config.carbon.pue)
+
+
+def _open(config: StudyConfig) -> tuple[Launcher, Meter, Hardware | None]:
+    """Launcher, meter and hardware; they belong together, because a replay's energy comes from its table."""
+    launch = config.launch
+    if isinstance(launch, ReplayLaunch):
+        replay_meter = ReplayMeter()
+        return ReplayLauncher(Path(launch.table), config.search.space, replay_meter.advance), replay_meter, None
+    hardware = describe_hardware(launch.gpus)
+    meter = CodeCarbonMeter(launch.gpus)
+    meter.enter(Phase.PREPARE)
+    return LocalLauncher(launch), meter, hardware
+
+
+def _fingerprint(config: StudyConfig) -> str:
+    """Of all that the prepared data depends on: the workload, and its files as they are now."""
+    assert config.workload is not None
+    dataset = config.workload.dataset
+    files = [Path(file) for file in (*(dataset.train_files or ()), *(dataset.eval_files or ()))]
+    stats = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    seen = json.dumps([carbonopt.__version__, config.workload.model_dump(mode="json"), stats], sort_keys=True)
+    return hashlib.sha256(seen.encode()).hexdigest()
+
+
+def _own_versions() -> dict[str, str]:
+    """Of what decides proposals and figures in this process; the trials' packages come from the preparation."""
+    return {
+        "carbonopt": carbonopt.__version__,
+        "python": platform.python_version(),
+        "optuna": version("optuna"),
+        "codecarbon": version("codecarbon"),
+    }
+
+
+def _all_attempts_kwh(earlier: TrialRecord | None) -> float:
+    if earlier is None:
+        return 0.0
+    return earlier.earlier_attempts_energy_kwh + (earlier.energy_kwh.total if earlier.energy_kwh else 0.0)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -1,0 +1,52 @@
+"""Token-weighted evaluation: sums over all target tokens of all ranks, divided nowhere here."""
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from carbonopt.train import ranks
+from carbonopt.train.packing import IGNORED, Tokens, sequence_count, sequences
+
+
+def evaluation_steps(total_steps: int, evaluations: int) -> list[int]:
+    """The steps after which a trial is evaluated: at even fractions, distinct, the last at its end."""
+    return sorted({max(1, round(k * total_steps / evaluations)) for k in range(1, evaluations + 1)})
+
+
+def batches_of_rank(count: int, batch_size: int, rank: int, world_size: int) -> np.ndarray:
+    """The sequences that a rank evaluates, int64 [batches, batch_size]: rank, rank + world size, …; −1 is none.
+
+    Every rank has as many batches as the others, full of −1 where it has fewer sequences: under ZeRO-3 a rank that
+    stopped early would leave the others waiting for its part of the weights.
+    """
+    per_rank = -(-count // world_size)
+    batches = -(-per_rank // batch_size)
+    indices = np.full(batches * batch_size, -1, np.int64)
+    own = np.arange(rank, count, world_size)
+    indices[: len(own)] = own
+    return indices.reshape(batches, batch_size)
+
+
+@torch.no_grad()
+def evaluate(model: Any, tokens: Tokens, sequence_length: int, batch_size: int) -> tuple[float, int]:
+    """The total negative log-likelihood in nats and the number of target tokens, over all ranks.
+
+    Every target token counts once, in float64; `model` is the DeepSpeed engine and is left in training mode.
+    """
+    count = sequence_count(len(tokens), sequence_length, keep_tail=True)
+    device = ranks.device()
+    nll_sum = torch.zeros((), dtype=torch.float64, device=device)
+    target_count = 0
+    model.eval()
+    for indices in batches_of_rank(count, batch_size, ranks.rank(), ranks.world_size()):
+        inputs, targets = sequences(tokens, indices, sequence_length)
+        target_count += int((targets != IGNORED).sum())
+        logits = model(input_ids=inputs.to(device)).logits
+        nll = F.cross_entropy(logits.float().flatten(0, 1), targets.to(device).flatten(), reduction="none",
+                              ignore_index=IGNORED)  # fmt: skip
+        nll_sum += nll.double().sum()
+    model.train()
+    total_nll, total_targets = ranks.summed([float(nll_sum), float(target_count)])
+    return total_nll, round(total_targets)

@@ -1,0 +1,122 @@
+"""One trial's training: Hugging Face's Trainer on DeepSpeed, the study's data order, loss and evaluations."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from carbonopt.channel import Speaker
+from carbonopt.trial import EvalPoint, Phase
+from carbonopt.train import ranks
+from carbonopt.train.evaluation import evaluate
+from carbonopt.train.failures import Diverged
+from carbonopt.train.packing import IGNORED, Tokens
+
+_LOSS_CHECK_STEPS = 50  # reading the loss waits for the GPU; between two evaluations this often is enough
+
+
+class TokenLoss:
+    """Cross entropy summed over a micro batch's targets and divided by the target tokens of a whole global batch.
+
+    DeepSpeed averages gradients over ranks, so each rank's sum counts world-size-fold. Divided by a constant that
+    neither micro batch nor accumulation enters, gradients need no averaging later (transformers #45305 is about
+    averaging twice or not at all). All of a training sequence's targets count: packing drops the ragged tail.
+    """
+
+    def __init__(self, global_batch_tokens: int, world_size: int) -> None:
+        self._scale = world_size / global_batch_tokens
+        self.last: torch.Tensor | None = None  # of this rank's last micro batch, still on its device
+
+    def __call__(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+        logits = outputs["logits"].float().flatten(0, 1)
+        loss = F.cross_entropy(logits, labels.flatten(), reduction="sum", ignore_index=IGNORED) * self._scale
+        self.last = loss.detach()
+        return loss
+
+
+class TrialTrainer(Trainer):
+    """The Trainer with the trial's own order of data, which already is this rank's part, batch by batch."""
+
+    def get_train_dataloader(self) -> DataLoader:
+        return DataLoader(
+            self.train_dataset,  # type: ignore[arg-type]
+            batch_size=None,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """When a trial is evaluated and on what."""
+
+    total_steps: int
+    evaluation_steps: tuple[int, ...]
+    eval_tokens: Tokens
+    eval_batch_size: int
+    sequence_length: int
+    tokens_per_step: int  # over all ranks
+
+
+class Evaluations(TrainerCallback):
+    """Evaluates at the planned steps, tells the study, and stops on all ranks when the study says so."""
+
+    def __init__(self, plan: Plan, loss: TokenLoss, speaker: Speaker | None) -> None:
+        self._plan = plan
+        self._loss = loss
+        self._speaker = speaker  # rank 0's
+        self.trainer: Trainer | None = None  # set once it exists; its engine exists when training begins
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:  # model, engine and optimizer are ready here, and no step was made yet
+        self._enter(Phase.TRAIN)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        step = state.global_step
+        if self._speaker is not None:
+            self._speaker.progress(step, self._plan.total_steps)
+        if step in self._plan.evaluation_steps:
+            self._check_loss(step)
+            control.should_training_stop |= self._evaluate(step)
+        elif step % _LOSS_CHECK_STEPS == 0:
+            self._check_loss(step)
+        return control
+
+    def _enter(self, phase: Phase) -> None:
+        """Changes the phase: every rank's device is idle when the study is told and until it says go on."""
+        ranks.together()
+        if self._speaker is not None:
+            self._speaker.phase(phase)
+        ranks.together()
+
+    def _check_loss(self, step: int) -> None:
+        last = math.nan if self._loss.last is None else float(self._loss.last)
+        if ranks.largest(float(not math.isfinite(last))):
+            raise Diverged(f"the training loss was not finite at step {step} of {self._plan.total_steps}.")
+
+    def _evaluate(self, step: int) -> bool:
+        """Returns whether to stop."""
+        plan = self._plan
+        self._enter(Phase.EVAL)
+        engine = self.trainer.model_wrapped  # type: ignore[union-attr]
+        nll_sum, eval_tokens = evaluate(engine, plan.eval_tokens, plan.sequence_length, plan.eval_batch_size)
+        ranks.together()
+        finite = math.isfinite(nll_sum)
+        stop = False
+        if self._speaker is not None:
+            tokens = step * plan.tokens_per_step
+            point = EvalPoint(step=step, tokens=tokens, nll_sum=nll_sum if finite else None, eval_tokens=eval_tokens)
+            stop = self._speaker.evaluated(point, plan.total_steps) is not None
+        stop = bool(ranks.from_rank_0(int(stop)))
+        if not finite:
+            raise Diverged(f"the evaluation loss was not finite at step {step} of {plan.total_steps}.")
+        if not stop and step < plan.total_steps:
+            self._enter(Phase.TRAIN)
+        return stop

@@ -1,0 +1,155 @@
+"""The workload's model: its configuration, checked, and the model that a trial trains."""
+
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from carbonopt.config import Model, Workload
+from carbonopt.errors import BadInput
+from carbonopt.trial import TrialParams
+from carbonopt.train.nearest import hint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+_LORA_ALPHA_PER_RANK = 2  # lora_alpha = 2r keeps the adapters' scale as the rank changes; the usual choice
+_SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def model_config(model: Model, tokenizer: "PreTrainedTokenizerBase", vocab_size: int) -> "PreTrainedConfig":
+    """The model's configuration. One that is written in the study file gets the tokenizer's vocabulary and special
+    tokens where it names none: the library's defaults belong to another tokenizer.
+
+    Raises:
+        BadInput: if there is no such model, model type or field, or the model can't generate text.
+    """
+    if model.from_config is None:
+        return _pretrained_config(model)
+    fields = dict(model.from_config)
+    model_type = fields.pop("model_type")
+    config_class = _config_class(model_type)
+    _check_fields(fields, config_class, model_type)
+    fields.setdefault("vocab_size", vocab_size)
+    for name in _SPECIAL_TOKENS:
+        fields.setdefault(name, getattr(tokenizer, name, None))
+    try:
+        return config_class(**fields)
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"workload.model.from_config is not a {model_type}: {' '.join(str(error).split())}.") from error
+
+
+def _pretrained_config(model: Model) -> "PreTrainedConfig":
+    from transformers import AutoConfig
+
+    name = str(model.name_or_path)
+    if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
+        raise BadInput(f"workload.model.name_or_path must be a model's folder, but {name} has no config.json.")
+    try:
+        return AutoConfig.from_pretrained(name, revision=model.revision, trust_remote_code=model.trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise BadInput(
+            f"can't load the model {name!r} ({' '.join(str(error).split()):.300}); "
+            "give a local folder that holds one, or a hub name while online."
+        ) from error
+
+
+def _config_class(model_type: str) -> "type[PreTrainedConfig]":
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise BadInput(
+            "workload.model.from_config.model_type must be a causal language model that transformers knows, "
+            f"but got {model_type!r}; {hint(str(model_type), MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)}"
+        )
+    return CONFIG_MAPPING[model_type]
+
+
+def _check_fields(fields: dict[str, Any], config_class: "type[PreTrainedConfig]", model_type: str) -> None:
+    """transformers takes any field without a word; a misspelt one would train a model of the default size."""
+    known = {name for name in inspect.signature(config_class.__init__).parameters if name not in ("self", "kwargs")}
+    known |= config_class.attribute_map.keys()
+    if "rope_parameters" in known:
+        known |= {"rope_theta", "rope_scaling"}  # how it was written before transformers 5, and is still read
+    for name in fields:
+        if name not in known:
+            raise BadInput(f"workload.model.from_config has the unknown field {name} for {model_type}; "
+                           f"{hint(name, known)}")  # fmt: skip
+
+
+def check_model(config: "PreTrainedConfig", workload: Workload, vocab_size: int) -> None:
+    """Raises BadInput if the model can't read the tokenizer's ids or sequences of the workload's length."""
+    text_config = config.get_text_config()
+    if vocab_size > text_config.vocab_size:
+        raise BadInput(
+            "the model's vocab_size must be at least the tokenizer's vocabulary, "
+            f"but got {text_config.vocab_size} and {vocab_size}; use the model's own tokenizer or leave vocab_size out."
+        )
+    positions = getattr(text_config, "max_position_embeddings", None)
+    if isinstance(positions, int) and 0 < positions < workload.sequence_length:
+        raise BadInput(
+            "workload.sequence_length must be at most the model's number of positions, "
+            f"but got {workload.sequence_length} and {positions}."
+        )
+
+
+def parameter_count(config: "PreTrainedConfig", trust_remote_code: bool) -> int:
+    """The model's parameters, tied ones counted once. Takes no memory: the model is made without its numbers."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    except (ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError, AssertionError) as error:
+        raise BadInput(
+            f"transformers can't make a causal language model of this {config.model_type} configuration: "
+            f"{' '.join(str(error).split()):.300}."
+        ) from error
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def random_model(config: "PreTrainedConfig", params: TrialParams, trust_remote_code: bool) -> "PreTrainedModel":
+    """A model with random weights, whole on every rank; draws from torch's global generator.
+
+    It must be made before TrainingArguments: once those announce ZeRO-3 to transformers, the weights are drawn
+    piecewise and in another order, and the same seed would mean another model for each ZeRO stage.
+    """
+    from transformers import AutoModelForCausalLM
+
+    options = _attention(params)
+    return AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, trust_remote_code=trust_remote_code, **options
+    )  # fmt: skip
+
+
+def pretrained_model(model: Model, params: TrialParams) -> "PreTrainedModel":
+    """The model with its trained weights, in float32: DeepSpeed makes the half-precision copy and keeps these as the
+    master weights. It must be made after TrainingArguments, so that ZeRO-3 can partition while it loads."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        model.name_or_path,
+        revision=model.revision,
+        trust_remote_code=model.trust_remote_code,
+        dtype=torch.float32,
+        **_attention(params),
+    )
+
+
+def _attention(params: TrialParams) -> dict[str, str]:
+    name = params.attention_implementation
+    return {} if name is None else {"attn_implementation": name}
+
+
+def with_lora(model: "PreTrainedModel", rank: int, gradient_checkpointing: bool) -> Any:
+    """The model with low-rank adapters on all its linear layers; nothing else is trained any more."""
+    import peft
+
+    if gradient_checkpointing:
+        model.enable_input_require_grads()  # or no gradient reaches the adapters through a frozen embedding
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=rank, lora_alpha=_LORA_ALPHA_PER_RANK * rank, target_modules="all-linear"
+    )
+    return peft.get_peft_model(model, config)

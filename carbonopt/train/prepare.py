@@ -1,0 +1,129 @@
+"""Everything that trials share, done once before the first: text to token arrays, the checks, DeepSpeed's ops.
+
+    python -m carbonopt.train.prepare SPEC.json
+
+SPEC.json: {"workload": config.Workload, "space": config.Space, "prepared_dir": a path, "fingerprint": of the workload}.
+"""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from carbonopt.channel import Speaker
+from carbonopt.config import Choices, Fixed, Space, Workload
+from carbonopt.errors import BadInput
+from carbonopt.paths import write_json
+from carbonopt.trial import Frozen, Prepared
+from carbonopt.train.failures import reported
+from carbonopt.train.folder import PreparedFolder
+
+
+class PrepareSpec(Frozen):
+    workload: Workload
+    space: Space
+    prepared_dir: str
+    fingerprint: str
+
+
+def prepare(spec: PrepareSpec) -> Prepared:
+    """Makes the prepared folder, or takes it as it is when it was made for the same workload.
+
+    Raises:
+        BadInput: for whatever in the workload would make every trial fail.
+    """
+    folder = PreparedFolder(Path(spec.prepared_dir))
+    if folder.summary.is_file() and (found := folder.read_summary()).fingerprint == spec.fingerprint:
+        return found
+    if folder.root.exists() and not folder.summary.is_file() and any(folder.root.iterdir()):
+        raise BadInput(f"{folder.root} must be empty or a prepared data set, but holds other files; move them away.")
+    aside = PreparedFolder(folder.root.with_name(f".{folder.root.name}.{os.getpid()}.part"))
+    try:
+        aside.root.mkdir(parents=True)
+        prepared = _make(spec, aside)
+        write_json(aside.summary, prepared.model_dump())
+        _replace(folder.root, aside.root)
+    finally:
+        shutil.rmtree(aside.root, ignore_errors=True)
+    return prepared
+
+
+def _make(spec: PrepareSpec, folder: PreparedFolder) -> Prepared:
+    from carbonopt.train.arguments import check_training_arguments
+    from carbonopt.train.deepspeed_keys import check_deepspeed_keys
+    from carbonopt.train.model import check_model, model_config, parameter_count
+    from carbonopt.train.ops import load_ops
+    from carbonopt.train.packing import sequence_count
+    from carbonopt.train.text import read_text
+    from carbonopt.train.tokens import make_encoder
+    from carbonopt.train.versions import package_versions
+
+    workload = spec.workload
+    check_deepspeed_keys(workload.deepspeed)
+    check_training_arguments(workload.training_arguments, spec.space)
+    text = read_text(workload.dataset)
+    encoder = make_encoder(workload, *text)
+    config = model_config(workload.model, encoder.tokenizer, encoder.vocab_size)
+    check_model(config, workload, encoder.vocab_size)
+    parameters = parameter_count(config, workload.model.trust_remote_code)
+
+    train, evaluation = encoder.encode(text.train), encoder.encode(text.evaluation)
+    length = workload.sequence_length
+    train_sequences = sequence_count(len(train), length, keep_tail=False)
+    if train_sequences == 0:
+        raise BadInput(
+            f"the training text must have at least one sequence of {length} tokens and one token more, "
+            f"but has {len(train)} tokens; give more text or a smaller workload.sequence_length."
+        )
+    if len(evaluation) < 2:
+        raise BadInput(f"the evaluation text must have at least 2 tokens, but has {len(evaluation)}.")
+    np.save(folder.train, train, allow_pickle=False)
+    np.save(folder.evaluation, evaluation, allow_pickle=False)
+    encoder.tokenizer.save_pretrained(folder.tokenizer)
+    config.save_pretrained(folder.model_config)
+    load_ops(with_cpu_adam=_may_offload(spec.space))
+    return Prepared(
+        fingerprint=spec.fingerprint,
+        train_sequences=train_sequences,
+        eval_sequences=sequence_count(len(evaluation), length, keep_tail=True),
+        train_tokens=len(train),
+        eval_tokens=len(evaluation) - 1,
+        sequence_length=length,
+        vocab_size=encoder.vocab_size,
+        model_parameters=parameters,
+        versions=package_versions(),
+    )
+
+
+def _may_offload(space: Space) -> bool:
+    match space.offload:
+        case Fixed(value=value):
+            return value != "none"
+        case Choices(choices=choices):
+            return any(choice != "none" for choice in choices)
+        case _:
+            return False
+
+
+def _replace(target: Path, made: Path) -> None:
+    """Puts `made` in `target`'s place; a reader finds a whole folder there or none."""
+    old = target.with_name(f".{target.name}.{os.getpid()}.old")
+    if target.exists():
+        target.rename(old)
+    made.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def main(spec_path: str) -> int:
+    speaker = Speaker.inherited()
+    with reported(speaker) as outcome:
+        raw = json.loads(Path(spec_path).read_text(encoding="utf-8"))
+        speaker.finished(prepare(PrepareSpec(**raw)).model_dump())
+    return outcome.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

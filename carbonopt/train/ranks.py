@@ -1,0 +1,64 @@
+"""What all ranks of a trial do together, and what each of them is."""
+
+import os
+import resource
+
+import torch
+import torch.distributed as dist
+
+from carbonopt.units import BYTES_PER_GIB
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def device() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def together() -> None:
+    """Returns when the device is idle on every rank: nothing that belongs to one phase runs on into the next."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    if world_size() > 1:
+        dist.barrier()
+
+
+def summed(values: list[float]) -> list[float]:
+    """Each value summed over all ranks, in float64."""
+    return _reduced(values, dist.ReduceOp.SUM)
+
+
+def largest(value: float) -> float:
+    """The largest over all ranks."""
+    return _reduced([value], dist.ReduceOp.MAX)[0]
+
+
+def from_rank_0(value: int) -> int:
+    """Rank 0's value on every rank."""
+    if world_size() == 1:
+        return value
+    tensor = torch.tensor([value], dtype=torch.int64, device=device())
+    dist.broadcast(tensor, src=0)
+    return int(tensor.item())
+
+
+def _reduced(values: list[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
+    if world_size() == 1:
+        return values
+    tensor = torch.tensor(values, dtype=torch.float64, device=device())
+    dist.all_reduce(tensor, op=operation)
+    return tensor.tolist()
+
+
+def peak_memory_gib() -> float:
+    """What this rank needed most: on a GPU the memory of its tensors, without what the allocator keeps in reserve
+    (that depends on what happens to be free); on the CPU the process's resident memory."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / BYTES_PER_GIB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / BYTES_PER_GIB
