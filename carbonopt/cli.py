@@ -59,8 +59,8 @@ def run(
     The same command after any interruption reaches the configured total. Ends with 0 if a trial met the target, 3 if
     none did, 130 if interrupted.
     """
-    from carbonopt.config import load_study
     from carbonopt.paths import StudyPaths
+    from carbonopt.study_file import load_study
 
     config = _overridden(load_study(study), trials, seed)
     text = study.read_text(encoding="utf-8")
@@ -77,7 +77,7 @@ def run(
         display = LiveDisplay(config)
         trackers = open_trackers(config, paths.trackers, display.warn)
         try:
-            data = run_study(checked, text, paths, storage, [display, trackers], interrupted)
+            data = run_study(checked, text, paths, storage, display, trackers, interrupted)
         finally:
             trackers.close()
             display.close()
@@ -138,7 +138,7 @@ def export(
 @app.command()
 def check(study: StudyFile) -> None:
     """Validate a study file; say what the study will do and roughly cost."""
-    from carbonopt.config import load_study
+    from carbonopt.study_file import load_study
 
     config = load_study(study)
 

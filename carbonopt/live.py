@@ -14,7 +14,7 @@ from carbonopt.units import human_duration, human_emissions, human_energy
 
 
 class LiveDisplay:
-    """Follows a study on standard error. Implements `StudyObserver`."""
+    """Follows a study on standard error. Implements `StudyDisplay`."""
 
     def __init__(self, config: StudyConfig) -> None:
         self._config = config
@@ -51,7 +51,7 @@ class LiveDisplay:
         self._perplexity = ""
         self._refresh("starting")
 
-    def progress(self, number: int, step: int, total_steps: int, train_kwh: float) -> None:
+    def progress(self, step: int, total_steps: int, train_kwh: float) -> None:
         self._refresh(f"step {step}/{total_steps}{self._perplexity}  {human_energy(train_kwh)}")
 
     def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None:

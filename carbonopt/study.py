@@ -38,9 +38,10 @@ class Launcher(Protocol):
     def start(self, spec: TrialSpec, log: Path) -> TrialProcesses: ...
 
 
-class StudyObserver(TrialObserver, Protocol):
-    """Who follows a study: the live display and the trackers."""
+class StudyDisplay(TrialObserver, Protocol):
+    """Who shows a study while it runs."""
 
+    def progress(self, step: int, total_steps: int, train_kwh: float) -> None: ...
     def preparing(self) -> None: ...
     def study_started(self, data: StudyData) -> None: ...
 
@@ -93,7 +94,8 @@ def run_study(
     study_file: str,
     paths: StudyPaths,
     url: str | None,
-    observers: list[StudyObserver],
+    display: StudyDisplay,
+    trackers: TrialObserver,
     interrupted: Callable[[], bool],
 ) -> StudyData:
     """Runs a study to the end of its budget, or goes on with it. The caller holds the folder's lock.
@@ -118,8 +120,7 @@ def run_study(
         session = _Session(meter, _now())
         prepared = None
         if isinstance(config.launch, LocalLaunch):
-            for observer in observers:
-                observer.preparing()
+            display.preparing()
             prepared = prepare(config, paths.prepared.resolve(), _fingerprint(config), paths.prepare_log, interrupted)
             meter.enter(Phase.GAP)
         provenance = Provenance(
@@ -136,7 +137,7 @@ def run_study(
             found.refresh(config, provenance)
         if prepared is not None:
             found.set_prepared(prepared)
-        loop = _Loop(checked, found, launcher, meter, paths, session, observers, interrupted)
+        loop = _Loop(checked, found, launcher, meter, paths, session, display, trackers, interrupted)
         loop.run()
         return found.read(live=True)
     finally:
@@ -182,7 +183,8 @@ class _Loop:
     meter: Meter
     paths: StudyPaths
     session: _Session
-    observers: list[StudyObserver]
+    display: StudyDisplay
+    trackers: TrialObserver
     interrupted: Callable[[], bool]
 
     def run(self) -> None:
@@ -191,8 +193,7 @@ class _Loop:
         storage.set_ended(None)
         self.session.store(storage)
         data = storage.read(live=True)
-        for observer in self.observers:
-            observer.study_started(data)
+        self.display.study_started(data)
         if self.checked.start is not None and not data.records:
             storage.study.enqueue_trial(self.checked.start)
         while True:
@@ -220,7 +221,8 @@ class _Loop:
             prepared_dir=str(self.paths.prepared.resolve()),
             trial_dir=str(self.paths.trial(trial.number).resolve()),
         )
-        for observer in self.observers:
+        observers: list[TrialObserver] = [self.display, self.trackers]
+        for observer in observers:
             observer.trial_started(spec)
         self.meter.enter(Phase.SETUP)
         watch = TrialWatch(
@@ -228,7 +230,8 @@ class _Loop:
             processes=self.launcher.start(spec, self.paths.trial_log(spec.number, spec.attempt).resolve()),
             meter=self.meter,
             rules=self._rules(is_start=trial.number == 0 and self.checked.start is not None),
-            observers=list(self.observers),
+            observers=observers,
+            progress=self.display.progress,
             store=lambda record: self._store(trial, record),
             earlier_attempts_energy_kwh=_all_attempts_kwh(earlier),
         )
@@ -238,7 +241,7 @@ class _Loop:
         else:
             storage.tell(trial, record, config.target.perplexity)
         self.session.store(storage)
-        for observer in self.observers:
+        for observer in observers:
             observer.trial_ended(record)
         if record.stop_reason == StopReason.INTERRUPTED:
             raise self._interruption()

@@ -54,10 +54,9 @@ class Rules:
 
 
 class TrialObserver(Protocol):
-    """Who follows trials while they run: the live display and the trackers."""
+    """Who follows trials: the live display and the trackers."""
 
     def trial_started(self, spec: TrialSpec) -> None: ...
-    def progress(self, number: int, step: int, total_steps: int, train_kwh: float) -> None: ...
     def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None: ...
     def trial_ended(self, record: TrialRecord) -> None: ...
 
@@ -79,6 +78,7 @@ class TrialWatch:
     meter: Meter
     rules: Rules
     observers: list[TrialObserver]
+    progress: Callable[[int, int, float], None]  # step, total steps, energy of the training window in kWh
     store: Callable[[TrialRecord], None]
     earlier_attempts_energy_kwh: float = 0.0
     _evals: list[EvalPoint] = field(default_factory=list)
@@ -128,8 +128,7 @@ class TrialWatch:
                 self.processes.answer()
             case Progress(step=step, total_steps=total):
                 self._total_steps = total
-                for observer in self.observers:
-                    observer.progress(self.spec.number, step, total, self.meter.running_kwh(Phase.TRAIN))
+                self.progress(step, total, self.meter.running_kwh(Phase.TRAIN))
             case Evaluated(point=point, total_steps=total):
                 return self._on_evaluation(point, total)
             case Finished(summary=summary):

@@ -9,6 +9,7 @@ import logging
 import math
 import shutil
 import tempfile
+import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -19,6 +20,9 @@ from carbonopt.trial import Frozen, Phase
 
 # NVML's energy counter ticks about every 0.1 s; a window of a second without any energy can only be a dead sensor.
 _LONGEST_ZERO_S = 1.0
+
+# CodeCarbon measures anew only this long after it last did.
+_FRESH_AFTER_S = 0.05
 
 # Every argument that CodeCarbon would otherwise take from CODECARBON_* variables or a .codecarbon.config file in the
 # home or working directory, where a stray `pue=1.5` changes each figure. PUE and carbon intensity are applied by us:
@@ -303,9 +307,10 @@ class _RunningTotal:
         )
         self._tracker.start()
         self.read()  # the first reading imports more and takes 60 ms
+        time.sleep(_FRESH_AFTER_S)  # so that the first window doesn't begin with energy from before it
 
     def read(self) -> Reading:
-        """Energy and seconds since the start; readings less than 50 ms apart give the first one's energy again.
+        """Energy and seconds since the start; readings less than `_FRESH_AFTER_S` apart give the same energy.
 
         Raises:
             MeasurementError: CodeCarbon's methods swallow every exception, so silence is the only sign of one.

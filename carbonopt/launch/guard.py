@@ -64,7 +64,7 @@ def main(lifeline: int, channel: int, job: dict) -> int:
         if ended_read in ready:
             alive -= len(os.read(ended_read, 256))
             codes = [rank.returncode for rank in ranks if rank.returncode]
-            if codes and failed_at is None:
+            if codes and not first_failure:
                 failed_at, first_failure = time.monotonic(), codes[0]
         elif not ready:
             for rank in ranks:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
 from carbonopt.analysis.recommend import Recommendation
-from carbonopt.report.points import COLOURS, LABELS, Point, Scatter
+from carbonopt.report.points import COLOURS, LABELS, Point, Scatter, layers
 
 SIZE_IN = (3.5, 2.6)  # one column of a two-column paper
 DPI = 300
@@ -28,8 +28,8 @@ MARKERS: dict[str, dict[str, Any]] = {
     "stopped": {"marker": "x", "s": 14, "color": COLOURS["stopped"], "linewidths": 0.8, "zorder": 2},
     "complete": {"marker": "o", "s": 16, "facecolors": "none", "edgecolors": COLOURS["complete"], "zorder": 3},
     "front": {"marker": "o", "s": 18, "color": COLOURS["front"], "zorder": 4},
-    "baseline": {"marker": "D", "s": 38, "color": COLOURS["baseline"], "edgecolors": "black", "zorder": 5},
-    "recommended": {"marker": "*", "s": 110, "color": COLOURS["recommended"], "edgecolors": "black", "zorder": 6},
+    "baseline": {"marker": "D", "s": 26, "color": COLOURS["baseline"], "edgecolors": "black", "zorder": 5},
+    "recommended": {"marker": "*", "s": 80, "color": COLOURS["recommended"], "edgecolors": "black", "zorder": 6},
 }
 
 
@@ -39,6 +39,8 @@ def render(plot: Scatter, rec: Recommendation, format: str) -> bytes:
         figure = Figure(figsize=SIZE_IN, dpi=DPI, layout="constrained")
         FigureCanvasAgg(figure)
         _draw(figure.add_subplot(), plot, rec)
+        if plot.points:
+            figure.legend(loc="outside upper center", ncols=3, frameon=False, handletextpad=0.3, columnspacing=1.2)
         buffer = io.BytesIO()
         metadata = {"CreationDate": None} if format == "pdf" else {"Software": None}
         figure.savefig(buffer, format=format, dpi=DPI, metadata=metadata)
@@ -53,35 +55,31 @@ def _draw(axes: Axes, plot: Scatter, rec: Recommendation) -> None:
         axes.set_xticks([])
         axes.set_yticks([])
         return
-    front = plot.of("front")
-    axes.step(*_xy(front), where="post", color=COLOURS["front"], linewidth=0.8, zorder=1)
-    baseline = plot.trial(rec.baseline.trial) if rec.baseline else []
-    groups = {
-        "stopped": plot.of("stopped"),
-        "complete": plot.of("complete"),
-        "front": front,
-        "baseline": baseline,
-        "recommended": plot.trial(rec.trial),
-    }
-    for name, points in groups.items():
-        if points:
-            axes.scatter(*_xy(points), label=LABELS[name], **{"linewidths": 0.6, **MARKERS[name]})
+    axes.step(*_xy(plot.of("front")), where="post", color=COLOURS["front"], linewidth=0.8, zorder=1)
+    beyond = plot.outside()
+    for name, points in layers(plot, rec).items():
+        if framed := [point for point in points if point not in beyond]:
+            axes.scatter(*_xy(framed), label=LABELS[name], **{"linewidths": 0.6, **MARKERS[name]})
     axes.axhline(
         rec.target_perplexity, color=COLOURS["target"], linestyle="--", linewidth=0.8, label="target", zorder=1
     )
     _scale(axes, plot)
-    axes.legend(frameon=False, handletextpad=0.3, labelspacing=0.3, loc="best")
 
 
 def _scale(axes: Axes, plot: Scatter) -> None:
-    for axis, log in ((axes.xaxis, plot.log_x), (axes.yaxis, plot.log_y)):
-        if log:
-            (axes.set_xscale if axis is axes.xaxis else axes.set_yscale)("log")
+    if plot.x.log:
+        axes.set_xscale("log")
+    if plot.y.log:
+        axes.set_yscale("log")
+    axes.set_xlim(plot.x.low, plot.x.high)
+    axes.set_ylim(plot.y.low, plot.y.high)
+    for axis, frame in ((axes.xaxis, plot.x), (axes.yaxis, plot.y)):
+        if frame.log:
             axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axis.set_major_formatter(StrMethodFormatter("{x:g}"))
             axis.set_minor_formatter(NullFormatter())
         else:
-            axis.set_major_locator(MaxNLocator(5))
+            axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
 
 
 def _xy(points: list[Point]) -> tuple[list[float], list[float]]:

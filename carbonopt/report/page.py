@@ -2,6 +2,8 @@
 
 import base64
 import html
+import math
+import re
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -9,7 +11,7 @@ from plotly.offline import get_plotlyjs
 
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.record import StudyData
-from carbonopt.report.points import COLOURS, LABELS, Point, Scatter
+from carbonopt.report.points import COLOURS, LABELS, Axis, Point, Scatter, layers
 from carbonopt.report.quantities import emissions_text, energy_text, perplexity_text, value_text
 from carbonopt.report.tables import state_text
 from carbonopt.report.view import View
@@ -22,6 +24,11 @@ _ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+# A figure and its unit stay on one line.
+_ENVIRONMENT.filters["unbroken"] = lambda text: re.sub(
+    r"(?<=\d) (?=(%|kWh|k?J|[km]?g)(?!\w))", "\N{NO-BREAK SPACE}", text
+)
+
 MARKERS: dict[str, dict[str, Any]] = {
     "stopped": {"symbol": "x-thin", "size": 8, "line": {"width": 1.5, "color": COLOURS["stopped"]}},
     "complete": {"symbol": "circle-open", "size": 9, "color": COLOURS["complete"], "line": {"width": 2}},
@@ -45,15 +52,7 @@ def figure(data: StudyData, plot: Scatter, rec: Recommendation) -> dict[str, Any
     """The interactive figure as plotly's own `data` and `layout`. The page adds the colours of its light or dark."""
     records = {record.trial: record for record in data.records}
     hover = {point.trial: hover_text(records[point.trial], rec) for point in plot.points}
-    baseline = plot.trial(rec.baseline.trial) if rec.baseline else []
-    groups = {
-        "stopped": plot.of("stopped"),
-        "complete": plot.of("complete"),
-        "front": plot.of("front"),
-        "baseline": baseline,
-        "recommended": plot.trial(rec.trial),
-    }
-    traces = [_trace(name, points, hover) for name, points in groups.items() if points]
+    traces = [_trace(name, points, hover) for name, points in layers(plot, rec).items() if points]
     return {"data": traces, "layout": _layout(plot, rec)}
 
 
@@ -69,8 +68,8 @@ def hover_text(record: TrialRecord, rec: Recommendation) -> str:
         "seed": str(record.seed),
     }
     settings = {name: value_text(value) for name, value in record.params.as_record().items()}
-    lines = [f"{html.escape(name)}: {html.escape(text)}" for name, text in {**figures, **settings}.items()]
-    return "<br>".join([f"<b>Trial {record.trial}</b>, {html.escape(state_text(record, rec))}", *lines])
+    lines = [f"{name}: {html.escape(text, quote=False)}" for name, text in {**figures, **settings}.items()]
+    return "<br>".join([f"<b>Trial {record.trial}</b>, {html.escape(state_text(record, rec), quote=False)}", *lines])
 
 
 def _trace(name: str, points: list[Point], hover: dict[int, str]) -> dict[str, Any]:
@@ -100,17 +99,17 @@ def _layout(plot: Scatter, rec: Recommendation) -> dict[str, Any]:
         "line": {"dash": "dash", "width": 1.5, "color": COLOURS["target"]},
         "label": {
             "text": f"target {perplexity_text(rec.target_perplexity)}",
-            "textposition": "end",
+            "textposition": "start",
             "yanchor": "bottom",
             "font": {"color": COLOURS["target"]},
         },
     }
     return {
-        "xaxis": _axis(f"Emissions of a run ({plot.unit})", plot.log_x),
-        "yaxis": _axis("Perplexity", plot.log_y),
+        "xaxis": _axis(f"Emissions of a run ({plot.unit})", plot.x),
+        "yaxis": _axis("Perplexity", plot.y),
         "shapes": [target],
-        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
-        "margin": {"l": 60, "r": 12, "t": 12, "b": 48},
+        "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
+        "margin": {"l": 60, "r": 12, "t": 36, "b": 90},
         "hoverlabel": {"align": "left"},
         "showlegend": True,
         "paper_bgcolor": "rgba(0,0,0,0)",
@@ -118,11 +117,20 @@ def _layout(plot: Scatter, rec: Recommendation) -> dict[str, Any]:
     }
 
 
-def _axis(title: str, log: bool) -> dict[str, Any]:
-    return {
-        "title": {"text": title},
-        "type": "log" if log else "linear",
-        "dtick": "D2" if log else None,
-        "zeroline": False,
-        "automargin": True,
+def _axis(title: str, frame: Axis) -> dict[str, Any]:
+    axis: dict[str, Any] = {"title": {"text": title}, "zeroline": False, "automargin": True}
+    if not frame.log:
+        return axis | {"type": "linear", "range": [frame.low, frame.high]}
+    # Plotly's own labels between powers of ten are bare digits ("2" for 200), so ours are given, for zooming out too.
+    first, last = math.floor(math.log10(frame.low)), math.ceil(math.log10(frame.high))
+    stride = max(1, (last - first) // 6)
+    digits = (1, 2, 5) if last - first <= 3 else (1,)
+    ticks = [
+        digit * 10.0**decade for decade in range(first - 3 * stride, last + 4 * stride, stride) for digit in digits
+    ]
+    return axis | {
+        "type": "log",
+        "range": [math.log10(frame.low), math.log10(frame.high)],
+        "tickvals": ticks,
+        "ticktext": [f"{tick:g}" for tick in ticks],
     }

@@ -11,6 +11,7 @@ from carbonopt.units import GRAMS_PER_KG
 Group = Literal["complete", "front", "stopped"]
 
 LOG_FROM_RATIO = 8.0  # largest ÷ smallest; from here on a linear axis crowds the small values
+MARGIN = 0.08  # share of the axis on each side
 
 # Okabe and Ito's palette, which people with any colour vision tell apart; shapes tell the same in grey.
 COLOURS = {
@@ -24,7 +25,7 @@ COLOURS = {
 LABELS = {
     "front": "Pareto front",
     "complete": "complete",
-    "stopped": "stopped, at its last evaluation",
+    "stopped": "stopped (last evaluation)",
     "baseline": "baseline",
     "recommended": "recommended",
 }
@@ -37,46 +38,76 @@ class Point(Frozen):
     perplexity: float
 
 
+class Axis(Frozen):
+    """The part of an axis that the figure opens with, in the figure's unit."""
+
+    log: bool
+    low: float
+    high: float
+
+    def holds(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+
 class Scatter(Frozen):
-    """All points that have both coordinates."""
+    """All points that have both coordinates, by emissions.
+
+    The axes frame the complete trials and the target: stopped trials are often far away and would crush them.
+    """
 
     unit: str
     points: tuple[Point, ...]
-    log_x: bool
-    log_y: bool
+    x: Axis
+    y: Axis
 
-    def of(self, *groups: Group) -> list[Point]:
-        return [point for point in self.points if point.group in groups]
+    def of(self, group: Group) -> list[Point]:
+        return [point for point in self.points if point.group == group]
 
     def trial(self, number: int | None) -> list[Point]:
         """The trial's point, in a list that is empty if it has none."""
         return [point for point in self.points if point.trial == number]
 
+    def outside(self) -> list[Point]:
+        return [
+            point for point in self.points if not (self.x.holds(point.emissions) and self.y.holds(point.perplexity))
+        ]
+
 
 def scatter(data: StudyData, rec: Recommendation) -> Scatter:
     """Complete trials at their end, others where their last evaluation left them."""
     found = [(record, *point) for record in data.records if (point := _coordinates(record))]
-    factor, unit = _axis_unit([emissions_kg for _, emissions_kg, _ in found])
-    points = tuple(
-        Point(
-            trial=record.trial,
-            group=_group(record, rec),
-            emissions=emissions_kg * factor,
-            perplexity=perplexity,
-        )
-        for record, emissions_kg, perplexity in found
+    factor, unit = _unit([emissions_kg for _, emissions_kg, _ in found])
+    points = sorted(
+        (
+            Point(
+                trial=record.trial,
+                group=_group(record, rec),
+                emissions=emissions_kg * factor,
+                perplexity=perplexity,
+            )
+            for record, emissions_kg, perplexity in found
+        ),
+        key=lambda point: (point.emissions, point.trial),
     )
+    framed = [point for point in points if point.group != "stopped"] or points
     return Scatter(
         unit=unit,
-        points=points,
-        log_x=_wide([point.emissions for point in points]),
-        log_y=_wide([point.perplexity for point in points] + [rec.target_perplexity]),
+        points=tuple(points),
+        x=_axis([point.emissions for point in framed] or [0.0]),
+        y=_axis([point.perplexity for point in framed] + [rec.target_perplexity]),
     )
 
 
-def without_point(data: StudyData, plot: Scatter) -> list[TrialRecord]:
-    shown = {point.trial for point in plot.points}
-    return [record for record in data.records if record.trial not in shown]
+def layers(plot: Scatter, rec: Recommendation) -> dict[str, list[Point]]:
+    """The points by the mark that they get, from the lowest layer to the highest; a trial may be in several."""
+    baseline = rec.baseline.trial if rec.baseline is not None and rec.baseline.trial != rec.trial else None
+    return {
+        "stopped": plot.of("stopped"),
+        "complete": plot.of("complete"),
+        "front": plot.of("front"),
+        "baseline": plot.trial(baseline),
+        "recommended": plot.trial(rec.trial),
+    }
 
 
 def _coordinates(record: TrialRecord) -> tuple[float, float] | None:
@@ -95,7 +126,7 @@ def _group(record: TrialRecord, rec: Recommendation) -> Group:
     return "front" if record.trial in rec.pareto_front else "complete"
 
 
-def _axis_unit(emissions_kg: list[float]) -> tuple[float, str]:
+def _unit(emissions_kg: list[float]) -> tuple[float, str]:
     """What to multiply kg by, and the unit's name, so that the middle point has few digits before the point."""
     middle = sorted(emissions_kg)[len(emissions_kg) // 2] if emissions_kg else 1.0
     if middle >= 1:
@@ -103,5 +134,11 @@ def _axis_unit(emissions_kg: list[float]) -> tuple[float, str]:
     return (GRAMS_PER_KG, "g CO2e") if middle * GRAMS_PER_KG >= 1 else (GRAMS_PER_KG * 1000, "mg CO2e")
 
 
-def _wide(values: list[float]) -> bool:
-    return bool(values) and min(values) > 0 and max(values) / min(values) >= LOG_FROM_RATIO
+def _axis(values: list[float]) -> Axis:
+    """The range of the values and a margin around them; logarithmic where they are far apart."""
+    low, high = min(values), max(values)
+    if low > 0 and high / low >= LOG_FROM_RATIO:
+        margin = (high / low) ** MARGIN
+        return Axis(log=True, low=low / margin, high=high * margin)
+    space = MARGIN * (high - low) or MARGIN * abs(high) or 1.0
+    return Axis(log=False, low=low - space, high=high + space)

@@ -1,6 +1,10 @@
-"""Where the figures come from: hardware, versions, seeds, data and the carbon profile."""
+"""Where the figures come from: hardware, versions, seeds, data and the carbon profile.
+
+Files by name only: a report is for others, a path tells of its maker's machine.
+"""
 
 import json
+from pathlib import Path
 
 from carbonopt.config import LocalLaunch, Workload
 from carbonopt.record import Hardware, StudyData
@@ -31,7 +35,7 @@ def _workload(workload: Workload | None) -> list[tuple[str, str]]:
     if workload is None:
         return [("Workload", "as in the table of recorded runs")]
     model, dataset, tokenizer = workload.model, workload.dataset, workload.tokenizer
-    source = dataset.builtin or dataset.name_or_path or ", ".join(dataset.train_files or ())
+    source = dataset.builtin or dataset.name_or_path or ", ".join(Path(file).name for file in dataset.train_files or ())
     rows = [
         ("Model", model.name_or_path or f"random weights, {json.dumps(model.from_config)}"),
         ("Data set", f"{source}, {dataset.config}" if dataset.config else source),
@@ -56,7 +60,7 @@ def _prepared(prepared: Prepared | None) -> list[tuple[str, str]]:
 def _machine(data: StudyData) -> list[tuple[str, str]]:
     launch, hardware = data.config.launch, data.provenance.hardware
     if not isinstance(launch, LocalLaunch):
-        return [("Hardware", "none: a replay of recorded runs"), ("Table", launch.table)]
+        return [("Hardware", "none: a replay of recorded runs"), ("Table", Path(launch.table).name)]
     if hardware is None:
         return [("Hardware", "not recorded")]
     ranks = count_text(launch.world_size, "rank")

@@ -22,10 +22,12 @@ def emissions_text(kg_co2e: float | None) -> str:
 
 
 def percent_text(fraction: float | None) -> str:
-    """Three significant digits, whole percents from 100 on."""
+    """Three significant digits, whole percents from 100 on; what falls short of all is never rounded up to it."""
     if fraction is None:
         return MISSING
     percent = 100 * fraction
+    if 99.95 <= percent < 100:
+        return "over 99.9 %"
     return f"{percent:,.0f} %" if abs(percent) >= 99.95 else f"{percent:.3g} %"
 
 
@@ -34,7 +36,7 @@ def count_text(count: int, noun: str) -> str:
 
 
 def value_text(value: object) -> str:
-    """A setting's value; numbers with four significant digits, which tells any two sampled learning rates apart."""
+    """A setting's value; numbers with four significant digits; all digits are in the exported record."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -20,8 +20,8 @@ from carbonopt.report.view import Cell, Column, Table, columns, number, word
 from carbonopt.trial import Phase, StopReason, TrialParams, TrialRecord, TrialState
 
 STOPPED_BECAUSE = {
-    StopReason.TARGET: "could not reach the target",
-    StopReason.CAP: "had passed the emissions of the best",
+    StopReason.TARGET: "target out of reach",
+    StopReason.CAP: "emits more than the best",
     StopReason.BUDGET: "the budget ended",
     StopReason.INTERRUPTED: "interrupted",
 }

@@ -215,7 +215,7 @@ def _comparison(rec: Recommendation) -> str:
 
 def _study_cost(rec: Recommendation) -> str:
     return (
-        f"Finding this out used {energy_text(rec.study_energy_kwh)}, or "
+        f"The study used {energy_text(rec.study_energy_kwh)}, or "
         f"{emissions_text(rec.study_emissions_kg_co2e)}, every trial and its start-up, evaluation and pauses included."
     )
 

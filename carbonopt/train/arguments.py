@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from carbonopt.config import Space, Workload
 from carbonopt.errors import BadInput
-from carbonopt.trial import TrialParams
 from carbonopt.train.nearest import hint
+from carbonopt.trial import TrialParams
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments

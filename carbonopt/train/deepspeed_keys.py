@@ -82,7 +82,7 @@ def _read(watched: "_Watched") -> None:
     except ValidationError as error:
         raise BadInput(_sentence(error, watched)) from error
     except (DeepSpeedConfigError, ValueError, TypeError, AssertionError, KeyError, AttributeError) as error:
-        raise BadInput(f"workload.deepspeed is not what DeepSpeed takes: {' '.join(str(error).split())}.") from error
+        raise BadInput(f"workload.deepspeed is not what DeepSpeed takes: {' '.join(str(error).split())}") from error
 
 
 def _sentence(error: ValidationError, watched: "_Watched") -> str:
@@ -97,9 +97,9 @@ def _sentence(error: ValidationError, watched: "_Watched") -> str:
 
 def _has_path(value: Any, loc: tuple[int | str, ...]) -> bool:
     for part in loc:
-        if not isinstance(value, dict) or part not in value.keys():
+        if not isinstance(value, dict) or not dict.__contains__(value, part):
             return False
-        value = value[part]
+        value = dict.__getitem__(value, part)
     return True
 
 

@@ -10,11 +10,11 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from carbonopt.channel import Speaker
-from carbonopt.trial import EvalPoint, Phase
 from carbonopt.train import ranks
 from carbonopt.train.evaluation import evaluate
 from carbonopt.train.failures import Diverged
 from carbonopt.train.packing import IGNORED, Tokens
+from carbonopt.trial import EvalPoint, Phase
 
 _LOSS_CHECK_STEPS = 50  # reading the loss waits for the GPU; between two evaluations this often is enough
 

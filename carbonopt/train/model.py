@@ -8,8 +8,8 @@ import torch
 
 from carbonopt.config import Model, Workload
 from carbonopt.errors import BadInput
-from carbonopt.trial import TrialParams
 from carbonopt.train.nearest import hint
+from carbonopt.trial import TrialParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -118,10 +118,9 @@ def random_model(config: "PreTrainedConfig", params: TrialParams, trust_remote_c
     """
     from transformers import AutoModelForCausalLM
 
-    options = _attention(params)
     return AutoModelForCausalLM.from_config(
-        config, dtype=torch.float32, trust_remote_code=trust_remote_code, **options
-    )  # fmt: skip
+        config, dtype=torch.float32, trust_remote_code=trust_remote_code, **_attention(params)
+    )
 
 
 def pretrained_model(model: Model, params: TrialParams) -> "PreTrainedModel":
@@ -130,7 +129,7 @@ def pretrained_model(model: Model, params: TrialParams) -> "PreTrainedModel":
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(
-        model.name_or_path,
+        str(model.name_or_path),
         revision=model.revision,
         trust_remote_code=model.trust_remote_code,
         dtype=torch.float32,

@@ -17,9 +17,9 @@ from carbonopt.channel import Speaker
 from carbonopt.config import Choices, Fixed, Space, Workload
 from carbonopt.errors import BadInput
 from carbonopt.paths import write_json
-from carbonopt.trial import Frozen, Prepared
 from carbonopt.train.failures import reported
 from carbonopt.train.folder import PreparedFolder
+from carbonopt.trial import Frozen, Prepared
 
 
 class PrepareSpec(Frozen):

@@ -166,8 +166,10 @@ def _hub(dataset: Dataset) -> Text:
         if split not in loaded:
             raise BadInput(f"the data set {name!r} has no split {split!r}; its splits are {', '.join(loaded)}.")
     return Text(
-        *(_rows(loaded[split], dataset.text_column, f"the data set {name!r}, split {split},")
-          for split in (dataset.train_split, dataset.eval_split))
+        *(
+            _rows(loaded[split], dataset.text_column, f"the data set {name!r}, split {split},")
+            for split in (dataset.train_split, dataset.eval_split)
+        )
     )
 
 

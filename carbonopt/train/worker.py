@@ -18,11 +18,11 @@ from carbonopt.channel import CHANNEL_FD, Speaker
 from carbonopt.config import Workload
 from carbonopt.errors import BadInput
 from carbonopt.paths import write_json
-from carbonopt.trial import Prepared, TrialSpec
 from carbonopt.train import ranks
 from carbonopt.train.failures import reported
 from carbonopt.train.folder import PreparedFolder
 from carbonopt.train.packing import MicroBatches, open_tokens, total_steps
+from carbonopt.trial import Prepared, TrialSpec
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -40,6 +40,7 @@ def run_trial(spec: TrialSpec, speaker: Speaker | None) -> dict[str, Any]:
         BadInput: if the parameters don't go with each other or with the data set.
         Diverged: when a loss is not finite.
     """
+    from carbonopt.train.ops import import_muon_uncompiled
     from carbonopt.train.versions import package_versions
 
     workload = Workload(**spec.workload)
@@ -48,6 +49,7 @@ def run_trial(spec: TrialSpec, speaker: Speaker | None) -> dict[str, Any]:
     _check_ranks(spec)
     steps = total_steps(prepared.train_sequences, spec.params.global_batch_size, spec.params.epochs)
     trainer = _trainer(spec, workload, folder, _plan(spec, workload, prepared, folder, steps), speaker)
+    import_muon_uncompiled()
     trainer.train()
     if os.environ.get(SAVE_MODEL) == "1":
         _save_model(trainer, folder, Path(spec.trial_dir) / "model")
@@ -133,7 +135,7 @@ def _arguments_and_model(
         model = pretrained_model(workload.model, params)
     if params.lora_rank:
         set_seed(spec.seed)
-        model = with_lora(model, params.lora_rank, arguments.gradient_checkpointing)
+        model = with_lora(model, params.lora_rank, bool(arguments.gradient_checkpointing))
     return arguments, model
 
 
@@ -156,6 +158,7 @@ def _save_model(trainer: "TrialTrainer", folder: PreparedFolder, target: Path) -
 
     trainer.save_model(str(target))  # on every rank: ZeRO-3 gathers
     if ranks.rank() == 0:
+        (target / "training_args.bin").unlink()  # a pickle, which nobody should have to trust
         AutoTokenizer.from_pretrained(folder.tokenizer).save_pretrained(target)
 
 
@@ -172,4 +175,7 @@ def main(spec_path: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    code = main(sys.argv[1])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # all is said and written; taking down the interpreter would cost the trial another second

@@ -13,9 +13,10 @@
     const colour = (name) => style.getPropertyValue(name).trim();
     const axis = { gridcolor: colour("--line"), linecolor: colour("--muted") };
     return Object.assign({}, figure.layout, {
-      font: { family: "inherit", size: narrow() ? 11 : 13, color: colour("--ink") },
+      font: { family: getComputedStyle(document.body).fontFamily, size: narrow() ? 11 : 13, color: colour("--ink") },
       xaxis: Object.assign({}, figure.layout.xaxis, axis),
       yaxis: Object.assign({}, figure.layout.yaxis, axis),
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--muted"), activecolor: colour("--ink") },
     });
   }
 
@@ -23,7 +24,8 @@
     Plotly.react(place, figure.data, themed(), {
       responsive: true,
       displaylogo: false,
-      modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+      plotlyServerURL: "",
+      modeBarButtons: [["toImage"], ["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]], // none that uploads
     });
   }
   draw();

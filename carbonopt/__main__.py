@@ -1,0 +1,5 @@
+"""`python -m carbonopt`: the command line."""
+
+from carbonopt.cli import main
+
+main()

@@ -1,0 +1,146 @@
+"""Reads a study file: YAML in, a checked `StudyConfig` out, or one sentence that says which key is wrong."""
+
+import difflib
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from carbonopt.config import Choices, Fixed, LocalLaunch, Range, ReplayLaunch, StudyConfig
+from carbonopt.errors import BadInput
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML that also reads 1e-3 as a number and refuses a key given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str | int | float | bool):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be plain text", key_node.start_mark)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+# YAML 1.1 wants a dot in a float, so PyYAML reads 1e-3 as text; everybody who writes learning rates means the number.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def load_study(path: Path) -> StudyConfig:
+    """Reads and checks a study file. Relative paths in it are taken from the file's own folder.
+
+    Raises:
+        BadInput: with the key's path, the value found and what is allowed.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise BadInput(f"can't read the study file {path}: {reason}.") from error
+    try:
+        raw = yaml.load(text, Loader=_Loader)  # noqa: S506, the loader is a SafeLoader
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise BadInput(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(raw, dict):
+        raise BadInput(f"{path} must hold a study (keys name, workload, target, …), but holds {_shown(raw)}.")
+    if isinstance(raw.get("launch"), dict):
+        raw["launch"].setdefault("kind", "local")
+    return parse_study(_with_absolute_paths(raw, path.resolve().parent), str(path))
+
+
+def parse_study(raw: dict, origin: str) -> StudyConfig:
+    """Checks a study given as plain data; `origin` names it in errors.
+
+    Raises:
+        BadInput: as `load_study`.
+    """
+    try:
+        return StudyConfig.model_validate(raw)
+    except ValidationError as error:
+        raise BadInput(f"{origin}: {_sentence(error, raw)}") from error
+
+
+def _with_absolute_paths(raw: dict, folder: Path) -> dict:
+    """A copy in which the paths that the study file names no longer depend on the working directory."""
+
+    def absolute(text: Any) -> Any:
+        return str(folder / Path(text).expanduser()) if isinstance(text, str) and text else text
+
+    def local_folder(text: Any) -> Any:  # a hub name stays; what stands beside the study file becomes its path
+        looks_local = isinstance(text, str) and (text.startswith((".", "/", "~")) or (folder / text).is_dir())
+        return absolute(text) if looks_local else text
+
+    raw = dict(raw)
+    workload = raw.get("workload")
+    if isinstance(workload, dict):
+        workload = raw["workload"] = dict(workload)
+        for part in ("model", "tokenizer", "dataset"):
+            if isinstance(workload.get(part), dict) and "name_or_path" in workload[part]:
+                workload[part] = {**workload[part], "name_or_path": local_folder(workload[part]["name_or_path"])}
+        dataset = workload.get("dataset")
+        if isinstance(dataset, dict):
+            for key in ("train_files", "eval_files"):
+                files = dataset.get(key)
+                if isinstance(files, str):
+                    files = [files]
+                if isinstance(files, list):
+                    dataset = workload["dataset"] = {**dataset, key: [absolute(file) for file in files]}
+    launch = raw.get("launch")
+    if isinstance(launch, dict) and "table" in launch:
+        raw["launch"] = {**launch, "table": absolute(launch["table"])}
+    return raw
+
+
+def _sentence(error: ValidationError, raw: dict) -> str:
+    """The first thing that is wrong, in one sentence: key, value found, what is allowed."""
+    first = error.errors()[0]
+    loc = [part for part in first["loc"] if part not in ("local", "replay", "Choices", "Range", "Fixed")]
+    where = ".".join(str(part) for part in loc) or "the study"
+    kind = first["type"]
+    if kind == "extra_forbidden":
+        unknown = str(loc[-1])
+        known = _known_keys(loc[:-1], raw)
+        near = difflib.get_close_matches(unknown, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}."
+        return f"unknown key {where}; {hint}"
+    if kind == "missing":
+        return f"{where} is missing."
+    message = first["msg"].removeprefix("Value error, ")
+    if kind == "value_error":
+        return f"{where}: {message}."
+    return f"{where}: {message[0].lower()}{message[1:]}, but got {_shown(first['input'])}."
+
+
+def _known_keys(loc: list, raw: dict) -> list[str]:
+    """The keys that the model at `loc` has."""
+    model: Any = StudyConfig
+    for part in loc:
+        if isinstance(part, int):
+            continue
+        if model is StudyConfig and part == "launch":
+            replay = isinstance(raw.get("launch"), dict) and raw["launch"].get("kind") == "replay"
+            model = ReplayLaunch if replay else LocalLaunch
+            continue
+        candidates = _models_in(model.model_fields[part].annotation)
+        if candidates == [Choices, Range, Fixed]:
+            return ["choices", "low", "high", "log", "step"]
+        model = candidates[0]
+    return list(model.model_fields)
+
+
+def _models_in(annotation: Any) -> list:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in getattr(annotation, "__args__", ()) for model in _models_in(argument)]
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,210 @@
+"""The commands, as a user types them: arguments, outputs, exit codes, one clear sentence for bad input."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from carbonopt.trial import TrialRecord
+
+
+def carbonopt(*arguments: object, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "carbonopt", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, **environment},
+        timeout=280,
+    )
+
+
+def refusal(*arguments: object, cwd: Path | None = None) -> str:
+    """The one sentence of a refused command."""
+    done = carbonopt(*arguments, cwd=cwd)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("carbonopt: ")
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+@pytest.fixture
+def finished(replay_study: dict, write_study, tmp_path: Path) -> Path:
+    """The folder of a study that has run."""
+    folder = tmp_path / "out"
+    done = carbonopt("run", write_study(replay_study), "--out", folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_run_reports_and_recommends(finished: Path, write_study) -> None:
+    assert (finished / "report" / "index.html").exists()
+    again = carbonopt("run", finished.parent / "study.yaml", "--out", finished)
+    assert again.returncode == 0
+    assert "Recommended: trial" in again.stdout
+    assert len(carbonopt("export", finished).stdout.splitlines()) == 12  # nothing is run twice
+
+
+def test_the_recommendation_has_the_contracts_keys(finished: Path) -> None:
+    answer = json.loads(carbonopt("recommend", finished, "--json").stdout)
+    assert set(answer) == {
+        "target_perplexity", "met", "trial", "params", "perplexity", "emissions_kg_co2e", "energy_kwh", "baseline",
+        "saving_fraction", "pareto_front", "study",
+    }  # fmt: skip
+    assert set(answer["study"]) == {"trials", "energy_kwh", "emissions_kg_co2e", "break_even_runs"}
+    assert answer["met"] is True
+    assert answer["perplexity"] <= answer["target_perplexity"]
+    # emissions = energy × 500 g/kWh × PUE 1.2
+    assert answer["emissions_kg_co2e"] == pytest.approx(answer["energy_kwh"] * 0.5 * 1.2)
+
+
+def test_another_target_needs_no_new_trial(finished: Path) -> None:
+    records = [json.loads(line) for line in carbonopt("export", finished).stdout.splitlines()]
+    best = min(record["perplexity"] for record in records if record["perplexity"])
+    met = carbonopt("recommend", finished, "--target", best, "--json")
+    assert (met.returncode, json.loads(met.stdout)["perplexity"]) == (0, best)
+    missed = carbonopt("recommend", finished, "--target", best * 0.999, "--json")
+    assert missed.returncode == 3
+    answer = json.loads(missed.stdout)
+    assert (answer["met"], answer["trial"], answer["closest"]["perplexity"]) == (False, None, best)
+
+
+def test_records_have_the_contracts_fields(finished: Path) -> None:
+    records = [json.loads(line) for line in carbonopt("export", finished, "--format", "jsonl").stdout.splitlines()]
+    assert [record["trial"] for record in records] == list(range(12))
+    for record in records:
+        assert {
+            "trial", "state", "stop_reason", "attempt", "seed", "params", "perplexity", "nll_sum", "eval_tokens",
+            "emissions_kg_co2e", "energy_kwh", "duration_s", "evals", "peak_memory_gib", "failure",
+        } <= set(record)  # fmt: skip
+        assert {"train", "setup", "eval", "total", "train_gpu", "train_cpu", "train_ram"} == set(record["energy_kwh"])
+        assert {
+            "global_batch_size", "micro_batch_size_per_gpu", "gradient_accumulation_steps", "learning_rate", "epochs",
+            "zero_stage", "offload", "world_size",
+        } == set(record["params"])  # fmt: skip
+        assert TrialRecord.from_json(record).as_json() == record
+    states = {record["state"] for record in records}
+    assert states <= {"complete", "pruned"}
+    assert "complete" in states
+
+
+def test_csv_has_one_row_a_trial(finished: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO(carbonopt("export", finished, "--format", "csv").stdout)))
+    assert len(rows) == 12
+    assert rows[0]["params.zero_stage"] == "1"
+    assert float(rows[0]["energy_kwh.train"]) > 0
+
+
+def test_a_report_can_be_written_elsewhere(finished: Path, tmp_path: Path) -> None:
+    done = carbonopt("report", finished, "--out", tmp_path / "elsewhere")
+    assert done.returncode == 0
+    assert (tmp_path / "elsewhere" / "report.md").exists()
+
+
+def test_no_trial_meets_the_target(replay_study: dict, write_study, tmp_path: Path) -> None:
+    replay_study["target"]["perplexity"] = 1.01
+    done = carbonopt("run", write_study(replay_study), "--out", tmp_path / "out")
+    assert done.returncode == 3
+    assert "No trial met perplexity 1.01" in done.stdout
+
+
+def test_trials_and_seed_can_be_given(replay_study: dict, write_study, tmp_path: Path) -> None:
+    study = write_study(replay_study)
+    runs = {}
+    for seed in (0, 1):
+        folder = tmp_path / str(seed)
+        assert carbonopt("run", study, "--out", folder, "--trials", 5, "--seed", seed).returncode in (0, 3)
+        runs[seed] = [json.loads(line)["params"] for line in carbonopt("export", folder).stdout.splitlines()]
+    assert len(runs[0]) == 5
+    assert runs[0] != runs[1]
+
+
+def test_check_says_what_will_be_done(tiny_study: dict, write_study) -> None:
+    done = carbonopt("check", write_study(tiny_study))
+    assert done.returncode == 0
+    for words in ("perplexity 200", "64, 128", "3 trials", "CPU", "500 g CO2e/kWh"):
+        assert words in done.stdout
+
+
+def test_help_and_refusals_take_less_than_a_second(tiny_study: dict, write_study) -> None:
+    tiny_study["target"]["perplexity"] = 0
+    bad = write_study(tiny_study)
+    for arguments in (["--help"], ["run", bad]):
+        times = []
+        for _ in range(3):
+            began = time.monotonic()
+            carbonopt(*arguments)
+            times.append(time.monotonic() - began)
+        assert min(times) < 1.0
+
+
+# ----------------------------------------------------------------------------------------------------------- bad input
+
+
+def test_a_folder_of_another_study_is_refused(finished: Path, replay_study: dict, write_study) -> None:
+    before = carbonopt("export", finished).stdout
+    replay_study["target"]["perplexity"] = 5.5
+    sentence = refusal("run", write_study(replay_study, "other.yaml"), "--out", finished)
+    assert "target.perplexity is 5.5" in sentence
+    assert carbonopt("export", finished).stdout == before
+
+
+def test_a_folder_with_other_files_is_refused(replay_study: dict, write_study, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("x")
+    assert "holds other files" in refusal("run", write_study(replay_study), "--out", folder)
+    assert [path.name for path in folder.iterdir()] == ["thesis.tex"]
+
+
+def test_an_unreachable_storage_is_refused_without_its_password(replay_study: dict, write_study, tmp_path: Path) -> None:
+    study = write_study(replay_study)
+    url = f"sqlite:///{tmp_path}/no/such/folder/x.db"
+    assert "can't be opened" in refusal("run", study, "--out", tmp_path / "out", "--storage", url)
+    assert not (tmp_path / "out").exists()
+    sentence = refusal("run", study, "--out", tmp_path / "out", "--storage", "postgresql://me:s3cret@localhost:1/db")
+    assert "s3cret" not in sentence
+    assert "not a storage URL" in refusal("run", study, "--out", tmp_path / "out", "--storage", "nonsense s3cret")
+
+
+def test_an_unknown_country_is_refused(replay_study: dict, write_study, tmp_path: Path) -> None:
+    replay_study["carbon"] = {"country": "XYZ"}
+    assert "XYZ" in refusal("run", write_study(replay_study), "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_table_that_lacks_a_point_is_refused(replay_study: dict, write_study, tmp_path: Path) -> None:
+    replay_study["search"]["space"]["epochs"]["choices"] = [1, 3]
+    sentence = refusal("run", write_study(replay_study), "--out", tmp_path / "out")
+    assert "has no run of" in sentence
+    assert "nearest" in sentence
+
+
+def test_missing_files_and_folders_are_refused(tiny_study: dict, write_study, tmp_path: Path) -> None:
+    tiny_study["workload"]["dataset"] = {"train_files": ["nowhere.txt"]}
+    assert "nowhere.txt" in refusal("run", write_study(tiny_study), "--out", tmp_path / "out")
+    tiny_study["workload"]["dataset"] = {"builtin": "python-docs"}
+    tiny_study["workload"]["model"] = {"name_or_path": "./no-model"}
+    assert "no-model" in refusal("run", write_study(tiny_study), "--out", tmp_path / "out")
+    assert "holds no study" in refusal("report", tmp_path)
+
+
+def test_a_gpu_that_is_not_there_is_refused(tiny_study: dict, write_study, tmp_path: Path) -> None:
+    tiny_study["launch"]["gpus"] = [99]
+    assert "launch.gpus: []" in refusal("run", write_study(tiny_study), "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_the_preparation_finds_wrong_is_refused(tiny_study: dict, write_study, tmp_path: Path) -> None:
+    tiny_study["workload"]["deepspeed"] = {"zero_optimization": {"stage3_prefetch_buket_size": 1}}
+    sentence = refusal("run", write_study(tiny_study), "--out", tmp_path / "out")
+    assert "stage3_prefetch_bucket_size" in sentence
+    assert not (tmp_path / "out").exists()

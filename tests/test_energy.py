@@ -1,0 +1,434 @@
+import inspect
+import json
+import multiprocessing
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from carbonopt.config import Carbon
+from carbonopt.energy import hardware, meter
+from carbonopt.energy.intensity import reference_intensity
+from carbonopt.energy.meter import CodeCarbonMeter, Reading, ReplayMeter
+from carbonopt.errors import BadInput, MeasurementError
+from carbonopt.trial import Phase
+from carbonopt.units import kwh_from_joules
+
+ROOT = Path(__file__).resolve().parent.parent
+GPU_HERE = shutil.which("nvidia-smi") is not None
+STRAY_CONFIG = """[codecarbon]
+pue=1.5
+force_cpu_power=5000
+force_ram_power=5000
+tracking_mode=process
+electricitymaps_api_token=stray
+co2_signal_api_token=stray
+emissions_endpoint=http://127.0.0.1:9
+save_to_file=true
+output_methods=csv,api
+gpu_ids=7
+log_level=debug
+"""
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("a measurement must not use the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket.socket, "connect_ex", refuse)
+
+
+def burn(duration_s: float) -> None:
+    until = time.perf_counter() + duration_s
+    while time.perf_counter() < until:
+        pass
+
+
+def load_all_cores(duration_s: float) -> None:
+    workers = [multiprocessing.Process(target=burn, args=(duration_s,)) for _ in range(os.cpu_count() or 1)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+
+# ------------------------------------------------------------------------------------------------------------- meter
+
+
+def test_phases_sum_to_what_the_outer_tracker_measured(no_network):
+    measured = CodeCarbonMeter(())
+    began = time.perf_counter()
+    # Idle and busy in turn, at times that don't fit CodeCarbon's one-second samples.
+    for phase, act, duration_s in (
+        (Phase.PREPARE, time.sleep, 0.4),
+        (Phase.SETUP, load_all_cores, 0.7),
+        (Phase.TRAIN, load_all_cores, 1.3),
+        (Phase.EVAL, time.sleep, 0.3),
+        (Phase.TRAIN, load_all_cores, 0.8),
+        (Phase.EVAL, time.sleep, 0.6),
+    ):
+        measured.enter(phase)
+        act(duration_s)
+    measured.enter(Phase.GAP)
+    measured.close()
+    duration_s = time.perf_counter() - began
+
+    readings = measured.take(*Phase)
+    outer_kwh = measured.outer_kwh()
+    assert sum(reading.total_kwh for reading in readings.values()) == pytest.approx(outer_kwh, rel=0.01)
+    assert sum(reading.duration_s for reading in readings.values()) == pytest.approx(duration_s, rel=0.02)
+    assert readings[Phase.TRAIN].duration_s >= 2.1
+    assert all((readings[phase].cpu_kwh or 0) > 0 for phase in (Phase.PREPARE, Phase.SETUP, Phase.TRAIN, Phase.EVAL))
+    assert {reading.gpu_kwh for reading in readings.values()} == {None}
+    assert measured.known.keys() == {"cpu", "ram"}
+
+
+def test_a_running_window_grows_and_is_what_is_taken_in_the_end():
+    measured = CodeCarbonMeter(())
+    assert measured.outer_kwh() is None
+    measured.enter(Phase.TRAIN)
+    seen_kwh = [measured.running_kwh(Phase.TRAIN)]
+    for _ in range(3):
+        time.sleep(0.1)
+        seen_kwh.append(measured.running_kwh(Phase.TRAIN))
+    with pytest.raises(ValueError, match="train is running"):
+        measured.take(Phase.TRAIN)
+    measured.enter(Phase.GAP)
+    taken = measured.take(Phase.TRAIN, Phase.EVAL)
+
+    assert seen_kwh == sorted(set(seen_kwh))
+    assert taken[Phase.TRAIN].total_kwh >= seen_kwh[-1]
+    assert taken[Phase.TRAIN].total_kwh == pytest.approx(seen_kwh[-1], rel=0.2)
+    assert taken[Phase.EVAL] == Reading(cpu_kwh=0.0, ram_kwh=0.0)
+    assert measured.running_kwh(Phase.TRAIN) == 0
+    assert measured.take(Phase.TRAIN)[Phase.TRAIN].total_kwh == 0
+    measured.close()
+    measured.close()
+    assert measured.outer_kwh() == pytest.approx(taken[Phase.TRAIN].total_kwh, rel=0.2)
+
+
+MEASURE_RAM_POWER = """
+import json, time
+from carbonopt.energy.meter import CodeCarbonMeter
+from carbonopt.trial import Phase
+meter = CodeCarbonMeter(())
+meter.enter(Phase.TRAIN)
+time.sleep(0.3)
+meter.enter(Phase.GAP)
+reading = meter.take(Phase.TRAIN)[Phase.TRAIN]
+meter.close()
+print(json.dumps({"ram_w": reading.ram_kwh / reading.duration_s * 3.6e6,
+                  "cpu_w": reading.cpu_kwh / reading.duration_s * 3.6e6}))
+"""
+
+
+def measure_in_fresh_process(cwd: Path, **environment: str) -> tuple[dict, str]:
+    clean = {key: value for key, value in os.environ.items() if not key.lower().startswith("codecarbon_")}
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE_RAM_POWER],
+        cwd=cwd,
+        env={**clean, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout), done.stderr
+
+
+def test_stray_settings_change_nothing_and_codecarbon_stays_silent(tmp_path):
+    clean_dir, stray_dir, home = tmp_path / "clean", tmp_path / "stray", tmp_path / "home"
+    for folder in (clean_dir, stray_dir, home):
+        folder.mkdir()
+    (stray_dir / ".codecarbon.config").write_text(STRAY_CONFIG)
+    (home / ".codecarbon.config").write_text(STRAY_CONFIG)
+    clean, _ = measure_in_fresh_process(clean_dir, HOME=str(tmp_path))
+    stray, stderr = measure_in_fresh_process(
+        stray_dir, HOME=str(home), CODECARBON_PUE="3.0", CODECARBON_FORCE_RAM_POWER="900", CODECARBON_LOG_LEVEL="debug"
+    )
+
+    assert stray["ram_w"] == pytest.approx(clean["ram_w"], rel=0.02)
+    assert stray["cpu_w"] < 2000
+    assert stderr == ""
+    assert [path.name for path in stray_dir.iterdir()] == [".codecarbon.config"]
+
+
+def test_codecarbon_has_no_setting_that_we_leave_to_stray_files():
+    from codecarbon import OfflineEmissionsTracker
+    from codecarbon.emissions_tracker import BaseEmissionsTracker
+
+    settings = {
+        name
+        for init in (BaseEmissionsTracker.__init__, OfflineEmissionsTracker.__init__)
+        for name in inspect.signature(init).parameters
+    } - {"self", "args", "kwargs"}
+    # Older names: not read once output_methods and electricitymaps_api_token are set.
+    settings = {name for name in settings if not name.startswith("save_to_")} - {"co2_signal_api_token"}
+    assert settings == {*meter._SETTINGS, "gpu_ids", "output_dir", "output_handlers"}
+
+
+def test_an_error_that_codecarbon_swallows_becomes_ours(tmp_path, monkeypatch):
+    (tmp_path / ".codecarbon.config").write_text("no section header\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MeasurementError, match="no section headers"):
+        CodeCarbonMeter(())
+
+
+def test_a_second_without_any_energy_is_an_error():
+    silent_gpu = Reading(gpu_kwh=0.0, cpu_kwh=1e-6, ram_kwh=1e-6, duration_s=1.5)
+    with pytest.raises(MeasurementError, match=r"none for GPU during 1\.5 s of train"):
+        meter._refuse_silence(Phase.TRAIN, silent_gpu)
+    meter._refuse_silence(Phase.TRAIN, silent_gpu.model_copy(update={"duration_s": 0.05}))
+    meter._refuse_silence(Phase.TRAIN, silent_gpu.model_copy(update={"gpu_kwh": None}))
+
+
+# Two GPUs for CodeCarbon to find on any machine: number 1 takes a steady 300 W, number 0 takes 100 W or is dead.
+SIMULATED_NVML = """
+import os, time
+from types import SimpleNamespace
+class NVMLError(Exception): pass
+NVMLError_NotSupported = NVMLError
+NVML_TEMPERATURE_GPU = 0
+nvmlInit = nvmlShutdown = lambda: None
+nvmlDeviceGetCount = lambda: 2
+nvmlDeviceGetHandleByIndex = lambda index: index
+WATTS = [0 if "DEAD" in os.environ else 100, 300]
+nvmlDeviceGetTotalEnergyConsumption = lambda index: int(time.perf_counter() * WATTS[index] * 1000)
+nvmlDeviceGetName = nvmlDeviceGetUUID = lambda index: f"GPU-{index}"
+nvmlDeviceGetMemoryInfo = lambda index: SimpleNamespace(total=1, free=1, used=0)
+nvmlDeviceGetEnforcedPowerLimit = nvmlDeviceGetPowerUsage = lambda index: 300_000
+nvmlDeviceGetUtilizationRates = lambda index: SimpleNamespace(gpu=50)
+nvmlDeviceGetTemperature = nvmlDeviceGetComputeMode = lambda *_: 0
+nvmlDeviceGetComputeRunningProcesses = nvmlDeviceGetGraphicsRunningProcesses = lambda index: []
+"""
+MEASURE_GPUS = """
+import json, sys, time
+from carbonopt.energy.meter import CodeCarbonMeter
+from carbonopt.trial import Phase
+for gpus in json.loads(sys.argv[1]):
+    meter = CodeCarbonMeter(gpus)
+    meter.enter(Phase.TRAIN)
+    time.sleep(1.1)
+    meter.close()
+    reading = meter.take(Phase.TRAIN)[Phase.TRAIN]
+    gpu_w = reading.gpu_kwh and reading.gpu_kwh / reading.duration_s * 3.6e6
+    print(json.dumps([gpu_w, meter.outer_kwh() / reading.total_kwh, sorted(meter.known)]))
+"""
+
+
+def measure_simulated_gpus(folder: Path, *launches: list[int], **environment: str) -> subprocess.CompletedProcess:
+    (folder / "pynvml.py").write_text(SIMULATED_NVML)
+    (folder / "nvidia-smi").write_text("#!/bin/sh\n")
+    (folder / "nvidia-smi").chmod(0o755)
+    path = {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    command = [sys.executable, "-c", MEASURE_GPUS, json.dumps(launches)]
+    return subprocess.run(command, env={**os.environ, **path, **environment}, capture_output=True, text=True)
+
+
+def test_only_the_launchs_gpus_are_counted(tmp_path):
+    done = measure_simulated_gpus(tmp_path, [1], [], [0, 1], CUDA_VISIBLE_DEVICES="0")
+    one, none, both = map(json.loads, done.stdout.splitlines())
+    assert one == [pytest.approx(300, rel=0.05), pytest.approx(1, rel=0.01), ["cpu", "gpu", "ram"]]
+    assert none == [None, pytest.approx(1, rel=0.01), ["cpu", "ram"]]
+    assert both == [pytest.approx(400, rel=0.05), pytest.approx(1, rel=0.01), ["cpu", "gpu", "ram"]]
+
+
+def test_a_dead_gpu_is_an_error(tmp_path):
+    done = measure_simulated_gpus(tmp_path, [0], DEAD="1")
+    assert done.returncode != 0
+    assert "MeasurementError: a running machine uses energy, but CodeCarbon measured none for GPU" in done.stderr
+
+
+@pytest.mark.skipif(not GPU_HERE, reason="needs an NVIDIA GPU")
+def test_gpu_energy_is_that_of_the_gpus_own_counter():
+    import pynvml
+
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    measured = CodeCarbonMeter((0,))
+    measured.enter(Phase.TRAIN)
+    before_mj = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+    time.sleep(5)
+    after_mj = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+    measured.close()
+    reading = measured.take(Phase.TRAIN)[Phase.TRAIN]
+
+    assert measured.known["gpu"] == "measured"
+    assert reading.gpu_kwh == pytest.approx(kwh_from_joules((after_mj - before_mj) / 1000), rel=0.05)
+    assert measured.outer_kwh() == pytest.approx(reading.total_kwh, rel=0.01)
+
+
+def test_readings_add_by_component_and_keep_what_is_not_measured():
+    both = Reading(cpu_kwh=1.0, duration_s=2.0) + Reading(cpu_kwh=0.5, ram_kwh=0.25, duration_s=1.0)
+    assert both == Reading(gpu_kwh=None, cpu_kwh=1.5, ram_kwh=0.25, duration_s=3.0)
+    assert both.total_kwh == 1.75
+
+
+def test_replay_meter_adds_up_what_was_recorded():
+    replay = ReplayMeter()
+    replay.enter(Phase.TRAIN)
+    replay.advance(Phase.TRAIN, 2e-6, 3.0)
+    replay.advance(Phase.EVAL, 1e-6, 1.0)
+    replay.advance(Phase.TRAIN, 2e-6, 3.0)
+    assert replay.running_kwh(Phase.TRAIN) == 4e-6
+    with pytest.raises(ValueError, match="train is running"):
+        replay.take(Phase.TRAIN)
+    replay.enter(Phase.GAP)
+    taken = replay.take(Phase.SETUP, Phase.TRAIN)
+    assert taken == {Phase.SETUP: Reading(gpu_kwh=0.0), Phase.TRAIN: Reading(gpu_kwh=4e-6, duration_s=6.0)}
+    assert replay.running_kwh(Phase.EVAL) == 1e-6
+    assert replay.outer_kwh() == pytest.approx(5e-6)
+    assert replay.known == {"gpu": "recorded"}
+
+
+# ---------------------------------------------------------------------------------------------------------- hardware
+
+
+class NVMLError(Exception):
+    pass
+
+
+def fake_nvml(counters_mj: list[int | None]) -> SimpleNamespace:
+    """NVML as a machine with GPUs would have it: this one may have none."""
+
+    def energy(index: int) -> int:
+        counter_mj = counters_mj[index]
+        if counter_mj is None:
+            raise NVMLError("Not Supported")
+        return counter_mj
+
+    return SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: len(counters_mj),
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetTotalEnergyConsumption=energy,
+        nvmlDeviceGetName=lambda index: f"GPU model {index}",
+        nvmlDeviceGetUUID=lambda index: f"GPU-{index}",
+        nvmlSystemGetDriverVersion=lambda: "580.1",
+    )
+
+
+def test_hardware_without_gpus():
+    machine = hardware.describe_hardware(())
+    assert machine.cpu
+    assert 1 <= machine.cpu_cores <= (os.cpu_count() or 1)
+    assert machine.ram_gib > 0.1
+    assert machine.gpus == ()
+    assert machine.driver is None
+    assert hardware.gpu_uuids(()) == ()
+
+
+def test_gpus_are_described_in_the_launch_order(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml([100, 100, 100]))
+    machine = hardware.describe_hardware((2, 0))
+    assert machine.gpus == ("GPU model 2", "GPU model 0")
+    assert machine.driver == "580.1"
+    assert hardware.gpu_uuids((2, 0)) == ("GPU-2", "GPU-0")
+
+
+def test_gpus_that_are_absent_or_uncounted_are_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml([100, None]))
+    with pytest.raises(BadInput, match=r"GPU 3 not found: NVML sees 0, 1; to run on the CPU, set launch.gpus: \[\]"):
+        hardware.check_gpus((0, 3))
+    with pytest.raises(BadInput, match=r"GPU 1 \(GPU model 1\) must have an energy counter.*Not Supported"):
+        hardware.check_gpus((0, 1))
+
+
+@pytest.mark.skipif(GPU_HERE, reason="needs a machine without an NVIDIA driver")
+def test_gpus_without_a_driver_are_refused():
+    with pytest.raises(BadInput, match=r"driver can't be reached.*launch.gpus: \[\]"):
+        CodeCarbonMeter((0,))
+
+
+def test_gpus_without_nvidia_smi_are_refused(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml([100]))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MeasurementError, match="nvidia-smi must be on PATH"):
+        CodeCarbonMeter((0,))
+
+
+# --------------------------------------------------------------------------------------------------------- intensity
+
+
+def codecarbon_g_per_kwh(country: str, region: str | None) -> float:
+    from codecarbon import OfflineEmissionsTracker
+
+    settings = {**meter._SETTINGS, "country_iso_code": country, "region": region, "pue": 1.0}
+    settings["force_carbon_intensity_g_co2e_kwh"] = None
+    tracker = OfflineEmissionsTracker(**settings, gpu_ids=[], output_dir=".", output_handlers=[])
+    tracker.start_task("a")
+    time.sleep(0.06)
+    data = tracker.stop_task("a")
+    return data.emissions / data.energy_consumed * 1000
+
+
+@pytest.mark.parametrize(
+    ("country", "region"),
+    [
+        ("USA", None),
+        ("FRA", None),
+        ("IND", None),
+        ("POL", None),
+        ("USA", "California"),
+        ("USA", "west virginia"),
+        ("CAN", "Quebec"),
+        ("CAN", "alberta"),
+        ("SWE", "SE3"),
+        ("CHN", "Inner Mongolia"),
+    ],
+)
+def test_intensity_is_codecarbons_own(country, region):
+    found = reference_intensity(Carbon(country=country, region=region))
+    assert found.g_co2e_per_kwh == pytest.approx(codecarbon_g_per_kwh(country, region), rel=1e-9)
+    assert "CodeCarbon" in found.source
+
+
+def test_intensity_names_its_place_and_source():
+    california = reference_intensity(Carbon(country="USA", region="california"))
+    assert california.place == "California, USA"
+    assert california.source.startswith("EPA eGRID2023")
+    assert reference_intensity(Carbon(country="USA")).place == "United States"
+    assert reference_intensity(Carbon(country="SWE", region="se3")).place == "SE3, SWE"
+
+
+def test_intensity_of_the_study_file_wins():
+    given = reference_intensity(Carbon(country="USA", region="california", intensity_g_co2e_per_kwh=230))
+    assert (given.g_co2e_per_kwh, given.source, given.place) == (230, "given in the study file", "California, USA")
+    assert reference_intensity(Carbon(intensity_g_co2e_per_kwh=12)).place is None
+
+
+@pytest.mark.parametrize(
+    ("country", "region", "message"),
+    [
+        ("GRM", None, r"no data for GRM; near to it: .*GRC \(Greece\)"),
+        ("QQQ", None, r"no data for QQQ; it must be a three-letter code"),
+        ("USA", "Califrnia", "USA has no 'Califrnia'.*known: california"),
+        ("USA", "_source", "USA has no '_source'.*alabama, alaska"),
+        ("DEU", "bayern", "no data by region for DEU, but got 'bayern'"),
+        ("CAF", None, "says 0 g CO2e per kWh"),
+    ],
+)
+def test_unknown_places_are_refused_with_the_nearest_known(country, region, message):
+    with pytest.raises(BadInput, match=message):
+        reference_intensity(Carbon(country=country, region=region))
+
+
+def test_intensity_needs_no_heavy_import():
+    script = (
+        "import sys\n"
+        "from carbonopt.config import Carbon\n"
+        "from carbonopt.energy.intensity import reference_intensity\n"
+        "reference_intensity(Carbon(country='USA', region='california'))\n"
+        "print(sorted({'codecarbon', 'pandas', 'torch', 'psutil'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

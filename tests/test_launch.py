@@ -1,0 +1,157 @@
+"""Processes that work for a study: heard, ended, and never left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from carbonopt.channel import Exited, Failed, PhaseChanged, Progress
+from carbonopt.config import LocalLaunch
+from carbonopt.launch.environment import rank_environments, work_environment
+from carbonopt.launch.processes import WorkProcesses
+from carbonopt.trial import Phase, StopReason
+
+SPEAKING = """
+import json, os, socket, sys
+connection = socket.socket(fileno=int(os.environ["CARBONOPT_CHANNEL_FD"]))
+lines = connection.makefile("rb")
+def say(event, **fields):
+    connection.sendall(json.dumps({"event": event, **fields}).encode() + b"\\n")
+"""
+
+
+def start(script: str, tmp_path: Path, ranks: int = 1) -> WorkProcesses:
+    argv = [sys.executable, "-c", SPEAKING + textwrap.dedent(script) if ranks == 1 else textwrap.dedent(script)]
+    return WorkProcesses(argv, [{"RANK": str(rank)} for rank in range(ranks)], dict(os.environ), tmp_path / "log.txt")
+
+
+def until_exit(work: WorkProcesses, limit_s: float = 20.0) -> list:
+    events = []
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        event = work.receive(0.5)
+        if event is not None:
+            events.append(event)
+        if isinstance(event, Exited):
+            return events
+        if isinstance(event, PhaseChanged):
+            work.answer(stop=StopReason.CAP)
+    raise AssertionError(f"no exit within {limit_s} s, only {events}")
+
+
+def gone(pid: int, limit_s: float = 10.0) -> bool:
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_what_a_trial_says_is_heard_and_answered(tmp_path: Path) -> None:
+    work = start(
+        """
+        say("PhaseChanged", phase="train")
+        answer = json.loads(lines.readline())
+        say("Failed", kind="crash", text=answer["stop"])
+        print("last words")
+        sys.exit(3)
+        """,
+        tmp_path,
+    )
+    events = until_exit(work)
+    work.end()
+    assert events == [PhaseChanged(phase=Phase.TRAIN), Failed(kind="crash", text="cap"), Exited(code=3)]
+    assert work.log_tail() == "last words"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, 137), (signal.SIGBUS, 135), (signal.SIGTERM, 143)])
+def test_a_signal_shows_in_the_exit_code(number: int, code: int, tmp_path: Path) -> None:
+    work = start(f"os.kill(os.getpid(), {int(number)})", tmp_path)
+    assert until_exit(work) == [Exited(code=code)]
+    work.end()
+
+
+def test_the_death_of_one_rank_ends_the_others(tmp_path: Path) -> None:
+    script = """
+        import os, sys, time
+        if os.environ["RANK"] == "1":
+            sys.exit(78)
+        time.sleep(600)
+    """
+    work = start(script, tmp_path, ranks=3)
+    began = time.monotonic()
+    assert until_exit(work)[-1] == Exited(code=78)
+    assert time.monotonic() - began < 15
+    work.end()
+
+
+def test_end_leaves_no_process(tmp_path: Path) -> None:
+    work = start(
+        """
+        import subprocess, time
+        child = subprocess.Popen(["sleep", "600"])
+        say("Progress", step=child.pid, total_steps=os.getpid())
+        time.sleep(600)
+        """,
+        tmp_path,
+    )
+    heard = work.receive(20)
+    assert isinstance(heard, Progress)
+    work.end()
+    assert gone(heard.step)
+    assert gone(heard.total_steps)
+
+
+@pytest.mark.parametrize("busy", ["time.sleep(600)", "sum(iter(lambda: 1, 0))"], ids=["asleep", "holding the lock"])
+def test_the_study_killed_takes_the_trial_along(busy: str, tmp_path: Path) -> None:
+    """SIGKILL of the study leaves neither ranks nor what they started."""
+    script = f"""
+        import subprocess, time
+        child = subprocess.Popen(["sleep", "600"])
+        with open(os.environ["PIDS"], "w") as file:
+            file.write(f"{{os.getpid()}} {{child.pid}} {{os.getppid()}}\\n")
+        {busy}
+    """
+    pids = tmp_path / "pids"
+    parent = f"""
+import os, sys, time
+from pathlib import Path
+from carbonopt.launch.processes import WorkProcesses
+script = {SPEAKING + textwrap.dedent(script)!r}
+WorkProcesses([sys.executable, "-c", script], [{{"PIDS": {str(pids)!r}}}], dict(os.environ), Path({str(tmp_path / "log")!r}))
+time.sleep(600)
+"""
+    study = subprocess.Popen([sys.executable, "-c", parent])
+    deadline = time.monotonic() + 20
+    while not (pids.exists() and pids.read_text().endswith("\n")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    processes = [int(pid) for pid in pids.read_text().split()]
+    assert all(psutil.pid_exists(pid) for pid in processes)
+    study.kill()
+    study.wait()
+    assert [pid for pid in processes if not gone(pid)] == []
+
+
+def test_ranks_see_exactly_the_launchs_devices() -> None:
+    user = {"CUDA_VISIBLE_DEVICES": "GPU-1234", "TORCH_CUDA_ARCH_LIST": "8.0;9.0a", "PATH": "/bin"}
+    environment = work_environment(LocalLaunch(gpus=(2, 0)), user)
+    assert environment["CUDA_VISIBLE_DEVICES"] == "2,0"
+    assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert environment["TORCH_CUDA_ARCH_LIST"] == "8.0;9.0"
+    assert environment["PATH"] == "/bin"
+    on_cpu = work_environment(LocalLaunch(gpus=(), cpu_ranks=2), user)
+    assert (on_cpu["CUDA_VISIBLE_DEVICES"], on_cpu["DS_ACCELERATOR"]) == ("", "cpu")
+
+
+def test_every_rank_knows_its_place() -> None:
+    ranks = rank_environments(LocalLaunch(gpus=(), cpu_ranks=3))
+    assert [rank["RANK"] for rank in ranks] == ["0", "1", "2"]
+    assert {rank["WORLD_SIZE"] for rank in ranks} == {"3"}
+    assert len({rank["MASTER_PORT"] for rank in ranks}) == 1

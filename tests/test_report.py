@@ -1,0 +1,390 @@
+"""The report of small studies: nothing of the user's becomes markup, every odd study renders, the figures agree."""
+
+import json
+import math
+import re
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from carbonopt.analysis.recommend import recommend
+from carbonopt.record import Hardware, Intensity, Provenance, SessionLedger, StudyData
+from carbonopt.report.build import write_report
+from carbonopt.report.markdown import escape
+from carbonopt.report.page import figure
+from carbonopt.report.points import scatter
+from carbonopt.report.quantities import percent_text
+from carbonopt.report.winner import winner_files
+from carbonopt.study_file import load_study, parse_study
+from carbonopt.trial import (
+    Durations,
+    Energy,
+    EvalPoint,
+    Failure,
+    StopReason,
+    TrialParams,
+    TrialRecord,
+    TrialState,
+)
+from carbonopt.units import emissions_kg_co2e
+
+EVIL = """<script>alert(1)</script> | `x` [a](javascript:b) "'&{{7*7}} </script>"""
+INTENSITY_G_PER_KWH = 230.0
+
+
+def trial(number: int, train_kwh: float = 1e-3, perplexity: float | None = 5.0, **changes) -> TrialRecord:
+    params: dict[str, Any] = {
+        "global_batch_size": 16,
+        "micro_batch_size_per_gpu": 8,
+        "learning_rate": 1e-3 * (1 + number),
+        "epochs": 2,
+    }
+    params |= changes.pop("params", {})
+    nll_sum = None if perplexity is None else math.log(perplexity) * 100
+    values: dict[str, Any] = {
+        "trial": number,
+        "state": TrialState.COMPLETE,
+        "seed": 3,
+        "params": TrialParams(**params),
+        "perplexity": perplexity,
+        "emissions_kg_co2e": emissions_kg_co2e(train_kwh, INTENSITY_G_PER_KWH, 1.1),
+        "energy_kwh": Energy(train=train_kwh, setup=1e-4, eval=1e-4, total=train_kwh + 2e-4, train_gpu=train_kwh / 2),
+        "duration_s": Durations(train=60, setup=5, eval=1, total=66),
+        "evals": (EvalPoint(step=10, tokens=100, nll_sum=nll_sum, eval_tokens=100),),
+        "total_steps": 40,
+    }
+    return TrialRecord(**{**values, **changes})
+
+
+def study(*records: TrialRecord, name: str = "small", target: float = 6.0, **changes) -> StudyData:
+    raw: dict[str, Any] = {
+        "name": name,
+        "workload": {
+            "model": {"from_config": {"model_type": "gpt2", "n_head": None}},
+            "tokenizer": {"kind": "char"},
+            "dataset": {"builtin": "python-docs"},
+            "sequence_length": 64,
+            "training_arguments": {"max_grad_norm": 0.5},
+        },
+        "target": {"perplexity": target},
+        "search": {
+            "space": {
+                "global_batch_size": {"choices": [8, 16]},
+                "learning_rate": {"low": 1e-5, "high": 1.0, "log": True},
+                "epochs": {"choices": [1, 2]},
+            }
+        },
+        "budget": {"trials": 5},
+        "carbon": {"country": "USA", "intensity_g_co2e_per_kwh": INTENSITY_G_PER_KWH, "pue": 1.1},
+        "launch": {"kind": "local", "gpus": [0]},
+    }
+    raw |= changes.pop("raw", {})
+    values: dict[str, Any] = {
+        "config": parse_study(raw, "test"),
+        "records": records,
+        "sessions": (SessionLedger(started_at="2026-01-01T00:00:00Z", duration_s=70.0, gap_kwh=1e-5),),
+        "provenance": Provenance(
+            hardware=Hardware(cpu="a CPU", cpu_cores=8, ram_gib=64, gpus=("a GPU",), driver="1.2"),
+            versions={"torch": "2.13.0"},
+            intensity=Intensity(g_co2e_per_kwh=INTENSITY_G_PER_KWH, source="given in the study file"),
+            known={"gpu": "measured", "cpu": "modelled"},
+            study_file=f"name: {name}\n",
+        ),
+        "ended": "all trials done",
+    }
+    return StudyData(**{**values, **changes})
+
+
+def pruned(number: int, last_perplexity: float | None = 12.0) -> TrialRecord:
+    nll_sum = None if last_perplexity is None else math.log(last_perplexity) * 100
+    last = EvalPoint(step=10, tokens=None, nll_sum=nll_sum, eval_tokens=100)
+    return trial(number, 2e-4, None, state=TrialState.PRUNED, stop_reason=StopReason.TARGET, evals=(last,))
+
+
+REPLAY: dict[str, Any] = {"raw": {"workload": None, "launch": {"kind": "replay", "table": "/somewhere/runs.jsonl"}}}
+ODD_STUDIES = {
+    "no trials": study(),
+    "one trial": study(trial(0)),
+    "all pruned": study(pruned(0), pruned(1)),
+    "target missed": study(trial(0, perplexity=7.0), pruned(1)),
+    "nothing measured": study(
+        trial(0, perplexity=None, state=TrialState.FAILED, energy_kwh=None, emissions_kg_co2e=None, evals=())
+    ),
+    "zero emissions": study(trial(0, emissions_kg_co2e=0.0), trial(1, emissions_kg_co2e=0.0)),
+    "identical trials": study(trial(0), trial(1), trial(2)),
+    "infinite perplexity": study(trial(0, perplexity=math.inf), trial(1), pruned(2, None)),
+    "far apart": study(trial(0, 1e-6, 5.9), trial(1, 1e2, 2.0), trial(2, 1.0, 1e30)),
+    "replay": study(
+        trial(0),
+        trial(1, 2e-3, 4.0),
+        provenance=Provenance(
+            hardware=None,
+            versions={},
+            intensity=Intensity(g_co2e_per_kwh=INTENSITY_G_PER_KWH, source="given", place="somewhere"),
+            known={"gpu": "recorded"},
+            study_file="",
+        ),
+        sessions=(),
+        ended=None,
+        **REPLAY,
+    ),
+    "no GPU": study(
+        trial(0), raw={"launch": {"kind": "local", "gpus": [], "cpu_ranks": 2}, "budget": {"hours": 1}}, sessions=()
+    ),
+}
+
+
+class Page(HTMLParser):
+    """Counts tags, collects the text outside scripts, and what the tags would load."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.loads: list[str] = []
+        self.text = ""
+        self.scripts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.loads += [value for name, value in attrs if name in ("src", "href", "data", "action") and value]
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_data(self, data):
+        if self.cdata_elem == "script":
+            self.scripts[-1] += data
+        else:
+            self.text += data
+
+
+@pytest.mark.parametrize("data", ODD_STUDIES.values(), ids=ODD_STUDIES)
+def test_odd_studies_render(data, tmp_path):
+    index = write_report(data, tmp_path)
+    page = Page(index.read_text(encoding="utf-8"))
+    headline = json.loads((tmp_path / "report.json").read_text())["shown"]["headline"]
+    assert headline in page.text.replace("\N{NO-BREAK SPACE}", " ")
+    for word in ("nan", "inf", "None"):
+        assert not re.search(rf"(?<![\w.]){re.escape(word)}(?!\w)", (tmp_path / "report.md").read_text()), word
+    assert (tmp_path / "pareto.pdf").read_bytes().startswith(b"%PDF")
+    assert (tmp_path / "pareto.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "winner").exists() == recommend(data).met
+
+
+def evil_study() -> StudyData:
+    failure = Failure(kind="crash", text=EVIL + "\nmore")
+    failed = trial(1, perplexity=None, state=TrialState.FAILED, failure=failure)
+    return study(
+        trial(0, params={"lr_scheduler": EVIL}), failed, trial(2, 2e-3, 4.0), name=EVIL, ended=EVIL + "\n# heading"
+    )
+
+
+def test_user_text_stays_text_on_the_page(tmp_path):
+    plain = Page(write_report(study(trial(0), trial(1, 2e-3, 4.0)), tmp_path).read_text(encoding="utf-8"))
+    page = Page(write_report(evil_study(), tmp_path).read_text(encoding="utf-8"))
+    assert plain.tags.count("script") == page.tags.count("script") == 3
+    assert "a" not in page.tags and "a" not in plain.tags
+    assert page.text.count("<script>alert(1)</script>") >= 4  # name, state, setting and end, each as text
+    assert not any("alert(1)" in script for script in page.scripts[1:])
+
+
+def test_hover_is_escaped_twice_once_for_json_and_once_for_plotly(tmp_path):
+    data = evil_study()
+    page = Page(write_report(data, tmp_path).read_text(encoding="utf-8"))
+    assert "<" not in page.scripts[0] and "&" not in page.scripts[0]
+    drawn = json.loads(page.scripts[0])
+    rec = recommend(data)
+    assert drawn == json.loads(json.dumps(figure(data, scatter(data, rec), rec)))
+    hover = [text for trace in drawn["data"] for text in trace["text"]]
+    assert any("&lt;script&gt;alert(1)" in text for text in hover)
+    assert all(set(re.findall(r"<[^>]*>", text)) <= {"<b>", "</b>", "<br>"} for text in hover)
+
+
+def test_page_loads_nothing(tmp_path):
+    page = Page(write_report(study(trial(0), trial(1)), tmp_path).read_text(encoding="utf-8"))
+    assert page.loads and all(address.startswith("data:image/png") for address in page.loads)
+    assert "link" not in page.tags
+    assert "default-src 'none'" in (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert 'plotlyServerURL: ""' in page.scripts[-1] and "sendChartToCloud" not in page.scripts[-1]
+
+
+def test_markdown_escapes_what_could_be_markup(tmp_path):
+    write_report(evil_study(), tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    prose, _, fenced = text.partition("## Study file")
+    assert "<" not in prose
+    assert not re.search(r"(?<!\\)`", prose)
+    assert len(re.findall(r"(?<!\\)\]\(", prose)) == 1  # the figure
+    assert not re.search(r"^# heading", prose, re.MULTILINE)
+    for table in re.findall(r"(?:^\|.*\n)+", prose, re.MULTILINE):
+        widths = {len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}
+        assert len(widths) == 1, table
+    assert fenced.count("```") == 2
+
+
+def test_study_file_can_not_leave_its_code_block(tmp_path):
+    data = evil_study()
+    provenance = data.provenance.model_copy(update={"study_file": "name: x\n```\n# out\n````\n"})
+    write_report(data.model_copy(update={"provenance": provenance}), tmp_path)
+    block = (tmp_path / "report.md").read_text().partition("## Study file")[2].strip().splitlines()
+    assert block[0] == "`````yaml" and block[-1] == "`````" and "# out" in block[1:-1]
+
+
+def test_escape_of_each_special_character():
+    assert escape("a|b*c_d`e") == r"a\|b\*c\_d\`e"
+    assert escape("<b>&\n# x") == r"&lt;b&gt;&amp; \# x"
+
+
+def test_every_number_of_the_markdown_is_in_the_json(tmp_path):
+    write_report(study(trial(0), trial(1, 2e-3, 4.0), pruned(2)), tmp_path)
+    shown = json.dumps(json.loads((tmp_path / "report.json").read_text())["shown"], ensure_ascii=False)
+    number = re.compile(r"\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
+    markdown = set(number.findall((tmp_path / "report.md").read_text()))
+    assert len(markdown) > 30
+    assert markdown <= set(number.findall(shown))
+
+
+def test_figures_of_the_answer(tmp_path):
+    write_report(study(trial(0), trial(1, 2e-3, 4.0), pruned(2)), tmp_path)
+    values = json.loads((tmp_path / "report.json").read_text())
+    assert values["recommendation"]["trial"] == 0
+    assert values["recommendation"]["saving_fraction"] == pytest.approx(0.5)
+    tiles = {tile["label"]: tile["text"] for tile in values["shown"]["tiles"]}
+    # 1e-3 + 2e-3 + 2e-4 training, 3 × 2e-4 beside it, 1e-5 in gaps: 3.81e-3 kWh; × 0.23 × 1.1 = 0.964 g
+    assert tiles["Emissions of a run"] == "0.253 g CO2e"
+    assert tiles["The study itself"] == "0.964 g CO2e"
+    assert tiles["Saving on a run"] == "50 %"
+    assert tiles["Pays back after"] == "4 runs"
+
+
+def test_limits_name_what_applies(tmp_path):
+    write_report(ODD_STUDIES["replay"], tmp_path)
+    limits = " ".join(json.loads((tmp_path / "report.json").read_text())["shown"]["limits"])
+    for phrase in ("replay", "Few trials: 2", "has not ended", "with one seed"):
+        assert phrase in limits
+    assert "Modelled" not in limits
+    assert "/somewhere" not in (tmp_path / "report.md").read_text()
+    write_report(study(trial(0, perplexity=5.99), trial(1, 2e-3, 4.0)), tmp_path)
+    limits = " ".join(json.loads((tmp_path / "report.json").read_text())["shown"]["limits"])
+    assert "the energy of CPU" in limits and "0.167 % below the target" in limits and "replay" not in limits
+
+
+def test_same_data_same_bytes_and_a_new_report_replaces_the_old(tmp_path):
+    data = study(trial(0), trial(1, 2e-3, 4.0))
+    write_report(data, tmp_path, winner_files={"ds_config.json": "{}"})
+    (tmp_path / "winner" / "mine.txt").write_text("keep")
+    first = {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    write_report(data, tmp_path, winner_files={"ds_config.json": "{}"})
+    assert {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == first
+    write_report(study(pruned(0)), tmp_path)
+    assert [path.name for path in (tmp_path / "winner").iterdir()] == ["mine.txt"]
+
+
+def test_frame_holds_complete_trials_and_target_and_says_who_is_outside(tmp_path):
+    data = study(trial(0), trial(1, 2e-3, 4.0), pruned(2, None), pruned(3))
+    plot = scatter(data, recommend(data))
+    assert plot.x.holds(plot.trial(0)[0].emissions) and plot.x.holds(plot.trial(1)[0].emissions)
+    assert plot.y.holds(6.0) and plot.unit == "mg CO2e"
+    assert [point.trial for point in plot.outside()] == [3]  # trial 2's evaluation is not a number: no point
+    assert [point.emissions for point in plot.of("front")] == sorted(point.emissions for point in plot.of("front"))
+
+
+def winner_of(data: StudyData, **given: str) -> dict[str, str]:
+    return winner_files(data, recommend(data), given)
+
+
+def test_rerun_is_a_valid_study_of_the_winner_alone(tmp_path):
+    record = trial(4, params={"learning_rate": 1e-5, "gradient_checkpointing": True})
+    raw = {"search": study().config.search.model_dump(mode="json", exclude_none=True)}
+    raw["search"]["space"]["gradient_checkpointing"] = {"choices": [True, False]}
+    raw["search"]["start"] = {"epochs": 1}
+    data = study(record, trial(5, 2e-3, 4.0), name="N" * 200, raw=raw)
+    for name, text in winner_of(data).items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    again = load_study(tmp_path / "rerun.yaml")
+    space = again.search.space.model_dump(exclude_none=True)
+    assert space == {
+        "global_batch_size": {"value": 16},
+        "learning_rate": {"value": 1e-5},
+        "epochs": {"value": 2},
+        "zero_stage": {"value": 1},
+        "offload": {"value": "none"},
+        "gradient_checkpointing": {"value": True},
+    }
+    assert again.name.endswith(" (winner)") and len(again.name) == 200
+    assert again.budget.model_dump(exclude_none=True) == {"trials": 1}
+    assert again.search.start is None and again.search.seed == record.seed
+    assert (again.workload, again.target, again.carbon, again.launch) == (
+        data.config.workload,
+        data.config.target,
+        data.config.carbon,
+        data.config.launch,
+    )
+
+
+@pytest.mark.parametrize("name", ["1e-3", "yes", "null", "a: b # c", EVIL, "- x", "'", "12"])
+def test_rerun_keeps_text_that_looks_like_something_else(name, tmp_path):
+    (tmp_path / "rerun.yaml").write_text(winner_of(study(trial(0), name=name))["rerun.yaml"], encoding="utf-8")
+    assert load_study(tmp_path / "rerun.yaml").name == f"{name} (winner)"
+    data = study(trial(0), raw={"carbon": {"country": "USA", "region": name}})
+    (tmp_path / "rerun.yaml").write_text(winner_of(data)["rerun.yaml"], encoding="utf-8")
+    assert load_study(tmp_path / "rerun.yaml").carbon.region == name
+
+
+def test_training_arguments_are_what_transformers_takes():
+    params = {
+        "precision": "bf16",
+        "warmup_ratio": 0.1,
+        "lr_scheduler": "cosine",
+        "weight_decay": 0.01,
+        "gradient_checkpointing": True,
+    }
+    files = winner_of(study(trial(0, params=params)), **{"ds_config.json": '{"zero": 1}'})
+    assert yaml.safe_load(files["training_args.yaml"]) == {
+        "max_grad_norm": 0.5,
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 2,
+        "learning_rate": 1e-3,
+        "num_train_epochs": 2.0,
+        "seed": 3,
+        "bf16": True,
+        "fp16": False,
+        "weight_decay": 0.01,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 0.1,
+        "gradient_checkpointing": True,
+        "deepspeed": "ds_config.json",
+    }
+    assert files["ds_config.json"] == '{"zero": 1}'
+    assert "deepspeed" not in winner_of(study(trial(0)))["training_args.yaml"]
+    assert json.loads(files["params.json"])["gradient_accumulation_steps"] == 2
+
+
+def test_run_script_passes_its_own_folder_and_options_on(tmp_path):
+    folder = tmp_path / "a folder $x"
+    write_report(study(trial(0)), folder)
+    stand_in = tmp_path / "bin" / "carbonopt"
+    stand_in.parent.mkdir()
+    stand_in.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    stand_in.chmod(0o755)
+    script: Path = folder / "winner" / "run.sh"
+    ran = subprocess.run(
+        [script, "--trials", "2 3"], env={"PATH": f"{stand_in.parent}:/usr/bin:/bin"}, capture_output=True, text=True
+    )
+    assert ran.stdout.splitlines() == ["run", f"{folder}/winner/rerun.yaml", "--trials", "2 3"]
+
+
+def test_no_winner_no_files():
+    assert winner_of(study(pruned(0))) == {}
+
+
+PERCENTS = {0.4234: "42.3 %", 0.99996: "over 99.9 %", 1.0: "100 %", 12.3456: "1,235 %", 0.0: "0 %", None: "–"}
+
+
+@pytest.mark.parametrize(("fraction", "text"), PERCENTS.items())
+def test_percent(fraction, text):
+    assert percent_text(fraction) == text
