@@ -34,7 +34,7 @@ class LiveDisplay:
         self._print(f"warning: {text}", "yellow")
 
     def preparing(self) -> None:
-        self._print("preparing the data, the tokenizer and DeepSpeed's ops …")
+        self._live.update(Text("preparing the data, the tokenizer and DeepSpeed's ops …"))
 
     def study_started(self, data: StudyData) -> None:
         self._spent_kwh = data.spent_kwh()
@@ -137,7 +137,10 @@ def recommendation_text(recommendation: Recommendation) -> str:
     ]
     baseline, saving = recommendation.baseline, recommendation.saving_fraction
     if baseline is not None and saving is not None:
-        lines.append(f"  saves {saving:.1%} against trial {baseline.trial} ({baseline.why})")
+        if baseline.trial == recommendation.trial:
+            lines.append(f"  it is the baseline itself ({baseline.why})")
+        else:
+            lines.append(f"  saves {saving:.1%} against trial {baseline.trial} ({baseline.why})")
     cost = human_emissions(recommendation.study_emissions_kg_co2e)
     runs = recommendation.break_even_runs
     lines.append(f"  the study itself: {cost}" + (f", paid back after {runs} runs" if runs is not None else ""))

@@ -26,7 +26,7 @@ def human_energy(energy_kwh: float) -> str:
     if energy_kwh >= 0.01:
         return f"{energy_kwh:.3g} kWh"
     joules = joules_from_kwh(energy_kwh)
-    return f"{joules / 1000:.3g} kJ" if joules >= 1000 else f"{joules:.3g} J"
+    return f"{joules / 1000:.3g} kJ" if joules >= 999.5 else f"{joules:.3g} J"
 
 
 def human_emissions(kg_co2e: float) -> str:

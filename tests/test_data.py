@@ -257,10 +257,28 @@ def test_refuses_bad_models(tmp_path, monkeypatch):
     (tmp_path / "model").mkdir()
     own = {"tokenizer": {"kind": "byte"}}
     assert "has no config.json" in refusal(tmp_path, model={"name_or_path": str(tmp_path / "model")}, **own)
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**TINY, "vocab_size": 256}))
+    assert "has no weights in it" in refusal(tmp_path, model={"name_or_path": str(tmp_path / "model")}, **own)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert "give a local folder" in refusal(tmp_path, model={"name_or_path": "nobody/no-such-model"}, **own)
     assert "give a local folder" in refusal(tmp_path, tokenizer={"name_or_path": "nobody/no-such-tokenizer"})
     assert "give a local folder" in refusal(tmp_path, dataset={"name_or_path": "nobody/no-such-data"})
+
+
+def test_a_local_folder_is_a_data_set(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    for split in ("train", "validation"):
+        (tmp_path / "data" / f"{split}.jsonl").write_text('{"text": "some ' + split + '"}\n{"text": ""}\n')
+    folder: dict[str, Any] = {"name_or_path": str(tmp_path / "data")}
+    assert read_text(Dataset(**folder)) == (["some train"], ["some validation"])
+    with pytest.raises(BadInput, match="no split 'test'; its splits are train, validation"):
+        read_text(Dataset(**folder, eval_split="test"))
+    with pytest.raises(BadInput, match="no column 'body'"):
+        read_text(Dataset(**folder, text_column="body"))
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(BadInput, match="can't load the data set"):
+        read_text(Dataset(name_or_path=str(tmp_path / "nothing")))
 
 
 @pytest.mark.parametrize(

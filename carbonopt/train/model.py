@@ -48,11 +48,8 @@ def _pretrained_config(model: Model) -> "PreTrainedConfig":
         raise BadInput(f"workload.model.name_or_path must be a model's folder, but {name} has no config.json.")
     try:
         return AutoConfig.from_pretrained(name, revision=model.revision, trust_remote_code=model.trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise BadInput(
-            f"can't load the model {name!r} ({' '.join(str(error).split()):.300}); "
-            "give a local folder that holds one, or a hub name while online."
-        ) from error
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise BadInput(unloadable("model", name, error)) from error
 
 
 def _config_class(model_type: str) -> "type[PreTrainedConfig]":
@@ -79,6 +76,14 @@ def _check_fields(fields: dict[str, Any], config_class: "type[PreTrainedConfig]"
                            f"{hint(name, known)}")  # fmt: skip
 
 
+def unloadable(what: str, name: str, error: Exception) -> str:
+    """The sentence for a model or tokenizer that transformers can't load."""
+    return (
+        f"can't load the {what} {name!r} ({' '.join(str(error).split()):.300}); "
+        "give a local folder that holds one, or a hub name while online."
+    )
+
+
 def check_model(config: "PreTrainedConfig", workload: Workload, vocab_size: int) -> None:
     """Raises BadInput if the model can't read the tokenizer's ids or sequences of the workload's length."""
     text_config = config.get_text_config()
@@ -93,6 +98,29 @@ def check_model(config: "PreTrainedConfig", workload: Workload, vocab_size: int)
             "workload.sequence_length must be at most the model's number of positions, "
             f"but got {workload.sequence_length} and {positions}."
         )
+
+
+def fetch_weights(model: Model) -> None:
+    """Makes sure that a trained model's weights are there; a hub's are downloaded here, so that no trial has to wait.
+
+    Raises:
+        BadInput: if a folder has none or the hub doesn't give them.
+    """
+    if model.from_config is not None:
+        return
+    name = str(model.name_or_path)
+    if Path(name).is_dir():
+        if not any(path.suffix in (".safetensors", ".bin") for path in Path(name).iterdir()):
+            raise BadInput(f"workload.model.name_or_path must be a model's folder, but {name} has no weights in it.")
+        return
+    from transformers import AutoModelForCausalLM
+
+    try:
+        AutoModelForCausalLM.from_pretrained(
+            name, revision=model.revision, trust_remote_code=model.trust_remote_code, dtype="auto"
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise BadInput(unloadable("model", name, error)) from error
 
 
 def parameter_count(config: "PreTrainedConfig", trust_remote_code: bool) -> int:

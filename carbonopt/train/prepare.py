@@ -54,7 +54,7 @@ def prepare(spec: PrepareSpec) -> Prepared:
 def _make(spec: PrepareSpec, folder: PreparedFolder) -> Prepared:
     from carbonopt.train.arguments import check_training_arguments
     from carbonopt.train.deepspeed_keys import check_deepspeed_keys
-    from carbonopt.train.model import check_model, model_config, parameter_count
+    from carbonopt.train.model import check_model, fetch_weights, model_config, parameter_count
     from carbonopt.train.ops import load_ops
     from carbonopt.train.packing import sequence_count
     from carbonopt.train.text import read_text
@@ -68,6 +68,7 @@ def _make(spec: PrepareSpec, folder: PreparedFolder) -> Prepared:
     encoder = make_encoder(workload, *text)
     config = model_config(workload.model, encoder.tokenizer, encoder.vocab_size)
     check_model(config, workload, encoder.vocab_size)
+    fetch_weights(workload.model)
     parameters = parameter_count(config, workload.model.trust_remote_code)
 
     train, evaluation = encoder.encode(text.train), encoder.encode(text.evaluation)

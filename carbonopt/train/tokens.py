@@ -8,6 +8,7 @@ import numpy as np
 
 from carbonopt.config import Workload
 from carbonopt.errors import BadInput
+from carbonopt.train.model import unloadable
 from carbonopt.train.packing import Tokens, smallest_dtype
 
 if TYPE_CHECKING:
@@ -65,11 +66,8 @@ def _load(name: str, revision: str | None, trust_remote_code: bool) -> "PreTrain
 
     try:
         return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise BadInput(
-            f"can't load the tokenizer {name!r} ({' '.join(str(error).split()):.300}); "
-            "give a local folder that holds one, or a hub name while online."
-        ) from error
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise BadInput(unloadable("tokenizer", name, error)) from error
 
 
 def _from_hugging_face(tokenizer: "PreTrainedTokenizerBase") -> Encoder:
