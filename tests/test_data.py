@@ -80,7 +80,7 @@ def global_batches(micro_batch, world_size):
             int(index)
             for loader in loaders
             for part in range(accumulation)
-            for index in loader.indices(step * accumulation + part)
+            for index in loader.indices(step * accumulation + part)[0]
         )
         for step in range(5)
     ]
@@ -100,10 +100,20 @@ def test_micro_batches_hold_the_tokens_of_their_sequences():
     loader = MicroBatches(tokens, 4, 8, 2, 5, 3, 1, 2)
     assert len(loader) == 10
     item = loader[3]
-    assert torch.equal(item["labels"], item["input_ids"] + 1)
-    assert (item["input_ids"][:, 0] // 4).tolist() == loader.indices(3).tolist()
+    indices, offset = loader.indices(3)
+    assert item["input_ids"][:, 0].tolist() == [(offset + 4 * index) % len(tokens) for index in indices]
+    assert torch.equal(item["labels"], (item["input_ids"] + 1) % len(tokens))
     with pytest.raises(IndexError):
         loader[10]
+
+
+def test_each_epoch_cuts_the_text_elsewhere_and_loses_no_token():
+    tokens = np.arange(4 * 22 + 1, dtype=np.uint16)
+    loader = MicroBatches(tokens, 4, 22, 22, 6, 3, 0, 1)
+    assert len({loader.indices(epoch)[1] for epoch in range(6)}) > 1
+    for epoch in range(6):
+        seen = loader[epoch]["input_ids"].flatten().tolist()
+        assert len(set(seen)) == len(seen) == 88
 
 
 def test_total_steps():

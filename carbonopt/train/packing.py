@@ -46,6 +46,15 @@ def sequences(tokens: Tokens, indices: npt.NDArray[np.int64], length: int) -> tu
     return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
+def shifted_sequences(
+    tokens: Tokens, indices: npt.NDArray[np.int64], length: int, offset: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `sequences`, cut from token `offset` on; what lies before it follows the text's end, so none is lost."""
+    positions = offset + indices[:, None] * length + np.arange(length + 1)
+    window = tokens[positions % len(tokens)].astype(np.int64)
+    return torch.from_numpy(window[:, :-1].copy()), torch.from_numpy(window[:, 1:].copy())
+
+
 def total_steps(train_sequences: int, global_batch_size: int, epochs: float) -> int:
     """Optimizer steps of a trial: epochs × the whole global batches in an epoch, rounded, at least one.
 
@@ -64,9 +73,12 @@ def total_steps(train_sequences: int, global_batch_size: int, epochs: float) -> 
 class MicroBatches(Dataset):
     """One rank's micro batches in the order of training; item i is one forward pass.
 
-    Each epoch is a new permutation of the sequences from (seed, epoch), cut to whole global batches. A seed's global
-    batches are therefore the same however they are divided into micro batches, accumulation steps and ranks, and only
-    how they are computed differs.
+    Each epoch cuts the text anew from an offset, and permutes the sequences, both from (seed, epoch), and keeps whole
+    global batches. A seed's global batches are therefore the same however they are divided into micro batches,
+    accumulation steps and ranks, and only how they are computed differs.
+
+    Why an offset: cut at the same places in every epoch, a small model learns its sequences by heart. On Tiny
+    Shakespeare (10.7 million parameters, H200) the evaluation loss then turned at 1.48 nats after 25 epochs.
     """
 
     def __init__(
@@ -84,7 +96,7 @@ class MicroBatches(Dataset):
         self._world_size = world_size
         self._sequences = sequence_count(len(tokens), sequence_length, keep_tail=False)
         self._steps_per_epoch = self._sequences // global_batch_size
-        self._order: tuple[int, npt.NDArray[np.int64]] | None = None  # the epoch and its permutation
+        self._order: tuple[int, npt.NDArray[np.int64], int] | None = None  # an epoch, its permutation, its offset
 
     def __len__(self) -> int:
         return self._steps * self._accumulation_steps
@@ -92,20 +104,23 @@ class MicroBatches(Dataset):
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        inputs, targets = sequences(self._tokens, self.indices(index), self._length)
+        indices, offset = self.indices(index)
+        inputs, targets = shifted_sequences(self._tokens, indices, self._length, offset)
         return {"input_ids": inputs, "labels": targets}
 
-    def indices(self, index: int) -> npt.NDArray[np.int64]:
-        """The sequences of micro batch `index` of this rank."""
+    def indices(self, index: int) -> tuple[npt.NDArray[np.int64], int]:
+        """The sequences of micro batch `index` of this rank, and the offset of the epoch's cuts."""
         step, accumulation = divmod(index, self._accumulation_steps)
         epoch, step_of_epoch = divmod(step, self._steps_per_epoch)
         start = (
             step_of_epoch * self._global_batch_size
             + (accumulation * self._world_size + self._rank) * self._micro_batch_size
         )
-        return self._permutation(epoch)[start : start + self._micro_batch_size]
+        permutation, offset = self._epoch(epoch)
+        return permutation[start : start + self._micro_batch_size], offset
 
-    def _permutation(self, epoch: int) -> npt.NDArray[np.int64]:
+    def _epoch(self, epoch: int) -> tuple[npt.NDArray[np.int64], int]:
         if self._order is None or self._order[0] != epoch:
-            self._order = epoch, np.random.default_rng((self._seed, epoch)).permutation(self._sequences)
-        return self._order[1]
+            random = np.random.default_rng((self._seed, epoch))
+            self._order = epoch, random.permutation(self._sequences), int(random.integers(self._length))
+        return self._order[1:]
