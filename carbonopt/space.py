@@ -135,6 +135,21 @@ class SearchSpace:
             raise BadInput(f"search.start: {broken}")
         return values
 
+    def check_fits(self, train_sequences: int) -> None:
+        """Refuses a global batch that needs more sequences than the training data has.
+
+        Raises:
+            BadInput
+        """
+        dimension = self.space.global_batch_size
+        ends = (dimension.high,) if isinstance(dimension, Range) else _values("", dimension) or []
+        largest = max(float(end) for end in ends)
+        if largest > train_sequences:
+            raise BadInput(
+                f"search.space.global_batch_size must be at most the training data's {train_sequences} sequences, "
+                f"but got {largest:g}; make it or workload.sequence_length smaller."
+            )
+
     def combinations(self) -> list[dict[str, Scalar]] | None:
         """Every combination of free values that can exist, or None where the space is endless."""
         values = self._value_lists()

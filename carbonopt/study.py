@@ -122,6 +122,7 @@ def run_study(
         if isinstance(config.launch, LocalLaunch):
             display.preparing()
             prepared = prepare(config, paths.prepared.resolve(), _fingerprint(config), paths.prepare_log, interrupted)
+            checked.space.check_fits(prepared.train_sequences)
             meter.enter(Phase.GAP)
         provenance = Provenance(
             hardware=hardware,

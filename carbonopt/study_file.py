@@ -1,7 +1,9 @@
 """Reads a study file: YAML in, a checked `StudyConfig` out, or one sentence that says which key is wrong."""
 
 import difflib
+import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,26 +35,42 @@ _Loader.add_implicit_resolver(
 )
 
 
+# What may stand in a file of its own, for several studies to share: its path instead of its content.
+PIECES = (("search", "space"), ("carbon",), ("workload", "deepspeed"))
+
+
 def load_study(path: Path) -> StudyConfig:
     """Reads and checks a study file. Relative paths in it are taken from the file's own folder.
 
     Raises:
         BadInput: with the key's path, the value found and what is allowed.
     """
+    raw = _read_mapping(path, "the study file")
+    folder = path.resolve().parent
+    for *parents, key in PIECES:
+        place: Any = raw
+        for parent in parents:
+            place = place.get(parent) if isinstance(place, dict) else None
+        if isinstance(place, dict) and isinstance(place.get(key), str):
+            place[key] = _read_mapping(folder / place[key], ".".join((*parents, key)))
+    if isinstance(raw.get("launch"), dict):
+        raw["launch"].setdefault("kind", "local")
+    return parse_study(_with_absolute_paths(raw, folder), str(path))
+
+
+def _read_mapping(path: Path, what: str) -> dict:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise BadInput(f"can't read the study file {path}: {reason}.") from error
+        raise BadInput(f"can't read {what} {path}: {reason}.") from error
     try:
         raw = yaml.load(text, Loader=_Loader)  # noqa: S506, the loader is a SafeLoader
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise BadInput(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(raw, dict):
-        raise BadInput(f"{path} must hold a study (keys name, workload, target, …), but holds {_shown(raw)}.")
-    if isinstance(raw.get("launch"), dict):
-        raw["launch"].setdefault("kind", "local")
-    return parse_study(_with_absolute_paths(raw, path.resolve().parent), str(path))
+        raise BadInput(f"{path} must hold keys and their values, but holds {_shown(raw)}.")
+    return raw
 
 
 def parse_study(raw: dict, origin: str) -> StudyConfig:
@@ -67,34 +85,55 @@ def parse_study(raw: dict, origin: str) -> StudyConfig:
         raise BadInput(f"{origin}: {_sentence(error, raw)}") from error
 
 
+def with_relative_paths(raw: dict, folder: Path) -> dict:
+    """A copy of a dumped study whose paths lead from `folder`, as a study file there would name them.
+
+    So that a copy of the whole tree still works. A path that shares nothing with the folder's stays absolute.
+    """
+    base = folder.resolve()
+
+    def relative(text: str) -> str:
+        if not Path(text).is_absolute() or len(Path(os.path.commonpath([text, base])).parts) < 2:
+            return text
+        return os.path.relpath(text, base)
+
+    return _map_paths(raw, relative, relative)
+
+
 def _with_absolute_paths(raw: dict, folder: Path) -> dict:
     """A copy in which the paths that the study file names no longer depend on the working directory."""
 
-    def absolute(text: Any) -> Any:
-        return str(folder / Path(text).expanduser()) if isinstance(text, str) and text else text
+    def absolute(text: str) -> str:
+        return os.path.normpath(folder / Path(text).expanduser())
 
-    def local_folder(text: Any) -> Any:  # a hub name stays; what stands beside the study file becomes its path
-        looks_local = isinstance(text, str) and (text.startswith((".", "/", "~")) or (folder / text).is_dir())
-        return absolute(text) if looks_local else text
+    def local_folder(text: str) -> str:  # a hub name stays; what stands beside the study file becomes its path
+        return absolute(text) if text.startswith((".", "/", "~")) or (folder / text).is_dir() else text
+
+    return _map_paths(raw, absolute, local_folder)
+
+
+def _map_paths(raw: dict, file: Callable[[str], str], folder: Callable[[str], str]) -> dict:
+    """A copy with every path in it changed: of a file, and of a folder (or a hub name). What is no text stays."""
+
+    def changed(part: Any, key: str, change: Callable[[str], str]) -> Any:
+        if not isinstance(part, dict) or not part.get(key):
+            return part
+        value = [part[key]] if key.endswith("_files") and isinstance(part[key], str) else part[key]
+        if isinstance(value, list):
+            return {**part, key: [change(one) if isinstance(one, str) else one for one in value]}
+        return {**part, key: change(value)} if isinstance(value, str) else part
 
     raw = dict(raw)
-    workload = raw.get("workload")
-    if isinstance(workload, dict):
-        workload = raw["workload"] = dict(workload)
+    if isinstance(raw.get("workload"), dict):
+        workload = raw["workload"] = dict(raw["workload"])
         for part in ("model", "tokenizer", "dataset"):
-            if isinstance(workload.get(part), dict) and "name_or_path" in workload[part]:
-                workload[part] = {**workload[part], "name_or_path": local_folder(workload[part]["name_or_path"])}
-        dataset = workload.get("dataset")
-        if isinstance(dataset, dict):
-            for key in ("train_files", "eval_files"):
-                files = dataset.get(key)
-                if isinstance(files, str):
-                    files = [files]
-                if isinstance(files, list):
-                    dataset = workload["dataset"] = {**dataset, key: [absolute(file) for file in files]}
-    launch = raw.get("launch")
-    if isinstance(launch, dict) and "table" in launch:
-        raw["launch"] = {**launch, "table": absolute(launch["table"])}
+            if part in workload:
+                workload[part] = changed(workload[part], "name_or_path", folder)
+        for key in ("train_files", "eval_files"):
+            if "dataset" in workload:
+                workload["dataset"] = changed(workload["dataset"], key, file)
+    if "launch" in raw:
+        raw["launch"] = changed(raw["launch"], "table", file)
     return raw
 
 

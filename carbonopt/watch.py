@@ -10,6 +10,7 @@ from typing import Protocol
 from carbonopt.channel import Evaluated, Event, Exited, Failed, Finished, PhaseChanged, Progress
 from carbonopt.energy.meter import Meter, Reading
 from carbonopt.search.pruning import cannot_reach, passes_cap
+from carbonopt.train.exits import OUT_OF_MEMORY_EXIT
 from carbonopt.trial import (
     TRIAL_PHASES,
     Durations,
@@ -25,7 +26,6 @@ from carbonopt.trial import (
 
 TICK_S = 0.5  # how long to wait for an event before looking at the clock, the cap and the budget again
 STORE_EVERY_S = 2.0  # what a running trial has used is stored so often: that much is lost when the study is killed
-OUT_OF_MEMORY_EXIT = 78  # a rank other than 0, which has no channel, ran out of memory
 SIGNALLED = 128
 
 

@@ -165,7 +165,9 @@ def test_a_folder_with_other_files_is_refused(replay_study: dict, write_study, t
     assert [path.name for path in folder.iterdir()] == ["thesis.tex"]
 
 
-def test_an_unreachable_storage_is_refused_without_its_password(replay_study: dict, write_study, tmp_path: Path) -> None:
+def test_an_unreachable_storage_is_refused_without_its_password(
+    replay_study: dict, write_study, tmp_path: Path
+) -> None:
     study = write_study(replay_study)
     url = f"sqlite:///{tmp_path}/no/such/folder/x.db"
     assert "can't be opened" in refusal("run", study, "--out", tmp_path / "out", "--storage", url)

@@ -98,9 +98,9 @@ def test_missing_keys_are_named(tiny_study: dict, write_study) -> None:
     ("text", "words"),
     [
         ("name: a\nname: b\n", "given twice"),
-        ("- a\n- b\n", "must hold a study"),
+        ("- a\n- b\n", "must hold keys"),
         ("name: [\n", "not valid YAML"),
-        ("", "must hold a study"),
+        ("", "must hold keys"),
         ("? [a]\n: 1\n", "plain text"),
         ("a: !!python/object/apply:os.system ['true']\n", "not valid YAML"),
     ],

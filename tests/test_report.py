@@ -294,7 +294,7 @@ def test_frame_holds_complete_trials_and_target_and_says_who_is_outside(tmp_path
 
 
 def winner_of(data: StudyData, **given: str) -> dict[str, str]:
-    return winner_files(data, recommend(data), given)
+    return winner_files(data, recommend(data), Path("winner"), given)
 
 
 def test_rerun_is_a_valid_study_of_the_winner_alone(tmp_path):

@@ -94,7 +94,7 @@ def test_killed_terminated_and_finished(slow_study: dict, write_study, tmp_path:
     assert terminated.earlier_attempts_energy_kwh == pytest.approx(used)
 
     command = start(study, folder)
-    output, errors = command.communicate(timeout=240)
+    _, errors = command.communicate(timeout=240)
     assert command.returncode in (0, 3), errors
     data = read(folder)
     assert [record.state for record in data.records] == [TrialState.COMPLETE] * 2
@@ -115,9 +115,7 @@ def test_killed_terminated_and_finished(slow_study: dict, write_study, tmp_path:
     assert report
 
 
-def test_a_killed_trial_is_a_failed_trial_and_the_study_goes_on(
-    slow_study: dict, write_study, tmp_path: Path
-) -> None:
+def test_a_killed_trial_is_a_failed_trial_and_the_study_goes_on(slow_study: dict, write_study, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     command = start(write_study(slow_study), folder)
     wait_for(lambda: training_in(folder, 0))

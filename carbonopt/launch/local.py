@@ -16,7 +16,8 @@ from carbonopt.trial import Prepared, TrialSpec
 class LocalLauncher:
     def __init__(self, launch: LocalLaunch) -> None:
         self._launch = launch
-        self._environment = work_environment(launch)
+        # The preparation has fetched what a hub has; a trial that went online would measure the network.
+        self._environment = {**work_environment(launch), "HF_HUB_OFFLINE": "1"}
 
     def seed(self, seed: int, params: object) -> int:
         """Every configuration is trained with the study's seed."""

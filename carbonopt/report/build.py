@@ -32,7 +32,8 @@ def write_report(data: StudyData, folder: Path, *, winner_files: dict[str, str] 
     write_bytes(folder / "pareto.pdf", figure.render(plot, rec, "pdf"))
     write_json(folder / "report.json", _as_json(rec, spent, view))
     write_text(folder / "report.md", markdown.render(view))
-    _write_winner(folder / WINNER_FOLDER, winner.winner_files(data, rec, winner_files))
+    beside = folder / WINNER_FOLDER
+    _write_winner(beside, winner.winner_files(data, rec, beside, winner_files))
     index = folder / "index.html"
     write_text(index, page.render(view, data, plot, rec, png))
     return index

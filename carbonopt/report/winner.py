@@ -1,6 +1,7 @@
 """What one needs to train with the recommended configuration: a study of one trial, and the same for other scripts."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -8,6 +9,7 @@ import yaml
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.config import StudyConfig
 from carbonopt.record import StudyData
+from carbonopt.study_file import with_relative_paths
 from carbonopt.trial import TrialRecord
 
 DEEPSPEED_CONFIG = "ds_config.json"
@@ -21,6 +23,7 @@ _SUFFIX = " (winner)"
 _NAME_LENGTH = 200  # what a study's name may have
 _RUN = f"""#!/bin/sh
 # Trains once more with the recommended configuration; takes the options of `carbonopt run`.
+command -v carbonopt >/dev/null || {{ echo "carbonopt is not on PATH: activate its environment" >&2; exit 127; }}
 exec carbonopt run "$(dirname "$0")/{STUDY}" "$@"
 """
 
@@ -39,16 +42,17 @@ _Dumper.add_representer(str, _text)
 
 
 def winner_files(
-    data: StudyData, recommendation: Recommendation, given: dict[str, str] | None = None
+    data: StudyData, recommendation: Recommendation, folder: Path, given: dict[str, str] | None = None
 ) -> dict[str, str]:
-    """Texts by file name; empty without a recommendation. `given` is added: the trial's own `ds_config.json`."""
+    """Texts by file name, for `folder`; empty without a recommendation. `given` is added: the trial's own
+    `ds_config.json`."""
     record = next((record for record in data.records if record.trial == recommendation.trial), None)
     if record is None:
         return {}
     given = given or {}
     return {
         PARAMS: json.dumps(record.params.as_record(), indent=2) + "\n",
-        STUDY: _yaml(rerun(data.config, record)),
+        STUDY: _yaml(with_relative_paths(rerun(data.config, record), folder)),
         SCRIPT: _RUN,
         TRAINING_ARGUMENTS: _yaml(training_arguments(data.config, record, with_deepspeed=DEEPSPEED_CONFIG in given)),
         **given,

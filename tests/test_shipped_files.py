@@ -1,0 +1,63 @@
+"""Every study and every piece that is shipped is valid, and the documents name what exists."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from carbonopt.energy.intensity import reference_intensity
+from carbonopt.estimate import describe_study
+from carbonopt.study import check
+from carbonopt.study_file import load_study
+from carbonopt.train.deepspeed_keys import check_deepspeed_keys
+
+ROOT = Path(__file__).parent.parent
+STUDIES = sorted((ROOT / "studies").glob("*.yaml"))
+PIECES = sorted((ROOT / "configs").glob("*/*.yaml"))
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_every_study_is_valid(path: Path, tmp_path: Path) -> None:
+    """Checked where it stands, with its data where it has some of its own (that is not shipped) made up."""
+    text = path.read_text()
+    copy = tmp_path / "studies" / path.name
+    copy.parent.mkdir()
+    copy.write_text(text)
+    for name in re.findall(r"data/[\w.-]+", yaml.safe_dump(yaml.safe_load(text))):
+        (copy.parent / name).parent.mkdir(exist_ok=True)
+        (copy.parent / name).write_text("made up\n" * 100)
+    checked = check(load_study(copy))
+    assert checked.config.name == path.stem
+    assert "is valid" in describe_study(checked)
+
+
+@pytest.mark.parametrize("path", PIECES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_piece_fits_into_a_study(path: Path, tiny_study: dict, tmp_path: Path) -> None:
+    tiny_study["launch"]["gpus"] = [0]
+    match path.parent.name:
+        case "carbon":
+            tiny_study["carbon"] = str(path)
+        case "spaces":
+            tiny_study["search"]["space"] = str(path)
+        case "deepspeed":
+            tiny_study["workload"]["deepspeed"] = str(path)
+        case other:
+            raise AssertionError(f"configs/{other} is not documented")
+    study = tmp_path / "study.yaml"
+    study.write_text(yaml.safe_dump(tiny_study))
+    checked = check(load_study(study))
+    assert reference_intensity(checked.config.carbon).g_co2e_per_kwh > 0
+    check_deepspeed_keys(checked.config.workload.deepspeed)
+
+
+@pytest.mark.parametrize("document", ["README.md", "configs/README.md", "CHANGELOG.md"])
+def test_documents_name_only_what_exists(document: str) -> None:
+    path = ROOT / document
+    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+        if not target.startswith("http"):
+            assert (path.parent / target).exists(), f"{document} names {target}"
+
+
+def test_the_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < 200
