@@ -40,7 +40,9 @@ def main(tables: list[str]) -> None:
         right = sum(stopped_at(run, target) is not None for run in misses)
         whole_j = sum(run.total_steps * run.joules_per_step for run in runs)
         saved_j = sum(
-            (run.total_steps - step) * run.joules_per_step for run in runs if (step := stopped_at(run, target)) is not None
+            (run.total_steps - step) * run.joules_per_step
+            for run in runs
+            if (step := stopped_at(run, target)) is not None
         )
         print(f"| {above:.0%} | {len(meets)} | {wrong} | {len(misses)} | {right} | {saved_j / whole_j:.0%} |")
 

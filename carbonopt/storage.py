@@ -52,8 +52,7 @@ def storage_url(paths: StudyPaths, given: str | None) -> str:
 def remember_storage(paths: StudyPaths, given: str | None, study_name: str) -> None:
     """Notes a storage outside the folder beside the study, without its password."""
     if given is not None:
-        bare = _parsed(given).set(password=None)
-        write_json(paths.storage_pointer, {"url": bare.render_as_string(), "study": study_name})
+        write_json(paths.storage_pointer, {"url": _without_password(_parsed(given)), "study": study_name})
 
 
 def connect(url: str) -> BaseStorage:
@@ -63,7 +62,7 @@ def connect(url: str) -> BaseStorage:
         BadInput: if it can't be reached; the password is never shown.
     """
     parsed = _parsed(url)
-    shown = parsed.render_as_string(hide_password=True)
+    shown = _without_password(parsed)
     # Without a limit an unreachable server would hold the command for minutes.
     arguments = {"connect_timeout": 10} if parsed.get_backend_name() in ("postgresql", "mysql") else {"timeout": 60}
     try:
@@ -76,9 +75,19 @@ def connect(url: str) -> BaseStorage:
         ) from error
     except (SQLAlchemyError, RuntimeError, ValueError) as error:
         reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
-        if parsed.password:
-            reason = reason.replace(parsed.password, "***")
+        for secret in _secrets(parsed):
+            reason = reason.replace(secret, "***")
         raise BadInput(f"--storage {shown} can't be opened: {reason}.") from error
+
+
+def _without_password(url: URL) -> str:
+    query = {key: value for key, value in url.query.items() if "password" not in key}
+    return URL.create(url.drivername, url.username, None, url.host, url.port, url.database, query).render_as_string()
+
+
+def _secrets(url: URL) -> list[str]:
+    in_query = [str(value) for key, value in url.query.items() if "password" in key]
+    return [secret for secret in (url.password, *in_query) if secret]
 
 
 def _parsed(url: str) -> URL:

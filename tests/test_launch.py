@@ -125,7 +125,8 @@ import os, sys, time
 from pathlib import Path
 from carbonopt.launch.processes import WorkProcesses
 script = {SPEAKING + textwrap.dedent(script)!r}
-WorkProcesses([sys.executable, "-c", script], [{{"PIDS": {str(pids)!r}}}], dict(os.environ), Path({str(tmp_path / "log")!r}))
+log = Path({str(tmp_path / "log")!r})
+WorkProcesses([sys.executable, "-c", script], [{{"PIDS": {str(pids)!r}}}], dict(os.environ), log)
 time.sleep(600)
 """
     study = subprocess.Popen([sys.executable, "-c", parent])
