@@ -198,7 +198,7 @@ class Carbon(Frozen):
     """The reference carbon intensity. A value given here wins; else it is looked up for the country and region."""
 
     country: Annotated[str, StringConstraints(pattern="^[A-Z]{3}$")] | None = None  # ISO 3166-1 alpha-3
-    region: Name | None = None  # state or province, where the bundled data has it (USA, Canada)
+    region: Name | None = None  # state, province or zone, where the bundled data has it
     intensity_g_co2e_per_kwh: float | None = Field(default=None, gt=0, le=5000)
     pue: float = Field(default=1.0, ge=1.0, le=5.0)
 

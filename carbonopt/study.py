@@ -196,7 +196,8 @@ class _Loop:
         data = storage.read(live=True)
         self.display.study_started(data)
         if self.checked.start is not None and not data.records:
-            storage.study.enqueue_trial(self.checked.start)
+            # It may wait already: this command can have been killed right after queueing it.
+            storage.study.enqueue_trial(self.checked.start, skip_if_exists=True)
         while True:
             ended = self._why_ended()
             if ended:

@@ -95,9 +95,11 @@ class TrialWatch:
         try:
             outcome = self._listen(oom_kills)
         finally:
-            self._enter(Phase.SETUP)  # the end of the processes is neither training nor evaluation
-            self.processes.end()
-            self._enter(Phase.GAP)
+            try:
+                self._enter(Phase.SETUP)  # the end of the processes is neither training nor evaluation
+            finally:
+                self.processes.end()
+        self._enter(Phase.GAP)
         readings = self.meter.take(*TRIAL_PHASES)
         return self._record(outcome, readings)
 

@@ -1,0 +1,175 @@
+"""How a trial ends: each way has its own state, keeps its energy, and leaves the study running."""
+
+import math
+import os
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from carbonopt.energy.meter import ReplayMeter
+from carbonopt.launch.processes import WorkProcesses
+from carbonopt.search.pruning import cannot_reach, optimistic_final_nll, passes_cap
+from carbonopt.trial import EvalPoint, Phase, StopReason, TrialParams, TrialRecord, TrialSpec, TrialState
+from carbonopt.watch import Rules, TrialWatch
+
+SPEAKING = """
+import json, os, socket, sys, time
+connection = socket.socket(fileno=int(os.environ["CARBONOPT_CHANNEL_FD"]))
+lines = connection.makefile("rb")
+def say(event, **fields):
+    connection.sendall(json.dumps({"event": event, **fields}).encode() + b"\\n")
+def ask(event, **fields):
+    say(event, **fields)
+    return json.loads(lines.readline())["stop"]
+def evaluated(step, nll, total=100):
+    ask("PhaseChanged", phase="eval")
+    stop = ask("Evaluated", point={"step": step, "tokens": step, "nll_sum": nll, "eval_tokens": 1}, total_steps=total)
+    if stop:
+        time.sleep(600)  # the study ends a trial that it has stopped
+    ask("PhaseChanged", phase="train")
+ask("PhaseChanged", phase="train")
+"""
+
+
+class JoulePerPhase(ReplayMeter):
+    """Charges 1 kWh in every window that is opened: enough to see where energy goes."""
+
+    def enter(self, phase: Phase) -> None:
+        super().enter(phase)
+        self.advance(phase, 1.0, 1.0)
+
+
+def watched(script: str, tmp_path: Path, **rules: object) -> TrialRecord:
+    """The record of a trial whose process runs this script."""
+    params = TrialParams(global_batch_size=8, micro_batch_size_per_gpu=8, learning_rate=1e-3, epochs=1)
+    spec = TrialSpec(
+        number=3, attempt=1, seed=0, params=params, workload={}, prepared_dir=str(tmp_path), trial_dir=str(tmp_path)
+    )
+    settings = {
+        "target_perplexity": math.e,
+        "prune_target": True,
+        "cap_kg_co2e": None,
+        "emissions_kg_co2e": lambda energy_kwh: energy_kwh * 10,
+        "budget_spent": lambda: False,
+        "interrupted": lambda: False,
+        "timeout_s": 60.0,
+    } | rules
+    meter = JoulePerPhase()
+    meter.enter(Phase.SETUP)
+    argv = [sys.executable, "-c", SPEAKING + textwrap.dedent(script)]
+    stored: list[TrialRecord] = []
+    watch = TrialWatch(
+        spec=spec,
+        processes=WorkProcesses(argv, [{}], dict(os.environ), tmp_path / "log.txt"),
+        meter=meter,
+        rules=Rules(**settings),
+        observers=[],
+        progress=lambda *_: None,
+        store=stored.append,
+    )
+    record = watch.run()
+    energy = record.energy_kwh
+    assert energy.setup >= 1
+    assert energy.train + energy.setup + energy.eval == pytest.approx(energy.total)
+    assert record.emissions_kg_co2e == pytest.approx(energy.train * 10)
+    assert all(one.state == TrialState.RUNNING for one in stored)
+    return record
+
+
+def test_a_trial_that_ends_by_itself_is_complete(tmp_path: Path) -> None:
+    record = watched(
+        'evaluated(50, 3.0)\nevaluated(100, 1.5)\nsay("Finished", summary={"peak_memory_gib": 2.5})', tmp_path
+    )
+    assert (record.state, record.stop_reason, record.failure) == (TrialState.COMPLETE, None, None)
+    assert record.perplexity == pytest.approx(math.exp(1.5))
+    assert [point.step for point in record.evals] == [50, 100]
+    assert record.evals[0].train_energy_kwh < record.evals[1].train_energy_kwh
+    assert record.peak_memory_gib == 2.5
+
+
+def test_finished_without_its_last_evaluation_is_a_failure(tmp_path: Path) -> None:
+    assert watched('evaluated(50, 3.0)\nsay("Finished", summary={})', tmp_path).state == TrialState.FAILED
+
+
+def test_out_of_memory_is_infeasible(tmp_path: Path) -> None:
+    record = watched('say("Failed", kind="out_of_memory", text="full", peak_memory_gib=80.0)', tmp_path)
+    assert (record.state, record.failure.kind, record.peak_memory_gib) == (TrialState.INFEASIBLE, "out_of_memory", 80.0)
+    assert watched("sys.exit(78)", tmp_path).state == TrialState.INFEASIBLE
+
+
+def test_a_loss_that_is_no_number_is_divergence(tmp_path: Path) -> None:
+    assert watched('say("Failed", kind="diverged", text="NaN at step 3")', tmp_path).state == TrialState.DIVERGED
+    record = watched("evaluated(50, None)", tmp_path)
+    assert (record.state, record.perplexity) == (TrialState.DIVERGED, None)
+    assert record.as_json()["evals"][0]["nll_sum"] is None
+
+
+def test_a_crash_keeps_the_logs_last_lines(tmp_path: Path) -> None:
+    record = watched('print("the disk is full")\nsys.exit(1)', tmp_path)
+    assert record.state == TrialState.FAILED
+    assert "code 1" in record.failure.text
+    assert "the disk is full" in record.failure.text
+    assert record.failure.log == str(tmp_path / "log.txt")
+
+
+def test_silence_is_a_timeout(tmp_path: Path) -> None:
+    record = watched("time.sleep(600)", tmp_path, timeout_s=1.0)
+    assert record.state == TrialState.TIMEOUT
+    assert "1 s" in record.failure.text
+
+
+def test_a_trial_above_the_cap_is_pruned(tmp_path: Path) -> None:
+    script = "evaluated(25, 3.0)\nevaluated(50, 2.0)\ntime.sleep(600)"
+    record = watched(script, tmp_path, cap_kg_co2e=15.0, prune_target=False)  # the second window of training: 20 kg
+    assert (record.state, record.stop_reason) == (TrialState.PRUNED, StopReason.CAP)
+
+
+def test_the_cap_spares_a_trial_that_has_trained_to_its_end(tmp_path: Path) -> None:
+    script = 'ask("PhaseChanged", phase="eval")\nevaluated(100, 0.5)\nsay("Finished", summary={})'
+    assert watched(script, tmp_path, cap_kg_co2e=1e9).state == TrialState.COMPLETE
+
+
+def test_a_hopeless_curve_is_pruned_and_a_start_is_not(tmp_path: Path) -> None:
+    script = "\n".join(f"evaluated({step}, {5 - step / 100})" for step in (20, 40, 60, 80, 100))
+    script += '\nsay("Finished", summary={})'
+    record = watched(script, tmp_path)
+    assert (record.state, record.stop_reason) == (TrialState.PRUNED, StopReason.TARGET)
+    assert record.evals[-1].step == 60  # three evaluations, past a third of the way
+    assert watched(script, tmp_path, prune_target=False).state == TrialState.COMPLETE
+
+
+def test_budget_and_interruption_end_a_running_trial(tmp_path: Path) -> None:
+    spent = watched("time.sleep(600)", tmp_path, budget_spent=lambda: True)
+    assert (spent.state, spent.stop_reason) == (TrialState.PRUNED, StopReason.BUDGET)
+    ended = watched("time.sleep(600)", tmp_path, interrupted=lambda: True)
+    assert (ended.state, ended.stop_reason) == (TrialState.FAILED, StopReason.INTERRUPTED)
+
+
+# --------------------------------------------------------------------------------------------------------------- rules
+
+
+def points(*values: float, every: int = 10) -> list[EvalPoint]:
+    return [
+        EvalPoint(step=(index + 1) * every, tokens=None, nll_sum=nll * 7, eval_tokens=7)
+        for index, nll in enumerate(values)
+    ]
+
+
+def test_the_optimistic_reading_is_a_line_half_as_steep_again() -> None:
+    # 0.2 a stretch of 10 steps at the steepest of the last two; 20 steps to go: 2.0 − 1.5 · 0.2 · 2
+    assert optimistic_final_nll(points(2.3, 2.1, 2.0), 50) == pytest.approx(2.0 - 0.6)
+    assert optimistic_final_nll(points(2.0, 2.1, 2.2), 50) == pytest.approx(2.2), "a rising curve promises nothing"
+
+
+def test_it_is_too_early_before_three_evaluations_and_a_third() -> None:
+    assert optimistic_final_nll(points(2.3, 2.1), 30) is None
+    assert optimistic_final_nll(points(2.3, 2.1, 2.0), 100) is None
+    assert not cannot_reach(points(9.0, 9.0), 30, 2.0)
+
+
+def test_the_cap_needs_a_feasible_trial_and_is_strict() -> None:
+    assert not passes_cap(1e9, None)
+    assert not passes_cap(1.0, 1.0)
+    assert passes_cap(1.1, 1.0)
