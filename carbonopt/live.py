@@ -38,7 +38,7 @@ class LiveDisplay:
 
     def study_started(self, data: StudyData) -> None:
         self._spent_kwh = data.spent_kwh()
-        self._hours_before = sum(session.duration_s for session in data.sessions) / 3600
+        self._hours_before = sum(session.duration_s for session in data.sessions[:-1]) / 3600  # the last is this one
         done = [record for record in data.records if record.state != TrialState.RUNNING]
         for record in done:
             self._consider(record)

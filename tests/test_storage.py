@@ -79,7 +79,10 @@ def test_the_target_is_optunas_constraint(replay_study: dict, write_study, tmp_p
     assert all(trial.values[1] <= target for trial in study.best_trials)
 
 
-@pytest.mark.skipif(shutil.which("pg_ctlcluster") is None, reason="no PostgreSQL server is installed")
+@pytest.mark.skipif(
+    shutil.which("pg_ctlcluster") is None or os.geteuid() != 0,
+    reason="needs an installed PostgreSQL server, and root to become its user",
+)
 def test_a_study_in_postgresql(replay_study: dict, write_study, tmp_path: Path, postgresql_url: str) -> None:
     study, folder = write_study(replay_study), tmp_path / "out"
     done = run(study, folder, "--storage", postgresql_url, "--trials", "5")
