@@ -51,8 +51,8 @@ def run(
     study: StudyFile,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Default: runs/NAME.")] = None,
     storage: StorageUrl = None,
-    trials: Annotated[int | None, typer.Option("--trials", min=1, help="Instead of budget.trials.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Instead of search.seed.")] = None,
+    trials: Annotated[int | None, typer.Option("--trials", min=1, max=10**6, help="Instead of budget.trials.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, max=2**31 - 1, help="Instead of search.seed.")] = None,
 ) -> None:
     """Run a study, or go on with it, and write its report.
 
@@ -66,14 +66,13 @@ def run(
     text = study.read_text(encoding="utf-8")
     paths = StudyPaths(out) if out is not None else StudyPaths.default(config.name)
 
+    from carbonopt.folder import study_folder
     from carbonopt.live import LiveDisplay
-    from carbonopt.storage import study_lock
     from carbonopt.study import check, run_study
     from carbonopt.trackers import open_trackers
 
     checked = check(config)
-    _refuse_foreign_folder(paths)
-    with _no_leftovers(paths), study_lock(paths), _interruptible() as interrupted:
+    with study_folder(paths), _interruptible() as interrupted:
         display = LiveDisplay(config)
         trackers = open_trackers(config, paths.trackers, display.warn)
         try:
@@ -95,7 +94,10 @@ def report(
 ) -> None:
     """Write the report again from the storage."""
     paths, data = _read(study_dir, storage)
-    print(_write_report(data, paths, out or paths.report))
+    folder = out if out is not None else paths.report
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / "report.json").exists():
+        raise BadInput(f"--out {folder} holds other files and no report; give a new folder.")
+    print(_write_report(data, paths, folder))
 
 
 @app.command()
@@ -161,19 +163,32 @@ def _options(
     pass
 
 
+# The base of what typer raises for wrong arguments; typer brings its own copy of click and doesn't name this class.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
 def main() -> None:
     """The `carbonopt` command: every error that is ours becomes one sentence on standard error and an exit code."""
     try:
-        app()
+        sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
+    except _UsageError as error:
+        _fail(error.format_message(), EXIT_BAD_INPUT)  # type: ignore[attr-defined]
     except CarbonoptError as error:
-        print(f"carbonopt: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
-        print("carbonopt: interrupted; the same command goes on with the study.", file=sys.stderr)
-        sys.exit(130)
+        _fail("interrupted; the same command goes on with the study.", 130)
     except BrokenPipeError:  # `carbonopt export … | head`
         sys.stderr.close()
         sys.exit(1)
+
+
+def _fail(text: str, code: int) -> None:
+    if code == EXIT_BAD_INPUT:  # one sentence, whatever a user put into a name
+        text = " ".join(text.split())
+    # What users name can hold terminal sequences.
+    text = "".join(sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in text)
+    print(f"carbonopt: {text}", file=sys.stderr)
+    sys.exit(code)
 
 
 # ----------------------------------------------------------------------------------------------------------- the parts
@@ -185,29 +200,6 @@ def _overridden(config: "StudyConfig", trials: int | None, seed: int | None) -> 
     if seed is not None:
         config = config.model_copy(update={"search": config.search.model_copy(update={"seed": seed})})
     return config
-
-
-def _refuse_foreign_folder(paths: "StudyPaths") -> None:
-    """A folder with files in it that is no study is not ours to write into."""
-    root = paths.root
-    if root.exists() and not root.is_dir():
-        raise BadInput(f"--out {root} is a file; give a folder.")
-    if root.is_dir() and any(root.iterdir()) and not paths.lock.exists():
-        raise BadInput(f"--out {root} holds other files and no study; give a new folder.")
-
-
-@contextmanager
-def _no_leftovers(paths: "StudyPaths") -> Iterator[None]:
-    """A folder that this call made for a study that was then refused goes again."""
-    import shutil
-
-    existed = paths.root.exists()
-    try:
-        yield
-    except BadInput:
-        if not existed:
-            shutil.rmtree(paths.root, ignore_errors=True)  # the refusal is what the user must read
-        raise
 
 
 @contextmanager
@@ -235,13 +227,15 @@ def _read(study_dir: Path, url: str | None) -> "tuple[StudyPaths, StudyData]":
     Raises:
         BadInput: if there is none.
     """
+    from carbonopt.folder import is_locked
     from carbonopt.paths import StudyPaths
-    from carbonopt.storage import StudyStorage, connect, is_locked, storage_url
+    from carbonopt.storage import StudyStorage
+    from carbonopt.storage_url import connect, storage_url
 
     paths = StudyPaths(study_dir)
     if url is None and not paths.storage.exists() and not paths.storage_pointer.exists():
         raise BadInput(f"{study_dir} holds no study; give the folder that `carbonopt run` wrote, such as runs/NAME.")
-    found = StudyStorage.of_folder(connect(storage_url(paths, url)), paths)
+    found = StudyStorage.of_folder(connect(storage_url(paths, url), must_exist=True), paths)
     return paths, found.read(live=is_locked(paths))
 
 
@@ -252,7 +246,10 @@ def _write_report(data: "StudyData", paths: "StudyPaths", folder: Path) -> Path:
     winner = recommend_for(data).trial
     settings = paths.trial(winner) / "ds_config.json" if winner is not None else None
     extra = {"ds_config.json": settings.read_text()} if settings is not None and settings.exists() else {}
-    return write_report(data, folder, winner_files=extra)
+    try:
+        return write_report(data, folder, winner_files=extra)
+    except (NotADirectoryError, FileExistsError, PermissionError, FileNotFoundError) as error:
+        raise BadInput(f"the report can't be written to {folder}: {error.strerror}.") from error
 
 
 def _print_recommendation(data: "StudyData", target: float | None = None) -> bool:

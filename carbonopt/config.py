@@ -2,12 +2,18 @@
 
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
-from carbonopt.trial import Frozen
+from carbonopt import trial
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200, strip_whitespace=True)]
 Scalar = bool | int | float | str
+
+
+class Frozen(trial.Frozen):
+    """What a user gives; its numbers are finite."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
 
 # ---------------------------------------------------------------------------------------------------------- workload
@@ -60,6 +66,8 @@ class Dataset(Frozen):
         _exactly_one(self, "builtin", "name_or_path", "train_files")
         if self.train_files is not None and not self.train_files:
             raise ValueError("train_files must name at least one file")
+        if self.eval_files is not None and not self.eval_files:
+            raise ValueError("eval_files must name at least one file; leave it out to hold back eval_fraction")
         if self.eval_files is not None and self.train_files is None:
             raise ValueError("eval_files needs train_files beside it")
         return self
@@ -95,7 +103,8 @@ class Choices(Frozen):
 
     @model_validator(mode="after")
     def _distinct(self) -> "Choices":
-        if len(set(map(repr, self.choices))) < len(self.choices):
+        # True == 1 in Python, but not in a study file.
+        if len({(isinstance(one, bool), one) for one in self.choices}) < len(self.choices):
             raise ValueError(f"choices must differ from each other, but got {list(self.choices)}")
         return self
 
@@ -103,8 +112,8 @@ class Choices(Frozen):
 class Range(Frozen):
     """Any value from low to high, both included."""
 
-    low: float
-    high: float
+    low: float = Field(ge=-1e12, le=1e12)
+    high: float = Field(ge=-1e12, le=1e12)
     log: bool = False
     step: float | None = Field(default=None, gt=0)
 
@@ -131,6 +140,8 @@ def _dimension(raw: Any) -> Any:
     if isinstance(raw, bool | int | float | str):
         return Fixed(value=raw)
     if isinstance(raw, dict):
+        if "choices" in raw and {"low", "high"} & raw.keys():
+            raise ValueError("must have either choices, or low and high, but has both")
         if raw.keys() == {"value"}:  # as a stored study has it
             return Fixed(**raw)
         return (Range if {"low", "high"} & raw.keys() else Choices)(**raw)
@@ -176,13 +187,13 @@ class Search(Frozen):
 
 
 class Target(Frozen):
-    perplexity: float = Field(gt=0)
+    perplexity: float = Field(ge=1, le=1e9)  # 1: each token was certain
 
 
 class Budget(Frozen):
     """The study ends with whichever of these is used up first."""
 
-    trials: int | None = Field(default=None, ge=1)
+    trials: int | None = Field(default=None, ge=1, le=1_000_000)
     hours: float | None = Field(default=None, gt=0)
     energy_kwh: float | None = Field(default=None, gt=0)
     emissions_kg_co2e: float | None = Field(default=None, gt=0)

@@ -48,7 +48,7 @@ def _launch(config: StudyConfig) -> str:
 
 
 def _space(space: SearchSpace) -> str:
-    combinations = space.combinations()
+    combinations = space.combinations
     count = "endless" if combinations is None else f"{len(combinations)} configurations that can exist"
     dimensions = [f"{name}: {describe(dimension)}" for name, dimension in space.dimensions().items()]
     return "\n              ".join([count, *dimensions])

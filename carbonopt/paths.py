@@ -37,8 +37,12 @@ class StudyPaths:
     def prepared(self) -> Path:
         return self.root / "prepared"
 
+    @property
+    def trials(self) -> Path:
+        return self.root / "trials"
+
     def trial(self, number: int) -> Path:
-        return self.root / "trials" / f"{number:04d}"
+        return self.trials / f"{number:04d}"
 
     def trial_log(self, number: int, attempt: int) -> Path:
         return self.trial(number) / f"log-{attempt}.txt"
@@ -46,6 +50,20 @@ class StudyPaths:
     @property
     def prepare_log(self) -> Path:
         return self.root / "prepare-log.txt"
+
+    @property
+    def prepare_spec(self) -> Path:
+        return self.root / "prepare.json"
+
+    def strangers(self) -> list[str]:
+        """Names of what stands in the folder but belongs to no study; nothing once it is a study's folder."""
+        if self.storage.exists() or self.storage_pointer.exists():
+            return []
+        own = (self.lock, self.prepared, self.prepare_log, self.prepare_spec, self.trackers)
+        made = {path.name for path in own} | {f"{self.storage.name}-journal"}
+        half_made = (".part", ".old")
+        names = (path.name for path in self.root.iterdir())
+        return sorted(name for name in names if name not in made and not name.endswith(half_made))
 
     @property
     def trackers(self) -> Path:

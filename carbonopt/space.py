@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from pydantic import ValidationError
@@ -39,7 +40,8 @@ _FLOATS = {"learning_rate": (0.0, math.inf), "epochs": (0.0, math.inf), "weight_
 _FLOATS["warmup_ratio"] = (0.0, 1.0)
 _ZERO_ALLOWED = {"weight_decay", "warmup_ratio"}
 
-ENUMERATION_LIMIT = 1_000_000  # combinations; a larger space counts as endless
+ENUMERATION_LIMIT = 100_000  # values or combinations; what has more counts as endless
+_EXISTENCE = ("global_batch_size", "micro_batch_size_per_gpu", "zero_stage", "offload", "precision")  # in some rule
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,7 @@ class SearchSpace:
         for name, dimension in self.dimensions().items():
             _check_values(name, dimension)
         self._check_batches()
-        discrete = {name: values for name, values in self._value_lists().items() if name not in _FLOATS}
-        floats = {name: self._any_value(name) for name in self.dimensions() if name in _FLOATS}
-        broken = None
-        for combination in itertools.islice(_products(discrete), ENUMERATION_LIMIT):
-            broken = self.rule_broken({**combination, **floats})
-            if broken is None:
-                return
-        raise BadInput(f"search.space holds no configuration that can exist: {broken}")
+        self._check_existence()
 
     def dimensions(self) -> dict[str, Dimension]:
         """Every dimension that has a value, in the order of the study file's documentation."""
@@ -150,6 +145,7 @@ class SearchSpace:
                 f"but got {largest:g}; make it or workload.sequence_length smaller."
             )
 
+    @cached_property
     def combinations(self) -> list[dict[str, Scalar]] | None:
         """Every combination of free values that can exist, or None where the space is endless."""
         values = self._value_lists()
@@ -173,11 +169,18 @@ class SearchSpace:
                 lists[name] = values
         return lists
 
-    def _any_value(self, name: str) -> Scalar:
-        dimension = self.dimensions()[name]
-        if isinstance(dimension, Fixed):
-            return dimension.value
-        return dimension.high if isinstance(dimension, Range) else dimension.choices[0]
+    def _check_existence(self) -> None:
+        """Refuses a space in which nothing can exist. Only dimensions that a rule is about are gone through."""
+        lists = {name: self._value_lists().get(name) or [_any_value(dim)] for name, dim in self.free().items()}
+        some = {name: values[0] for name, values in lists.items() if name not in _EXISTENCE}
+        candidates = _products({name: values for name, values in lists.items() if name in _EXISTENCE})
+        broken = None
+        for combination in itertools.islice(candidates, ENUMERATION_LIMIT):
+            broken = self.rule_broken({**combination, **some})
+            if broken is None:
+                return
+        if next(candidates, None) is None:
+            raise BadInput(f"search.space holds no configuration that can exist: {broken}")
 
     def _check_batches(self) -> None:
         """Every global batch that is named must be divisible by some micro batch × world size."""
@@ -224,7 +227,8 @@ def _check_values(name: str, dimension: Dimension) -> None:
         ends: tuple[Scalar, ...] = (dimension.low, dimension.high)
         if is_integer(name):
             if any(not float(end).is_integer() for end in ends) or (dimension.step or 1) % 1:
-                raise BadInput(f"{where} takes whole numbers, but got {describe(dimension)}.")
+                step = "" if dimension.step is None else f", step {dimension.step:g}"
+                raise BadInput(f"{where} takes whole numbers, but got {describe(dimension)}{step}.")
             ends = tuple(int(end) for end in ends)
     else:
         ends = dimension.choices if isinstance(dimension, Choices) else (dimension.value,)
@@ -243,8 +247,11 @@ def _value_problem(name: str, value: Scalar) -> str | None:
         return "must be a number"
     if name in _LOWEST_INT:
         lowest = _LOWEST_INT[name]
-        return None if isinstance(value, int) and value >= lowest else f"must be a whole number from {lowest}"
+        whole = isinstance(value, int) and lowest <= value <= 10**9
+        return None if whole else f"must be a whole number from {lowest} to 10^9"
     low, high = _FLOATS[name]
+    if isinstance(value, int) and abs(value) > 1e12:
+        return "must be below 1e12"
     if not math.isfinite(value) or value > high or value < low or (value == low and name not in _ZERO_ALLOWED):
         bound = f"must be {'at least' if name in _ZERO_ALLOWED else 'above'} {low:g}"
         return bound + (f" and at most {high:g}" if math.isfinite(high) else "")
@@ -256,18 +263,24 @@ def _values(name: str, dimension: Dimension) -> list[Scalar] | None:
         return [dimension.value]
     if isinstance(dimension, Choices):
         return list(dimension.choices)
-    if is_integer(name):
-        return list(range(int(dimension.low), int(dimension.high) + 1, int(dimension.step or 1)))
-    if dimension.step is None:
+    step = dimension.step or (1 if is_integer(name) else None)
+    if step is None or (dimension.high - dimension.low) / step >= ENUMERATION_LIMIT:
         return None
-    count = int((dimension.high - dimension.low) / dimension.step + 1e-9) + 1
-    return [dimension.low + index * dimension.step for index in range(count)]
+    if is_integer(name):
+        return list(range(int(dimension.low), int(dimension.high) + 1, int(step)))
+    count = int((dimension.high - dimension.low) / step + 1e-9) + 1
+    return [dimension.low + index * step for index in range(count)]
+
+
+def _any_value(dimension: Choices | Range) -> Scalar:
+    return dimension.high if isinstance(dimension, Range) else dimension.choices[0]
 
 
 def _holds(dimension: Dimension, value: Scalar) -> bool:
     if isinstance(dimension, Range):
         return not isinstance(value, bool | str) and dimension.low <= value <= dimension.high
-    return value in (dimension.choices if isinstance(dimension, Choices) else (dimension.value,))
+    held = dimension.choices if isinstance(dimension, Choices) else (dimension.value,)
+    return any(one == value and isinstance(one, bool) == isinstance(value, bool) for one in held)
 
 
 def _products(values: dict[str, list[Scalar]]) -> Iterator[dict[str, Scalar]]:

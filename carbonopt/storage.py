@@ -1,24 +1,19 @@
 """A study in its Optuna storage: the one truth. Everything that a report needs is read from here and written here."""
 
-import fcntl
-import json
 import math
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import optuna
-from optuna.storages import BaseStorage, RDBStorage
+from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial
 from optuna.trial import TrialState as OptunaState
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import SQLAlchemyError
 
 from carbonopt.config import StudyConfig
 from carbonopt.errors import BadInput
-from carbonopt.paths import StudyPaths, write_json
+from carbonopt.paths import StudyPaths
 from carbonopt.record import Provenance, SessionLedger, StudyData
+from carbonopt.storage_url import stored_pointer
 from carbonopt.trial import (
     Prepared,
     StopReason,
@@ -31,100 +26,6 @@ CONSTRAINT = "log perplexity over target"  # feasible at 0 and below
 WORST_VIOLATION = 10.0  # for a trial that taught nothing about its perplexity; e^10 times the target
 
 _FINISHED = (OptunaState.COMPLETE, OptunaState.PRUNED, OptunaState.FAIL)
-
-
-# ----------------------------------------------------------------------------------------------------- where it lives
-
-
-def storage_url(paths: StudyPaths, given: str | None) -> str:
-    """The storage of a study folder: the one given, else the one it was begun with, else a file in it.
-
-    Raises:
-        BadInput: for an URL that is none.
-    """
-    if given is not None:
-        return given
-    if paths.storage_pointer.exists():
-        return json.loads(paths.storage_pointer.read_text())["url"]
-    return f"sqlite:///{paths.storage.resolve()}"
-
-
-def remember_storage(paths: StudyPaths, given: str | None, study_name: str) -> None:
-    """Notes a storage outside the folder beside the study, without its password."""
-    if given is not None:
-        write_json(paths.storage_pointer, {"url": _without_password(_parsed(given)), "study": study_name})
-
-
-def connect(url: str) -> BaseStorage:
-    """Opens a storage by its SQLAlchemy URL.
-
-    Raises:
-        BadInput: if it can't be reached; the password is never shown.
-    """
-    parsed = _parsed(url)
-    shown = _without_password(parsed)
-    # Without a limit an unreachable server would hold the command for minutes.
-    arguments = {"connect_timeout": 10} if parsed.get_backend_name() in ("postgresql", "mysql") else {"timeout": 60}
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            return RDBStorage(url, engine_kwargs={"connect_args": arguments, "pool_pre_ping": True})
-    except ImportError as error:
-        raise BadInput(
-            f"--storage {shown}: its driver is missing ({error}); install it, or use sqlite:///FILE."
-        ) from error
-    except (SQLAlchemyError, RuntimeError, ValueError) as error:
-        reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
-        for secret in _secrets(parsed):
-            reason = reason.replace(secret, "***")
-        raise BadInput(f"--storage {shown} can't be opened: {reason}.") from error
-
-
-def _without_password(url: URL) -> str:
-    query = {key: value for key, value in url.query.items() if "password" not in key}
-    return URL.create(url.drivername, url.username, None, url.host, url.port, url.database, query).render_as_string()
-
-
-def _secrets(url: URL) -> list[str]:
-    in_query = [str(value) for key, value in url.query.items() if "password" in key]
-    return [secret for secret in (url.password, *in_query) if secret]
-
-
-def _parsed(url: str) -> URL:
-    try:
-        return make_url(url)
-    except (SQLAlchemyError, ValueError) as error:  # the URL itself is not shown: it may hold a password
-        raise BadInput(
-            "--storage is not a storage URL; examples: sqlite:///study.db, postgresql://user@host/db."
-        ) from error
-
-
-@contextmanager
-def study_lock(paths: StudyPaths) -> Iterator[None]:
-    """One command at a time works on a folder.
-
-    Raises:
-        BadInput: if another one does.
-    """
-    paths.root.mkdir(parents=True, exist_ok=True)
-    with paths.lock.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BadInput(f"another carbonopt run is working in {paths.root}; wait for it, or give --out.") from error
-        yield
-
-
-def is_locked(paths: StudyPaths) -> bool:
-    """Whether a run is working in the folder right now."""
-    if not paths.lock.exists():
-        return False
-    with paths.lock.open("r+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 # --------------------------------------------------------------------------------------------------------- the study
@@ -143,7 +44,7 @@ class StudyStorage:
         """The study of that name, or None."""
         if name not in {one.study_name for one in storage.get_all_studies()}:
             return None
-        return cls(optuna.load_study(study_name=name, storage=storage), storage)
+        return cls(_load(storage, name), storage)
 
     @classmethod
     def of_folder(cls, storage: BaseStorage, paths: StudyPaths) -> "StudyStorage":
@@ -153,12 +54,14 @@ class StudyStorage:
             BadInput: if the storage does not hold it, or holds several and the folder does not say which.
         """
         names = [one.study_name for one in storage.get_all_studies()]
-        if paths.storage_pointer.exists():
-            names = [name for name in names if name == json.loads(paths.storage_pointer.read_text())["study"]]
-        found = cls.load(storage, names[0]) if len(names) == 1 else None
-        if found is None or "config" not in found.study.user_attrs:
-            raise BadInput(f"the storage of {paths.root} must hold one study of carbonopt's, but holds {len(names)}.")
-        return found
+        pointer = stored_pointer(paths)
+        if pointer is not None:
+            names = [name for name in names if name == pointer["study"]]
+        studies = [cls(_load(storage, name), storage) for name in names]
+        studies = [found for found in studies if "config" in found.study.user_attrs]
+        if len(studies) != 1:
+            raise BadInput(f"the storage of {paths.root} must hold one study of carbonopt's, but holds {len(studies)}.")
+        return studies[0]
 
     @classmethod
     def create(cls, storage: BaseStorage, config: StudyConfig, provenance: Provenance) -> "StudyStorage":
@@ -186,7 +89,7 @@ class StudyStorage:
             raise BadInput(
                 f"{where} holds an Optuna study named {config.name!r} that carbonopt did not make; rename yours."
             )
-        difference = _first_difference(StudyConfig.model_validate(stored).identity(), config.identity())
+        difference = _first_difference(self.read(live=False).config.identity(), config.identity())
         if difference:
             raise BadInput(
                 f"{where} holds another study: {difference}. Give another --out (or another name), or restore the "
@@ -208,19 +111,26 @@ class StudyStorage:
         return tuple(SessionLedger(**attributes[key]) for key in keys)
 
     def read(self, *, live: bool) -> StudyData:
-        """The whole study. `live`: whether a command works on it, so that a trial may be running."""
-        attributes = self.study.user_attrs
-        prepared = attributes.get("prepared")
-        trials = self.study.get_trials(deepcopy=False)
-        records = [_record(trial, live) for trial in trials]
-        return StudyData(
-            config=StudyConfig.model_validate(attributes["config"]),
-            records=tuple(record for record in records if record is not None),
-            sessions=self.sessions(),
-            provenance=Provenance.model_validate(attributes["provenance"]),
-            prepared=None if prepared is None else Prepared(**prepared),
-            ended=attributes.get("ended"),
-        )
+        """The whole study. `live`: whether a command works on it, so that a trial may be running.
+
+        Raises:
+            BadInput: if what is stored is not what carbonopt writes.
+        """
+        try:
+            attributes = self.study.user_attrs
+            prepared = attributes.get("prepared")
+            records = [_record(trial, live) for trial in self.study.get_trials(deepcopy=False)]
+            return StudyData(
+                config=StudyConfig.model_validate(attributes["config"]),
+                records=tuple(record for record in records if record is not None),
+                sessions=self.sessions(),
+                provenance=Provenance.model_validate(attributes["provenance"]),
+                prepared=None if prepared is None else Prepared(**prepared),
+                ended=attributes.get("ended"),
+            )
+        except (KeyError, TypeError, ValueError) as error:  # pydantic's errors are ValueErrors
+            what = str(error).splitlines()[0]
+            raise BadInput(f"the storage of study {self.study.study_name!r} is damaged: {what}.") from error
 
     # ------------------------------------------------------------------------------------------------------- trials
 
@@ -281,6 +191,10 @@ class StudyStorage:
 
     def _trial_id(self, number: int) -> int:
         return self._storage.get_trial_id_from_study_id_trial_number(self._id, number)
+
+
+def _load(storage: BaseStorage, name: str) -> optuna.Study:
+    return optuna.load_study(study_name=name, storage=storage)
 
 
 def violation(record: TrialRecord, target_perplexity: float) -> float:

@@ -3,6 +3,7 @@
 import datetime
 import hashlib
 import json
+import os
 import platform
 import time
 from collections.abc import Callable
@@ -25,7 +26,8 @@ from carbonopt.paths import StudyPaths
 from carbonopt.record import Hardware, Intensity, Provenance, SessionLedger, StudyData
 from carbonopt.search.sampler import distributions, exhausted, make_sampler
 from carbonopt.space import SearchSpace
-from carbonopt.storage import StudyStorage, connect, remember_storage, storage_url
+from carbonopt.storage import StudyStorage
+from carbonopt.storage_url import connect, remember_storage, storage_url
 from carbonopt.trial import TRIAL_PHASES, Phase, StopReason, TrialParams, TrialRecord, TrialSpec, TrialState
 from carbonopt.units import emissions_kg_co2e
 from carbonopt.watch import Rules, TrialObserver, TrialProcesses, TrialWatch
@@ -65,11 +67,11 @@ def check(config: StudyConfig) -> Checked:
     on_gpu = isinstance(config.launch, LocalLaunch) and bool(config.launch.gpus)
     space = SearchSpace(config.search.space, config.launch.world_size, on_gpu)
     start = None if config.search.start is None else space.start_values(config.search.start)
-    if config.search.sampler == "grid" and space.combinations() is None:
+    if config.search.sampler == "grid" and space.combinations is None:
         raise BadInput("search.sampler: a grid needs choices (or a step) in every dimension of search.space.")
     if isinstance(config.launch, ReplayLaunch):
         launcher = ReplayLauncher(Path(config.launch.table), config.search.space, ReplayMeter().advance)
-        launcher.check_covers(space.combinations(), space.params)
+        launcher.check_covers(space.combinations, space.params)
     else:
         _check_files(config)
     return Checked(config, space, reference_intensity(config.carbon), start)
@@ -81,11 +83,12 @@ def _check_files(config: StudyConfig) -> None:
     dataset = config.workload.dataset
     for key in ("train_files", "eval_files"):
         for file in getattr(dataset, key) or ():
-            if not Path(file).is_file():
+            if not os.path.isfile(file):  # noqa: PTH113, it takes any text
                 raise BadInput(f"workload.dataset.{key}: no file {file}; give an existing one.")
-    for key, part in (("model", config.workload.model), ("tokenizer", config.workload.tokenizer)):
+    parts = {"model": config.workload.model, "tokenizer": config.workload.tokenizer, "dataset": dataset}
+    for key, part in parts.items():
         name = part.name_or_path if part is not None else None
-        if name is not None and Path(name).is_absolute() and not Path(name).is_dir():
+        if name is not None and Path(name).is_absolute() and not os.path.isdir(name):  # noqa: PTH112
             raise BadInput(f"workload.{key}.name_or_path: no folder {name}; give a local folder or a hub name.")
 
 
@@ -113,15 +116,19 @@ def run_study(
     config = checked.config
     storage = connect(storage_url(paths, url))
     found = StudyStorage.load(storage, config.name)
+    if found is None and paths.trials.exists():
+        raise BadInput(f"{paths.root} holds trials, but its storage has no study {config.name!r}; give another --out.")
     if found is not None:
         found.check_same(config, str(paths.root) if url is None else "the storage")
+        if config.budget.trials is not None and found.finished_count() >= config.budget.trials:
+            return found.read(live=False)  # nothing is left to do, and nothing shall be spent on finding that out
     launcher, meter, hardware = _open(config)
     try:
         session = _Session(meter, _now())
         prepared = None
         if isinstance(config.launch, LocalLaunch):
             display.preparing()
-            prepared = prepare(config, paths.prepared.resolve(), _fingerprint(config), paths.prepare_log, interrupted)
+            prepared = prepare(config, paths, _fingerprint(config), interrupted)
             checked.space.check_fits(prepared.train_sequences)
             meter.enter(Phase.GAP)
         provenance = Provenance(

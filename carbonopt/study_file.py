@@ -1,6 +1,7 @@
 """Reads a study file: YAML in, a checked `StudyConfig` out, or one sentence that says which key is wrong."""
 
 import difflib
+import json
 import os
 import re
 from collections.abc import Callable
@@ -16,6 +17,12 @@ from carbonopt.errors import BadInput
 
 class _Loader(yaml.SafeLoader):
     """Safe YAML that also reads 1e-3 as a number and refuses a key given twice."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):  # a few lines of them can stand for gigabytes
+            mark = self.peek_event().start_mark
+            raise yaml.constructor.ConstructorError(None, None, "aliases (*name) can't be used", mark)
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         seen: set[Any] = set()
@@ -55,14 +62,18 @@ def load_study(path: Path) -> StudyConfig:
             place[key] = _read_mapping(folder / place[key], ".".join((*parents, key)))
     if isinstance(raw.get("launch"), dict):
         raw["launch"].setdefault("kind", "local")
-    return parse_study(_with_absolute_paths(raw, folder), str(path))
+    try:
+        raw = _with_absolute_paths(raw, folder)
+    except (RuntimeError, OSError, ValueError) as error:  # an unknown user's home, a name that no system takes
+        raise BadInput(f"{path}: a path in it can't be used: {error}.") from error
+    return parse_study(raw, str(path))
 
 
 def _read_mapping(path: Path, what: str) -> dict:
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "its name or its text is not valid"
         raise BadInput(f"can't read {what} {path}: {reason}.") from error
     try:
         raw = yaml.load(text, Loader=_Loader)  # noqa: S506, the loader is a SafeLoader
@@ -80,7 +91,10 @@ def parse_study(raw: dict, origin: str) -> StudyConfig:
         BadInput: as `load_study`.
     """
     try:
-        return StudyConfig.model_validate(raw)
+        # As JSON: strictly, a text is no number and true is not 1, while a list may still stand for a tuple.
+        return StudyConfig.model_validate_json(json.dumps(raw, allow_nan=True), strict=True)
+    except (TypeError, RecursionError) as error:
+        raise BadInput(f"{origin} must hold plain text, numbers, lists and mappings: {error}.") from error
     except ValidationError as error:
         raise BadInput(f"{origin}: {_sentence(error, raw)}") from error
 
@@ -139,7 +153,8 @@ def _map_paths(raw: dict, file: Callable[[str], str], folder: Callable[[str], st
 
 def _sentence(error: ValidationError, raw: dict) -> str:
     """The first thing that is wrong, in one sentence: key, value found, what is allowed."""
-    first = error.errors()[0]
+    # A misspelt key that is required shows twice, as missing and as unknown; only the latter tells the user.
+    first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
     loc = [part for part in first["loc"] if part not in ("local", "replay", "Choices", "Range", "Fixed")]
     where = ".".join(str(part) for part in loc) or "the study"
     kind = first["type"]

@@ -56,7 +56,7 @@ def test_paths_are_taken_from_the_study_files_folder(tmp_path: Path, tiny_study:
         ("serach", {}, ["unknown key serach", "search"]),
         ("workload.model.from_confg", {}, ["unknown key workload.model.from_confg"]),
         ("launch.gpu", [0], ["unknown key launch.gpu", "gpus"]),
-        ("target.perplexity", 0, ["target.perplexity", "greater than 0", "0"]),
+        ("target.perplexity", 0, ["target.perplexity", "greater than or equal to 1", "0"]),
         ("target.perplexity", -1.5, ["target.perplexity", "-1.5"]),
         ("target.perplexity", "low", ["target.perplexity", "'low'"]),
         ("search.space.epochs", {"choices": []}, ["search.space.epochs.choices"]),
@@ -75,6 +75,14 @@ def test_paths_are_taken_from_the_study_files_folder(tmp_path: Path, tiny_study:
         ("workload.model", {}, ["workload.model", "exactly one of"]),
         ("workload.tokenizer", {"kind": "byte", "train_bpe": 300}, ["workload.tokenizer", "exactly one of"]),
         ("name", "", ["name"]),
+        ("target.perplexity", "45", ["target.perplexity", "'45'"]),
+        ("target.perplexity", float("inf"), ["target.perplexity"]),
+        ("target.perplexity", True, ["target.perplexity", "True"]),
+        ("budget.trials", "5", ["budget.trials", "'5'"]),
+        ("search.space.epochs", {"choices": [1], "low": 1, "high": 2}, ["has both"]),
+        ("search.space.epochs", {1: 2}, ["search.space.epochs"]),
+        ("search.space.learning_rate", {"low": 1e-4, "high": float("inf")}, ["search.space.learning_rate.high"]),
+        ("workload.dataset", {"train_files": ["~nosuchuser/x"]}, ["path"]),
     ],
 )
 def test_what_is_wrong_is_named(path: str, value: object, words: list[str], tiny_study: dict, write_study) -> None:
@@ -101,6 +109,8 @@ def test_missing_keys_are_named(tiny_study: dict, write_study) -> None:
         ("- a\n- b\n", "must hold keys"),
         ("name: [\n", "not valid YAML"),
         ("", "must hold keys"),
+        ("a: &x [1, 2]\nb: *x\n", "aliases"),
+        ("name: a\nbudgett: {trials: 3}\n", "did you mean budget"),
         ("? [a]\n: 1\n", "plain text"),
         ("a: !!python/object/apply:os.system ['true']\n", "not valid YAML"),
     ],
@@ -117,5 +127,5 @@ def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
         load_study(tmp_path / "nowhere.yaml")
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(BadInput, match="UTF-8"):
+    with pytest.raises(BadInput, match="text is not valid"):
         load_study(binary)

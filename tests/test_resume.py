@@ -13,7 +13,8 @@ import pytest
 
 from carbonopt.analysis.footprint import footprint
 from carbonopt.paths import StudyPaths
-from carbonopt.storage import StudyStorage, connect, storage_url
+from carbonopt.storage import StudyStorage
+from carbonopt.storage_url import connect, storage_url
 from carbonopt.trial import StopReason, TrialState
 
 

@@ -29,7 +29,7 @@ def test_combinations_are_exactly_those_that_can_exist() -> None:
         micro_batch_size_per_gpu={"choices": list(micros)},
         zero_stage={"choices": list(stages)},
         offload={"choices": list(offloads)},
-    ).combinations()
+    ).combinations
     expected = [
         {"global_batch_size": b, "micro_batch_size_per_gpu": m, "zero_stage": z, "offload": o}
         for b, m, z, o in itertools.product(batches, micros, stages, offloads)
@@ -46,7 +46,7 @@ def test_defaults_fill_what_the_space_leaves_out() -> None:
 
 
 def test_a_range_without_steps_is_endless() -> None:
-    assert space(learning_rate={"low": 1e-4, "high": 1e-2, "log": True}).combinations() is None
+    assert space(learning_rate={"low": 1e-4, "high": 1e-2, "log": True}).combinations is None
 
 
 @pytest.mark.parametrize(

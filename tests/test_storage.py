@@ -159,7 +159,7 @@ def test_samplers_propose_only_what_can_exist_and_nothing_twice(name: str, tiny_
     }
     assert space_of
     space = SearchSpace(parse_study(tiny_study, "here").search.space, 1, on_gpu=False)
-    count = len(space.combinations())
+    count = len(space.combinations)
     study = optuna.create_study(directions=["minimize"] * 2)
     seen = set()
     while not exhausted(study, space):

@@ -10,7 +10,7 @@ from carbonopt.record import StudyData
 from carbonopt.trial import Frozen, TrialParams, TrialRecord, TrialState
 
 START = "the study's start configuration"
-MOST_ACCURATE = "the most accurate trial: what choosing by perplexity alone would take"
+MOST_ACCURATE = "the most accurate complete trial, which choosing by perplexity alone would take"
 
 
 class Baseline(Frozen):

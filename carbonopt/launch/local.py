@@ -9,7 +9,7 @@ from carbonopt.config import LocalLaunch, StudyConfig
 from carbonopt.errors import BadInput, CarbonoptError, StudyInterrupted
 from carbonopt.launch.environment import rank_environments, work_environment
 from carbonopt.launch.processes import WorkProcesses
-from carbonopt.paths import write_json
+from carbonopt.paths import StudyPaths, write_json
 from carbonopt.trial import Prepared, TrialSpec
 
 
@@ -30,9 +30,7 @@ class LocalLauncher:
         return WorkProcesses(argv, rank_environments(self._launch), self._environment, log)
 
 
-def prepare(
-    config: StudyConfig, prepared_dir: Path, fingerprint: str, log: Path, interrupted: Callable[[], bool]
-) -> Prepared:
+def prepare(config: StudyConfig, paths: StudyPaths, fingerprint: str, interrupted: Callable[[], bool]) -> Prepared:
     """Reads, checks and tokenizes the workload's data in a process of its own, once per study.
 
     Raises:
@@ -41,11 +39,11 @@ def prepare(
         CarbonoptError: if the process dies, with the last lines of its log.
     """
     assert isinstance(config.launch, LocalLaunch) and config.workload is not None
-    spec_file = log.with_name("prepare.json")
+    spec_file, log = paths.prepare_spec.resolve(), paths.prepare_log.resolve()
     spec = {
         "workload": config.workload.model_dump(mode="json"),
         "space": config.search.space.model_dump(mode="json"),
-        "prepared_dir": str(prepared_dir),
+        "prepared_dir": str(paths.prepared.resolve()),
         "fingerprint": fingerprint,
     }
     write_json(spec_file, spec)

@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field, ValidationError
 
@@ -21,19 +22,19 @@ Advance = Callable[[Phase, float, float], None]  # phase, kWh, seconds
 
 
 class RecordedEval(Frozen):
-    step: int = Field(ge=1)
-    nll: float  # mean over the target tokens, nats
+    step: int = Field(ge=1, le=10**12)
+    nll: float = Field(ge=0)  # mean over the target tokens, nats
 
 
 class RecordedRun(Frozen):
     """One line of a table."""
 
-    params: dict[str, Scalar]
+    params: dict[str, bool | int | Annotated[float, Field(allow_inf_nan=False)] | str] = Field(min_length=1)
     seed: int = 0
-    total_steps: int = Field(ge=1)
-    joules_per_step: float = Field(gt=0, allow_inf_nan=False)
-    seconds_per_step: float = Field(gt=0, allow_inf_nan=False)
-    joules_per_eval: float = Field(ge=0, allow_inf_nan=False)
+    total_steps: int = Field(ge=1, le=10**12)
+    joules_per_step: float = Field(gt=0, le=1e12)
+    seconds_per_step: float = Field(gt=0, le=1e9)
+    joules_per_eval: float = Field(ge=0, le=1e12)
     evals: tuple[RecordedEval, ...] = Field(min_length=1)
 
 
@@ -156,8 +157,8 @@ def read_table(path: Path) -> list[RecordedRun]:
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "its name or its text is not valid"
         raise BadInput(f"launch.table: can't read {path}: {reason}.") from error
     runs: list[RecordedRun] = []
     for number, line in enumerate(lines, start=1):
@@ -165,9 +166,9 @@ def read_table(path: Path) -> list[RecordedRun]:
             continue
         try:
             run = RecordedRun.model_validate(json.loads(line))
-        except (ValidationError, ValueError) as error:
+        except (ValidationError, ValueError, RecursionError) as error:
             first = error.errors()[0] if isinstance(error, ValidationError) else None
-            what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else "it is not a JSON object"
+            what = f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}" if first else "it is not a JSON object"
             raise BadInput(f"launch.table: line {number} of {path}: {what}.") from error
         steps = [point.step for point in run.evals]
         if steps != sorted(set(steps)) or steps[-1] > run.total_steps:

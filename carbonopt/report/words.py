@@ -31,7 +31,7 @@ def headline(rec: Recommendation) -> str:
     if rec.baseline is None or rec.saving_fraction is None:
         return f"Trial {rec.trial} is the cheapest that reaches the target perplexity of {target}."
     if rec.trial == rec.baseline.trial:
-        kind = "start configuration" if rec.baseline.is_start else "most accurate trial"
+        kind = "start configuration" if rec.baseline.is_start else "most accurate complete trial"
         return f"The {kind}, trial {rec.trial}, is also the cheapest that reaches the target perplexity of {target}."
     return (
         f"Trial {rec.trial} reaches the target perplexity of {target} with "
@@ -156,7 +156,10 @@ def _of_the_measurement(data: StudyData, spent: Footprint) -> list[str]:
     found = []
     modelled = [name.upper() for name, how in data.provenance.known.items() if how == "modelled"]
     if modelled:
-        found.append(f"Modelled, not measured: the energy of {' and '.join(modelled)}.")
+        found.append(
+            f"Modelled, not measured: the energy of {' and '.join(modelled)}. The model goes by time and by the load of "
+            "the whole machine, so that other work on it raises these figures and can change which trial is stopped."
+        )
     if isinstance(data.config.launch, ReplayLaunch):
         found.append(
             "A replay: energy and perplexity come from a table of recorded runs, and nothing was trained. What the "
@@ -190,7 +193,7 @@ def _compared(saving_fraction: float) -> str:
 
 
 def _baseline_name(baseline: Baseline) -> str:
-    kind = "the start configuration" if baseline.is_start else "the most accurate trial"
+    kind = "the start configuration" if baseline.is_start else "the most accurate complete trial"
     misses = "" if baseline.meets_target else ", which misses the target"
     return f"{kind} (trial {baseline.trial}{misses})"
 

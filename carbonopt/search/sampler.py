@@ -35,7 +35,7 @@ def distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
 
 def exhausted(study: Study, space: SearchSpace) -> bool:
     """Whether every configuration of a finite space has been run or is running."""
-    combinations = space.combinations()
+    combinations = space.combinations
     if combinations is None:
         return False
     names = list(space.free())
@@ -101,7 +101,7 @@ class ValidSampler(BaseSampler):
                     values[name] = sampler.sample_independent(study, trial, name, distribution)
             if self._space.rule_broken(values) is None and _key(names, values) not in known:
                 return values
-        combinations = self._space.combinations() or []
+        combinations = self._space.combinations or []
         left = [values for values in combinations if _key(names, values) not in known]
         # Nothing new is left only for an interrupted trial that is asked for again, with its own values already set.
         return left[int(self._rng.integers(len(left)))] if left else {}
@@ -122,7 +122,7 @@ class _ShuffledGrid(BaseSampler):
     """Every combination that can exist, once, in an order drawn from the seed: a GPU drifts as it warms up."""
 
     def __init__(self, space: SearchSpace, seed: int) -> None:
-        self._combinations = space.combinations() or []
+        self._combinations = space.combinations or []
         self._order = np.random.default_rng(seed).permutation(len(self._combinations)).tolist()
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:

@@ -93,13 +93,16 @@ def check_training_arguments(given: dict[str, Any], space: Space) -> None:
     a value that transformers refuses."""
     from transformers import TrainingArguments
 
-    known = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
+    defaults = {field.name: field.default for field in dataclasses.fields(TrainingArguments) if field.init}
+    known = set(defaults)
     for key in given:
         instead = OWNED.get(key) or next((why for start, why in _OWNED_PREFIXES.items() if key.startswith(start)), None)
         if instead is not None:
             raise BadInput(f"workload.training_arguments can't have {key}: carbonopt sets it; {instead}.")
         if key not in known:
             raise BadInput(f"unknown key workload.training_arguments.{key}; {hint(key, _allowed(known))}")
+        if isinstance(defaults[key], int | float):  # transformers itself looks at few of its values
+            _check_number(key, given[key], defaults[key])
     for dimension, key in _DIMENSIONS.items():
         if key in given and getattr(space, dimension) is not None:
             raise BadInput(
@@ -111,6 +114,14 @@ def check_training_arguments(given: dict[str, Any], space: Space) -> None:
         raise BadInput(
             f"workload.training_arguments is not what transformers takes: {' '.join(str(error).split())}"
         ) from error
+
+
+def _check_number(key: str, value: Any, default: Any) -> None:
+    kind = bool if isinstance(default, bool) else (int, float)
+    number = isinstance(value, kind) and isinstance(value, bool) == isinstance(default, bool)
+    if not number or not math.isfinite(value) or value < min(0, default):
+        wanted = "true or false" if isinstance(default, bool) else f"a number from {min(0, default)}"
+        raise BadInput(f"workload.training_arguments.{key} must be {wanted}, but got {value!r}.")
 
 
 def _allowed(known: set[str]) -> set[str]:

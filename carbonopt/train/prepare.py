@@ -9,6 +9,9 @@ import json
 import os
 import shutil
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -64,14 +67,17 @@ def _make(spec: PrepareSpec, folder: PreparedFolder) -> Prepared:
     workload = spec.workload
     check_deepspeed_keys(workload.deepspeed)
     check_training_arguments(workload.training_arguments, spec.space)
-    text = read_text(workload.dataset)
-    encoder = make_encoder(workload, *text)
-    config = model_config(workload.model, encoder.tokenizer, encoder.vocab_size)
-    check_model(config, workload, encoder.vocab_size)
-    fetch_weights(workload.model)
-    parameters = parameter_count(config, workload.model.trust_remote_code)
+    with _blamed("dataset"):
+        text = read_text(workload.dataset)
+    with _blamed("tokenizer"):
+        encoder = make_encoder(workload, *text)
+        train, evaluation = encoder.encode(text.train), encoder.encode(text.evaluation)
+    with _blamed("model"):
+        config = model_config(workload.model, encoder.tokenizer, encoder.vocab_size)
+        check_model(config, workload, encoder.vocab_size)
+        fetch_weights(workload.model)
+        parameters = parameter_count(config, workload.model.trust_remote_code)
 
-    train, evaluation = encoder.encode(text.train), encoder.encode(text.evaluation)
     length = workload.sequence_length
     train_sequences = sequence_count(len(train), length, keep_tail=False)
     if train_sequences == 0:
@@ -97,6 +103,19 @@ def _make(spec: PrepareSpec, folder: PreparedFolder) -> Prepared:
         model_parameters=parameters,
         versions=package_versions(),
     )
+
+
+@contextmanager
+def _blamed(part: str) -> Iterator[None]:
+    """What a library raises while it reads what the user gave is about that: one sentence, traceback in the log."""
+    try:
+        yield
+    except (BadInput, OSError, MemoryError):
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        what = " ".join(str(error).split())[:300]
+        raise BadInput(f"workload.{part} can't be used: {type(error).__name__}: {what}") from error
 
 
 def _may_offload(space: Space) -> bool:
