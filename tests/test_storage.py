@@ -155,7 +155,7 @@ def test_samplers_propose_only_what_can_exist_and_nothing_twice(name: str, tiny_
         "learning_rate": {"choices": [1e-3, 1e-2]},
         "epochs": 1,
         "zero_stage": {"choices": [0, 3]},
-        "offload": {"choices": ["none", "optimizer", "parameters"]},
+        "offload": {"choices": ["none", "optimizer"]},
     }
     assert space_of
     space = SearchSpace(parse_study(tiny_study, "here").search.space, 1, on_gpu=False)

@@ -157,8 +157,8 @@ def _of_the_measurement(data: StudyData, spent: Footprint) -> list[str]:
     modelled = [name.upper() for name, how in data.provenance.known.items() if how == "modelled"]
     if modelled:
         found.append(
-            f"Modelled, not measured: the energy of {' and '.join(modelled)}. The model goes by time and by the load of "
-            "the whole machine, so that other work on it raises these figures and can change which trial is stopped."
+            f"Modelled, not measured: the energy of {' and '.join(modelled)}. The model goes by time and by the load "
+            "of the whole machine, so that other work on it raises these figures and can change which trial is stopped."
         )
     if isinstance(data.config.launch, ReplayLaunch):
         found.append(

@@ -13,9 +13,10 @@ from optuna.trial import FrozenTrial, TrialState
 from carbonopt.config import Choices
 from carbonopt.space import SearchSpace, is_integer
 
-# How often the inner sampler is asked again before a random valid configuration is taken. A sampler that has settled on
-# a region where nothing new can exist would be asked for ever.
-ATTEMPTS = 50
+# How often the inner sampler is asked before a random valid configuration is taken: one that has settled on a region
+# where nothing new can exist would be asked for ever, and a Gaussian process is fitted anew each time.
+ATTEMPTS = 8
+RANDOM_ATTEMPTS = 50
 
 
 def distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
@@ -93,8 +94,7 @@ class ValidSampler(BaseSampler):
         known = {_key(names, one.params) for one in others}
         # Single-valued distributions carry nothing to learn from, and some samplers refuse them.
         movable = {name: dist for name, dist in search_space.items() if not dist.single()}
-        for attempt in range(ATTEMPTS):
-            sampler = self._inner if attempt < ATTEMPTS // 2 else self._fallback
+        for sampler in [self._inner] * ATTEMPTS + [self._fallback] * RANDOM_ATTEMPTS:
             values = sampler.sample_relative(study, trial, movable)
             for name, distribution in search_space.items():
                 if name not in values:
