@@ -177,6 +177,47 @@ def test_an_unreachable_storage_is_refused_without_its_password(
     assert "not a storage URL" in refusal("run", study, "--out", tmp_path / "out", "--storage", "nonsense s3cret")
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:{s3cret}@127.0.0.1:1/db",
+        "postgresql://u@127.0.0.1:1/db?PASSWORD=s3cret",
+        "postgresql:///u:s3cret@127.0.0.1/db",
+        "sqlite:///no/such/folder/x.db?pwd=s3cret",
+        "sqlite://",
+    ],
+)
+def test_no_storage_url_shows_its_password(url: str, replay_study: dict, write_study, tmp_path: Path) -> None:
+    assert "s3cret" not in refusal(
+        "run", write_study(replay_study), "--out", tmp_path / "made" / "out", "--storage", url
+    )
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_study_has_one_storage(finished: Path, tmp_path: Path) -> None:
+    other = f"sqlite:///{tmp_path}/other.db"
+    assert "leave --storage out" in refusal(
+        "run", finished.parent / "study.yaml", "--out", finished, "--storage", other
+    )
+    assert "no such file" in refusal("recommend", tmp_path / "nowhere", "--storage", other)
+    assert not (tmp_path / "other.db").exists()
+
+
+def test_a_report_replaces_only_a_report(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "index.html").write_text("mine")
+    assert "holds other files" in refusal("report", finished, "--out", folder)
+    assert (folder / "index.html").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--seed", "-1"], ["--trials", "0"], ["--trials", "many"], ["--nonsense"], ["--out"]]
+)
+def test_wrong_options_get_one_sentence(arguments: list[str], replay_study: dict, write_study) -> None:
+    refusal("run", write_study(replay_study), *arguments)
+
+
 def test_an_unknown_country_is_refused(replay_study: dict, write_study, tmp_path: Path) -> None:
     replay_study["carbon"] = {"country": "XYZ"}
     assert "XYZ" in refusal("run", write_study(replay_study), "--out", tmp_path / "out")
