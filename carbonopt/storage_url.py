@@ -88,8 +88,10 @@ def connect(url: str, *, must_exist: bool = False) -> BaseStorage:
 
 
 def _check_sqlite(url: URL, shown: str, must_exist: bool) -> None:
-    if url.database in (None, "", ":memory:") or "mode" in url.query:
+    if url.database in (None, "", ":memory:"):
         raise BadInput("--storage: a study in memory would be lost; give a file, such as sqlite:///study.db.")
+    if url.query:
+        raise BadInput(f"--storage {shown}: a SQLite URL takes no options; leave out what follows the question mark.")
     file = Path(str(url.database))
     if not file.exists():
         if must_exist:
