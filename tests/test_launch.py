@@ -156,3 +156,24 @@ def test_every_rank_knows_its_place() -> None:
     assert [rank["RANK"] for rank in ranks] == ["0", "1", "2"]
     assert {rank["WORLD_SIZE"] for rank in ranks} == {"3"}
     assert len({rank["MASTER_PORT"] for rank in ranks}) == 1
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "-fp", "--mount-proc", "true"], capture_output=True).returncode != 0,
+    reason="needs the right to make a process namespace",
+)
+def test_the_first_process_of_a_container_can_end_a_trial(tmp_path: Path) -> None:
+    """It is the parent of every orphan and reaps none, so that killed ranks stay zombies."""
+    script = f"""
+import os, sys, time
+from pathlib import Path
+from carbonopt.launch.processes import WorkProcesses
+work = WorkProcesses([sys.executable, "-c", "import time; time.sleep(600)"], [{{}}] * 2, dict(os.environ),
+                     Path({str(tmp_path / "log")!r}))
+time.sleep(1)
+assert os.getpid() == 1
+work.end(patience_s=5)
+"""
+    command = ["unshare", "-fp", "--mount-proc", sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+
 from carbonopt.channel import CHANNEL_FD, Event, Exited, Listener
 from carbonopt.errors import CarbonoptError
 from carbonopt.launch import guard
@@ -77,12 +79,11 @@ class WorkProcesses:
         self._ended = True
         group = self._guard.pid
         deadline = time.monotonic() + patience_s
-        while _signal_group(group):
-            # The guard must be reaped, or its own group would never be empty.
+        while _signal_group(group) and _has_living(group):
             self._guard.poll()
             if time.monotonic() > deadline:
                 raise CarbonoptError(f"processes of group {group} survive SIGKILL; see {self.log} and `ps -g {group}`.")
-            time.sleep(0.005)
+            time.sleep(0.01)
         self._guard.wait()
         os.close(self._lifeline)
         self._listener.close()
@@ -102,3 +103,16 @@ def _signal_group(group: int) -> bool:
             return False
         raise
     return True
+
+
+def _has_living(group: int) -> bool:
+    """Whether a process group has a member that still runs. Zombies don't count: a container whose first process reaps
+    nobody keeps them for ever, and they hold no memory."""
+    for process in psutil.process_iter(["status"]):
+        try:
+            member = os.getpgid(process.pid) == group
+        except ProcessLookupError:
+            continue
+        if member and process.info["status"] != psutil.STATUS_ZOMBIE:
+            return True
+    return False
