@@ -1,5 +1,14 @@
 """Every error carbonopt raises on purpose. The command line turns each into one sentence and its exit code."""
 
+import difflib
+from collections.abc import Sequence
+
+
+def hint(unknown: str, known: Sequence[str]) -> str:
+    """For a misspelt name: 'did you mean X?', or all the known names where none is near."""
+    near = difflib.get_close_matches(unknown, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}."
+
 
 class CarbonoptError(Exception):
     """Base class. `exit_code` is what the command line ends with."""

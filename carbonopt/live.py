@@ -69,8 +69,7 @@ class LiveDisplay:
 
     def _consider(self, record: TrialRecord) -> None:
         """Keeps the best trial that meets the target."""
-        feasible = record.perplexity is not None and record.perplexity <= self._config.target.perplexity
-        if record.state != TrialState.COMPLETE or not feasible or record.emissions_kg_co2e is None:
+        if not record.meets(self._config.target.perplexity) or record.emissions_kg_co2e is None:
             return
         if self._best is None or record.emissions_kg_co2e < (self._best.emissions_kg_co2e or 0.0):
             self._best = record

@@ -59,8 +59,5 @@ class StudyData(Frozen):
 
     def spent_kwh(self) -> float:
         """Energy of the whole study so far in kWh, PUE not in: all trials and attempts, preparation, gaps."""
-        trials = sum(
-            (record.energy_kwh.total if record.energy_kwh else 0.0) + record.earlier_attempts_energy_kwh
-            for record in self.records
-        )
-        return trials + sum(session.prepare_kwh + session.gap_kwh for session in self.sessions)
+        sessions_kwh = sum(session.prepare_kwh + session.gap_kwh for session in self.sessions)
+        return sum(record.spent_kwh for record in self.records) + sessions_kwh

@@ -137,7 +137,7 @@ class SearchSpace:
             BadInput
         """
         dimension = self.space.global_batch_size
-        ends = (dimension.high,) if isinstance(dimension, Range) else _values("", dimension) or []
+        ends = (dimension.high,) if isinstance(dimension, Range) else _values("global_batch_size", dimension) or []
         largest = max(float(end) for end in ends)
         if largest > train_sequences:
             raise BadInput(

@@ -28,7 +28,7 @@ from carbonopt.search.sampler import distributions, exhausted, make_sampler
 from carbonopt.space import SearchSpace
 from carbonopt.storage import StudyStorage
 from carbonopt.storage_url import connect, remember_storage, storage_url
-from carbonopt.trial import TRIAL_PHASES, Phase, StopReason, TrialParams, TrialRecord, TrialSpec, TrialState
+from carbonopt.trial import TRIAL_PHASES, Phase, StopReason, TrialParams, TrialRecord, TrialSpec
 from carbonopt.units import emissions_kg_co2e
 from carbonopt.watch import Rules, TrialObserver, TrialProcesses, TrialWatch
 
@@ -242,7 +242,7 @@ class _Loop:
             observers=observers,
             progress=self.display.progress,
             store=lambda record: self._store(trial, record),
-            earlier_attempts_energy_kwh=_all_attempts_kwh(earlier),
+            earlier_attempts_energy_kwh=0.0 if earlier is None else earlier.spent_kwh,
         )
         record = watch.run()
         if record.stop_reason == StopReason.INTERRUPTED:
@@ -263,17 +263,9 @@ class _Loop:
         config = self.checked.config
         pruning = config.search.pruning
         data = self.storage.read(live=True)
-        best = min(
-            (
-                record.emissions_kg_co2e
-                for record in data.records
-                if record.state == TrialState.COMPLETE
-                and record.perplexity is not None
-                and record.emissions_kg_co2e is not None
-                and record.perplexity <= config.target.perplexity
-            ),
-            default=None,
-        )
+        feasible = (record for record in data.records if record.meets(config.target.perplexity))
+        costs = (record.emissions_kg_co2e for record in feasible if record.emissions_kg_co2e is not None)
+        best = min(costs, default=None)
         timeout_s = config.launch.timeout_s if isinstance(config.launch, LocalLaunch) else float("inf")
         spent_kwh = data.spent_kwh()
 
@@ -351,12 +343,6 @@ def _own_versions() -> dict[str, str]:
         "optuna": version("optuna"),
         "codecarbon": version("codecarbon"),
     }
-
-
-def _all_attempts_kwh(earlier: TrialRecord | None) -> float:
-    if earlier is None:
-        return 0.0
-    return earlier.earlier_attempts_energy_kwh + (earlier.energy_kwh.total if earlier.energy_kwh else 0.0)
 
 
 def _now() -> str:

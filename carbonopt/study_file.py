@@ -1,6 +1,5 @@
 """Reads a study file: YAML in, a checked `StudyConfig` out, or one sentence that says which key is wrong."""
 
-import difflib
 import json
 import os
 import re
@@ -12,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from carbonopt.config import Choices, Fixed, LocalLaunch, Range, ReplayLaunch, StudyConfig
-from carbonopt.errors import BadInput
+from carbonopt.errors import BadInput, hint
 
 
 class _Loader(yaml.SafeLoader):
@@ -160,10 +159,7 @@ def _sentence(error: ValidationError, raw: dict) -> str:
     kind = first["type"]
     if kind == "extra_forbidden":
         unknown = str(loc[-1])
-        known = _known_keys(loc[:-1], raw)
-        near = difflib.get_close_matches(unknown, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}."
-        return f"unknown key {where}; {hint}"
+        return f"unknown key {where}; {hint(unknown, _known_keys(loc[:-1], raw))}"
     if kind == "missing":
         return f"{where} is missing."
     message = first["msg"].removeprefix("Value error, ")

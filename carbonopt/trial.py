@@ -204,6 +204,16 @@ class TrialRecord(Frozen):
     earlier_attempts_energy_kwh: float = 0.0  # what attempts of this trial that were interrupted had used
     total_steps: int | None = None  # optimizer steps the whole trial would have
 
+    @property
+    def spent_kwh(self) -> float:
+        """Energy of all its attempts and phases, PUE not in; what was not measured counts as nothing."""
+        return self.earlier_attempts_energy_kwh + (self.energy_kwh.total if self.energy_kwh else 0.0)
+
+    def meets(self, target_perplexity: float) -> bool:
+        """Whether it ran to its end and reached the target."""
+        reached = self.perplexity is not None and self.perplexity <= target_perplexity
+        return self.state == TrialState.COMPLETE and reached
+
     def as_json(self) -> dict:
         """The exported object. Not a number and infinity become null: JSON has neither."""
         dumped = self.model_dump(mode="json")

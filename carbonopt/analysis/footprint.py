@@ -34,7 +34,7 @@ def footprint(data: StudyData) -> Footprint:
         **{phase: sum(getattr(energy, phase) for energy in measured) for phase in TRIAL_PHASES},
     }
     earlier_kwh = sum(record.earlier_attempts_energy_kwh for record in data.records)
-    energy_kwh = sum(energy.total for energy in measured) + earlier_kwh + by_phase[Phase.PREPARE] + by_phase[Phase.GAP]
+    energy_kwh = data.spent_kwh()
     outer_kwh = _outer_kwh(data.sessions)
     return Footprint(
         energy_kwh=energy_kwh,
@@ -54,8 +54,7 @@ def footprint(data: StudyData) -> Footprint:
 def _by_state_kwh(records: Iterable[TrialRecord]) -> dict[TrialState, float]:
     by_state: dict[TrialState, float] = {}
     for record in records:
-        spent_kwh = record.earlier_attempts_energy_kwh + (record.energy_kwh.total if record.energy_kwh else 0.0)
-        by_state[record.state] = by_state.get(record.state, 0.0) + spent_kwh
+        by_state[record.state] = by_state.get(record.state, 0.0) + record.spent_kwh
     return {state: by_state[state] for state in TrialState if state in by_state}
 
 

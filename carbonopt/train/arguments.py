@@ -5,8 +5,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from carbonopt.config import Space, Workload
-from carbonopt.errors import BadInput
-from carbonopt.train.nearest import hint
+from carbonopt.errors import BadInput, hint
 from carbonopt.trial import TrialParams
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ def check_training_arguments(given: dict[str, Any], space: Space) -> None:
         if instead is not None:
             raise BadInput(f"workload.training_arguments can't have {key}: carbonopt sets it; {instead}.")
         if key not in known:
-            raise BadInput(f"unknown key workload.training_arguments.{key}; {hint(key, _allowed(known))}")
+            raise BadInput(f"unknown key workload.training_arguments.{key}; {hint(key, sorted(_allowed(known)))}")
         if isinstance(defaults[key], int | float):  # transformers itself looks at few of its values
             _check_number(key, given[key], defaults[key])
     for dimension, key in _DIMENSIONS.items():

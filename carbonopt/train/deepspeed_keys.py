@@ -10,8 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from carbonopt.errors import BadInput
-from carbonopt.train.nearest import hint
+from carbonopt.errors import BadInput, hint
 
 _DATA_PARALLEL = "carbonopt trains data-parallel with ZeRO only"
 _OWN_DATA = "carbonopt feeds the data itself"
@@ -91,7 +90,7 @@ def _sentence(error: ValidationError, watched: "_Watched") -> str:
     block = next((f".{name}" for name, value in watched.handed_over() if _has_path(value, first["loc"])), "")
     where = f"workload.deepspeed{block}.{'.'.join(map(str, first['loc']))}"
     if first["type"] == "extra_forbidden" and model is not None:
-        return f"unknown key {where}; {hint(str(first['loc'][-1]), _field_names(model, first['loc'][:-1]))}"
+        return f"unknown key {where}; {hint(str(first['loc'][-1]), sorted(_field_names(model, first['loc'][:-1])))}"
     return f"{where}: {first['msg']}, but got {first['input']!r:.80}."
 
 
@@ -129,7 +128,7 @@ def _field_names(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str
 def _refuse_unasked(block: "_Watched", where: str) -> None:
     for key, value in dict.items(block):
         if not block.is_known(key):
-            raise BadInput(f"unknown key {where}.{key}; {hint(str(key), block.asked)}")
+            raise BadInput(f"unknown key {where}.{key}; {hint(str(key), sorted(block.asked))}")
         if isinstance(value, _Watched) and not block.whole:
             _refuse_unasked(value, f"{where}.{key}")
 

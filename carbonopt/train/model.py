@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from carbonopt.config import Model, Workload
-from carbonopt.errors import BadInput
-from carbonopt.train.nearest import hint
+from carbonopt.errors import BadInput, hint
 from carbonopt.trial import TrialParams
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def _config_class(model_type: str) -> "type[PreTrainedConfig]":
     if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise BadInput(
             "workload.model.from_config.model_type must be a causal language model that transformers knows, "
-            f"but got {model_type!r}; {hint(str(model_type), MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)}"
+            f"but got {model_type!r}; {hint(str(model_type), sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))}"
         )
     return CONFIG_MAPPING[model_type]
 
@@ -73,7 +72,7 @@ def _check_fields(fields: dict[str, Any], config_class: "type[PreTrainedConfig]"
     for name in fields:
         if name not in known:
             raise BadInput(f"workload.model.from_config has the unknown field {name} for {model_type}; "
-                           f"{hint(name, known)}")  # fmt: skip
+                           f"{hint(name, sorted(known))}")  # fmt: skip
 
 
 def unloadable(what: str, name: str, error: Exception) -> str:
