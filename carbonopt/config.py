@@ -206,17 +206,30 @@ class Budget(Frozen):
 
 
 class Carbon(Frozen):
-    """The reference carbon intensity. A value given here wins; else it is looked up for the country and region."""
+    """The reference carbon intensity, and what it is applied to. A value given here wins; else it is looked up, for the
+    country and region or for the cloud region, in data that CodeCarbon carries."""
 
     country: Annotated[str, StringConstraints(pattern="^[A-Z]{3}$")] | None = None  # ISO 3166-1 alpha-3
     region: Name | None = None  # state, province or zone, where the bundled data has it
+    cloud_provider: Name | None = None  # aws, azure or gcp
+    cloud_region: Name | None = None  # as the provider names it, such as europe-west1
     intensity_g_co2e_per_kwh: float | None = Field(default=None, gt=0, le=5000)
     pue: float = Field(default=1.0, ge=1.0, le=5.0)
+    # What emissions, caps and budgets count: everything measured and modelled, or the GPUs' energy counters alone.
+    objective: Literal["all", "gpu"] = "all"
+    trace: str | None = None  # a CSV file of hourly intensities, to price the same joules at other hours
 
     @model_validator(mode="after")
     def _known(self) -> "Carbon":
-        if self.country is None and self.intensity_g_co2e_per_kwh is None:
-            raise ValueError("needs country (three letters, such as USA) or intensity_g_co2e_per_kwh")
+        if (self.cloud_provider is None) != (self.cloud_region is None):
+            raise ValueError("cloud_provider and cloud_region go together, but only one of them is given")
+        if self.country is not None and self.cloud_region is not None:
+            raise ValueError("has both country and cloud_region; give the one that the machine is in")
+        if self.country is None and self.cloud_region is None and self.intensity_g_co2e_per_kwh is None:
+            raise ValueError(
+                "needs country (three letters, such as USA), cloud_provider and cloud_region, "
+                "or intensity_g_co2e_per_kwh"
+            )
         if self.region is not None and self.country is None:
             raise ValueError("region needs country beside it")
         return self
@@ -283,9 +296,15 @@ class StudyConfig(Frozen):
             raise ValueError("workload is missing; only a replay can do without")
         return self
 
+    @model_validator(mode="after")
+    def _has_gpus_to_count(self) -> "StudyConfig":
+        if self.carbon.objective == "gpu" and isinstance(self.launch, LocalLaunch) and not self.launch.gpus:
+            raise ValueError("carbon.objective: gpu needs GPUs to count, but launch.gpus is []")
+        return self
+
     def identity(self) -> dict:
-        """What makes two study files the same study: all of it but the budget and the trackers."""
-        return self.model_dump(mode="json", exclude={"budget", "track"})
+        """What makes two study files the same study: all of it but the budget, the trackers and the trace."""
+        return self.model_dump(mode="json", exclude={"budget": True, "track": True, "carbon": {"trace"}})
 
 
 def _exactly_one(model: BaseModel, *keys: str) -> None:

@@ -14,6 +14,15 @@ class Intensity(Frozen):
     g_co2e_per_kwh: float
     source: str  # one phrase, such as "given in the study file"
     place: str | None = None  # such as "California, USA"
+    year: int | None = None  # that the figure is of; None: its source does not say
+
+
+class CarbonTrace(Frozen):
+    """Carbon intensity by the hour, for pricing the same joules at other hours. The search never sees it."""
+
+    source: str  # the file's name, without its folder
+    start: str  # ISO 8601, UTC: where the first hour begins
+    g_co2e_per_kwh: tuple[float | None, ...]  # of each hour, one after the other; None: the file has none for it
 
 
 class Hardware(Frozen):
@@ -24,6 +33,16 @@ class Hardware(Frozen):
     ram_gib: float
     gpus: tuple[str, ...] = ()  # names of the launch's GPUs, in their order
     driver: str | None = None
+
+
+class IdlePower(Frozen):
+    """What one GPU draws while nothing runs on it, from its energy counter."""
+
+    gpu: int  # NVML index
+    power_w: float  # mean
+    spread_w: float  # standard deviation of windows of a second
+    windows: int
+    tick_s: float  # how long its counter stands still
 
 
 class Provenance(Frozen):
@@ -44,9 +63,11 @@ class SessionLedger(Frozen):
     duration_s: float = 0.0
     prepare_kwh: float = 0.0
     gap_kwh: float = 0.0  # between trials
-    outer_kwh: float | None = (
-        None  # the whole call by a second tracker that knows no phases: checks the sum of all parts
-    )
+    outer_kwh: float | None = None  # the whole call by one reading at its begin and one now: checks the sum of all parts
+    prepare_gpu_kwh: float | None = None  # the GPUs' part of the three above; None: no GPU was measured
+    gap_gpu_kwh: float | None = None
+    outer_gpu_kwh: float | None = None
+    idle: tuple[IdlePower, ...] = ()  # each GPU, before the call's first trial
 
 
 class StudyData(Frozen):
@@ -55,6 +76,7 @@ class StudyData(Frozen):
     sessions: tuple[SessionLedger, ...]
     provenance: Provenance
     prepared: Prepared | None = None
+    trace: CarbonTrace | None = None
     ended: str | None = None  # why the study ended, in words; None: it has not
 
     def spent_kwh(self) -> float:

@@ -93,7 +93,7 @@ class StudyStorage:
         if difference:
             raise BadInput(
                 f"{where} holds another study: {difference}. Give another --out (or another name), or restore the "
-                "study file; only budget and track may change."
+                "study file; only budget, track and carbon.trace may change."
             )
 
     def set_prepared(self, prepared: Prepared) -> None:

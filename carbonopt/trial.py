@@ -155,7 +155,11 @@ def perplexity(nll_sum: float, eval_tokens: int) -> float:
 
 
 class Energy(Frozen):
-    """Energy in kWh by phase; `train_*` split the training window by component. PUE is not in it."""
+    """Energy in kWh by phase, of the components that the objective counts; PUE is not in it.
+
+    `train_*` split the training window by component, whether counted or not: with `carbon.objective: gpu`, `train`
+    equals `train_gpu`.
+    """
 
     train: float
     setup: float
@@ -166,6 +170,20 @@ class Energy(Frozen):
     train_ram: float | None = None
 
 
+class GpuEnergy(Frozen):
+    """What is known of the GPUs' energy in one phase of a trial, in kWh, over all GPUs of the launch."""
+
+    counter: float  # by the GPUs' own energy counters: the figure that is used
+    codecarbon: float  # the same windows as CodeCarbon read them: an independent check
+    idle: float  # what the same GPUs use in as much time when nothing runs, measured before the study
+    uncertainty: float  # standard uncertainty of `counter` that comes from how rarely the counters tick
+
+    @property
+    def net_of_idle(self) -> float:
+        """What the work itself used, beyond what the GPUs would have used anyway."""
+        return self.counter - self.idle
+
+
 class Durations(Frozen):
     """Seconds by phase."""
 
@@ -173,6 +191,23 @@ class Durations(Frozen):
     setup: float
     eval: float
     total: float
+
+    def of(self, phase: Phase) -> float:
+        """Of one of a trial's phases."""
+        return {Phase.SETUP: self.setup, Phase.TRAIN: self.train, Phase.EVAL: self.eval}[phase]
+
+
+# Two readings of the same counter can differ by a tick of 0.1 s at each end: 2 % of 10 s. What differs by more differs
+# for another reason.
+COMPARED_FROM_S = 10.0
+LARGEST_DISAGREEMENT = 0.02
+
+
+def gpu_disagreement(gpu: dict[Phase, GpuEnergy], duration_s: Durations) -> float | None:
+    """The largest relative difference of CodeCarbon's GPU energy from the counters' in a phase of COMPARED_FROM_S or
+    more, with its sign; None where no phase was that long."""
+    long = [gpu[phase] for phase in TRIAL_PHASES if duration_s.of(phase) >= COMPARED_FROM_S]
+    return max((one.codecarbon / one.counter - 1 for one in long if one.counter), key=abs, default=None)
 
 
 class Failure(Frozen):
@@ -201,13 +236,24 @@ class TrialRecord(Frozen):
     evals: tuple[EvalPoint, ...] = ()
     peak_memory_gib: float | None = None  # of the rank that needed most
     failure: Failure | None = None
+    started_at: str | None = None  # ISO 8601, UTC
+    gpu_energy_kwh: dict[Phase, GpuEnergy] | None = None  # by setup, train and eval; None: no GPU was measured
+    gpu_disagreement: float | None = None  # see `gpu_disagreement`; None: no phase was long enough, or no GPU
     earlier_attempts_energy_kwh: float = 0.0  # what attempts of this trial that were interrupted had used
+    earlier_attempts_gpu_kwh: float | None = None  # the GPUs' part of it
     total_steps: int | None = None  # optimizer steps the whole trial would have
 
     @property
     def spent_kwh(self) -> float:
         """Energy of all its attempts and phases, PUE not in; what was not measured counts as nothing."""
         return self.earlier_attempts_energy_kwh + (self.energy_kwh.total if self.energy_kwh else 0.0)
+
+    @property
+    def spent_gpu_kwh(self) -> float | None:
+        """The GPUs' part of `spent_kwh`; None where no GPU was measured."""
+        if self.gpu_energy_kwh is None:
+            return self.earlier_attempts_gpu_kwh
+        return (self.earlier_attempts_gpu_kwh or 0.0) + sum(one.counter for one in self.gpu_energy_kwh.values())
 
     def meets(self, target_perplexity: float) -> bool:
         """Whether it ran to its end and reached the target."""
