@@ -2,11 +2,12 @@
 
     python benchmarks/record_counter.py SECONDS_FILE.csv [GPU_INDEX ...]
 
-Puts known loads on the GPUs (idle; one long load; short bursts), reads NVML's energy counter as fast as it answers, and
-writes each change of it: seconds since the start, GPU index, millijoules since the start. On standard output: the load's
-timetable, the counter's ticks and what one reading costs.
+Puts known loads on the GPUs (idle; one long load; short bursts), reads NVML's energy counter as fast as it answers,
+and writes each change of it: seconds since the start, GPU index, millijoules since the start. On standard output: the
+load's timetable, the counter's ticks and what one reading costs.
 """
 
+import itertools
 import json
 import statistics
 import sys
@@ -81,7 +82,7 @@ def main(target: Path, indices: list[int]) -> None:
     done.set()
     watcher.join()
     target.write_text("seconds,gpu,energy_mj\n" + "".join(f"{t:.4f},{index},{mj}\n" for t, index, mj in rows))
-    ticks_s = [b[0] - a[0] for a, b in zip(rows[1:], rows[2:], strict=False) if a[1] == b[1] == indices[0]]
+    ticks_s = [b[0] - a[0] for a, b in itertools.pairwise(rows[1:]) if a[1] == b[1] == indices[0]]
     print(
         json.dumps(
             {

@@ -63,7 +63,7 @@ class SessionLedger(Frozen):
     duration_s: float = 0.0
     prepare_kwh: float = 0.0
     gap_kwh: float = 0.0  # between trials
-    outer_kwh: float | None = None  # the whole call by one reading at its begin and one now: checks the sum of all parts
+    outer_kwh: float | None = None  # the whole call by one reading at its begin and one now: checks the parts' sum
     prepare_gpu_kwh: float | None = None  # the GPUs' part of the three above; None: no GPU was measured
     gap_gpu_kwh: float | None = None
     outer_gpu_kwh: float | None = None
