@@ -1,6 +1,5 @@
 """A study: ask → launch → watch → tell, until the budget is used up; resumable after any interruption."""
 
-import datetime
 import hashlib
 import json
 import os
@@ -16,11 +15,12 @@ import optuna
 
 import carbonopt
 from carbonopt.config import LocalLaunch, ReplayLaunch, StudyConfig
-from carbonopt.energy.hardware import describe_hardware
+from carbonopt.energy.hardware import describe_hardware, gpu_uuids
 from carbonopt.energy.intensity import reference_intensity
-from carbonopt.energy.meter import CodeCarbonMeter, Meter, ReplayMeter
+from carbonopt.energy.machine import MachineMeter
+from carbonopt.energy.meter import Meter, ReplayMeter
 from carbonopt.errors import BadInput, StudyInterrupted
-from carbonopt.launch.local import LocalLauncher, prepare
+from carbonopt.launch.local import LocalLauncher
 from carbonopt.launch.replay import ReplayLauncher
 from carbonopt.paths import StudyPaths
 from carbonopt.record import Hardware, Intensity, Provenance, SessionLedger, StudyData
@@ -29,7 +29,7 @@ from carbonopt.space import SearchSpace
 from carbonopt.storage import StudyStorage
 from carbonopt.storage_url import connect, remember_storage, storage_url
 from carbonopt.trial import TRIAL_PHASES, Phase, StopReason, TrialParams, TrialRecord, TrialSpec
-from carbonopt.units import emissions_kg_co2e
+from carbonopt.units import emissions_kg_co2e, now_utc
 from carbonopt.watch import Rules, TrialObserver, TrialProcesses, TrialWatch
 
 
@@ -122,13 +122,13 @@ def run_study(
         found.check_same(config, str(paths.root) if url is None else "the storage")
         if config.budget.trials is not None and found.finished_count() >= config.budget.trials:
             return found.read(live=False)  # nothing is left to do, and nothing shall be spent on finding that out
+    display.preparing()
     launcher, meter, hardware = _open(config)
     try:
-        session = _Session(meter, _now())
+        session = _Session(meter, now_utc())
         prepared = None
-        if isinstance(config.launch, LocalLaunch):
-            display.preparing()
-            prepared = prepare(config, paths, _fingerprint(config), interrupted)
+        if isinstance(launcher, LocalLauncher):
+            prepared = launcher.prepare(config, paths, _fingerprint(config), interrupted)
             checked.space.check_fits(prepared.train_sequences)
             meter.enter(Phase.GAP)
         provenance = Provenance(
@@ -172,12 +172,18 @@ class _Session:
             earlier = storage.sessions()
             self._index = len(earlier)
             self.hours_before = sum(session.duration_s for session in earlier) / 3600
+        prepare, gap = self._meter.running(Phase.PREPARE), self._meter.running(Phase.GAP)
+        outer = self._meter.outer()
         self._ledger = self._ledger.model_copy(
             update={
                 "duration_s": self.duration_s,
-                "prepare_kwh": self._meter.running_kwh(Phase.PREPARE),
-                "gap_kwh": self._meter.running_kwh(Phase.GAP),
-                "outer_kwh": self._meter.outer_kwh(),
+                "prepare_kwh": prepare.total_kwh,
+                "gap_kwh": gap.total_kwh,
+                "outer_kwh": outer.total_kwh,
+                "prepare_gpu_kwh": prepare.gpu_kwh,
+                "gap_gpu_kwh": gap.gpu_kwh,
+                "outer_gpu_kwh": outer.gpu_kwh,
+                "idle": self._meter.idle,
             }
         )
         storage.set_session(self._index, self._ledger)
@@ -242,7 +248,7 @@ class _Loop:
             observers=observers,
             progress=self.display.progress,
             store=lambda record: self._store(trial, record),
-            earlier_attempts_energy_kwh=0.0 if earlier is None else earlier.spent_kwh,
+            earlier=earlier,
         )
         record = watch.run()
         if record.stop_reason == StopReason.INTERRUPTED:
@@ -270,7 +276,7 @@ class _Loop:
         spent_kwh = data.spent_kwh()
 
         def budget_spent() -> bool:
-            running = sum(self.meter.running_kwh(phase) for phase in TRIAL_PHASES)
+            running = sum(self.meter.running(phase).total_kwh for phase in TRIAL_PHASES)
             return self._spent(spent_kwh + running) is not None
 
         return Rules(
@@ -320,9 +326,8 @@ def _open(config: StudyConfig) -> tuple[Launcher, Meter, Hardware | None]:
         replay_meter = ReplayMeter()
         return ReplayLauncher(Path(launch.table), config.search.space, replay_meter.advance), replay_meter, None
     hardware = describe_hardware(launch.gpus)
-    meter = CodeCarbonMeter(launch.gpus)
-    meter.enter(Phase.PREPARE)
-    return LocalLauncher(launch), meter, hardware
+    meter = MachineMeter(launch.gpus, config.carbon.objective)
+    return LocalLauncher(launch, gpu_uuids(launch.gpus)), meter, hardware
 
 
 def _fingerprint(config: StudyConfig) -> str:
@@ -343,7 +348,3 @@ def _own_versions() -> dict[str, str]:
         "optuna": version("optuna"),
         "codecarbon": version("codecarbon"),
     }
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -1,5 +1,7 @@
 """Conversions between the units that appear in names. One home, so that no factor is written twice."""
 
+import datetime
+
 JOULES_PER_KWH = 3.6e6
 BYTES_PER_GIB = 1024**3
 GRAMS_PER_KG = 1000.0
@@ -19,6 +21,11 @@ def emissions_kg_co2e(energy_kwh: float, intensity_g_co2e_per_kwh: float, pue: f
     Follows the Software Carbon Intensity's operational term (ISO/IEC 21031), with the facility's overhead as PUE.
     """
     return energy_kwh * intensity_g_co2e_per_kwh / GRAMS_PER_KG * pue
+
+
+def now_utc() -> str:
+    """The time now as ISO 8601, UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def human_energy(energy_kwh: float) -> str:

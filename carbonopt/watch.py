@@ -22,7 +22,9 @@ from carbonopt.trial import (
     TrialRecord,
     TrialSpec,
     TrialState,
+    gpu_disagreement,
 )
+from carbonopt.units import now_utc
 
 TICK_S = 0.5  # how long to wait for an event before looking at the clock, the cap and the budget again
 STORE_EVERY_S = 2.0  # what a running trial has used is stored so often: that much is lost when the study is killed
@@ -80,11 +82,12 @@ class TrialWatch:
     observers: list[TrialObserver]
     progress: Callable[[int, int, float], None]  # step, total steps, energy of the training window in kWh
     store: Callable[[TrialRecord], None]
-    earlier_attempts_energy_kwh: float = 0.0
+    earlier: TrialRecord | None = None  # of an attempt that was interrupted
     _evals: list[EvalPoint] = field(default_factory=list)
     _total_steps: int | None = None
     _phase: Phase = Phase.SETUP
     _stored_at: float = 0.0
+    _started_at: str = field(default_factory=now_utc)
 
     def run(self) -> TrialRecord:
         """The trial's record when it has ended, for whatever reason. Its processes are gone by then.
@@ -126,11 +129,13 @@ class TrialWatch:
     def _on_event(self, event: Event, oom_kills: int) -> _Outcome | None:
         match event:
             case PhaseChanged(phase=phase):
-                self._enter(phase)
+                # The trial's device is idle and waits. Reading the meter takes a few ms, the counters tick every 0.1 s:
+                # going on first moves a window's edge by less than can be seen, and costs the trial nothing.
                 self.processes.answer()
+                self._enter(phase)
             case Progress(step=step, total_steps=total):
                 self._total_steps = total
-                self.progress(step, total, self.meter.running_kwh(Phase.TRAIN))
+                self.progress(step, total, self._train_kwh())
             case Evaluated(point=point, total_steps=total):
                 return self._on_evaluation(point, total)
             case Finished(summary=summary):
@@ -146,28 +151,28 @@ class TrialWatch:
 
     def _on_evaluation(self, point: EvalPoint, total_steps: int) -> _Outcome | None:
         self._total_steps = total_steps
-        train_kwh = self.meter.running_kwh(Phase.TRAIN)
+        train_kwh = self._train_kwh()  # closed before the evaluation began: nothing is read here
         point = point.model_copy(update={"train_energy_kwh": train_kwh})
         self._evals.append(point)
+        finite = math.isfinite(point.perplexity)
+        hopeless = cannot_reach(self._evals, total_steps, self.rules.target_perplexity)
+        stop = finite and self.rules.prune_target and point.step < total_steps and hopeless
+        if finite:  # the trial waits for this: first the answer, then the book-keeping
+            self.processes.answer(stop=StopReason.TARGET if stop else None)
         emissions = self.rules.emissions_kg_co2e(train_kwh)
         for observer in self.observers:
             observer.evaluated(self.spec.number, point, emissions)
         self._store()
-        if not math.isfinite(point.perplexity):
+        if not finite:
             return _Outcome(TrialState.DIVERGED, failure=self._failure("diverged", "the evaluation loss is not finite"))
-        hopeless = cannot_reach(self._evals, total_steps, self.rules.target_perplexity)
-        if self.rules.prune_target and point.step < total_steps and hopeless:
-            self.processes.answer(stop=StopReason.TARGET)
-            return _Outcome(TrialState.PRUNED, StopReason.TARGET)
-        self.processes.answer()
-        return None
+        return _Outcome(TrialState.PRUNED, StopReason.TARGET) if stop else None
 
     def _stop_now(self) -> StopReason | None:
         if self.rules.interrupted():
             return StopReason.INTERRUPTED
         if self._finished_training():
             return None  # all its energy is spent already: its result costs nothing more
-        if passes_cap(self.rules.emissions_kg_co2e(self.meter.running_kwh(Phase.TRAIN)), self.rules.cap_kg_co2e):
+        if passes_cap(self.rules.emissions_kg_co2e(self._train_kwh()), self.rules.cap_kg_co2e):
             return StopReason.CAP
         if self.rules.budget_spent():
             return StopReason.BUDGET
@@ -206,55 +211,56 @@ class TrialWatch:
             self.meter.enter(phase)
             self._phase = phase
 
+    def _train_kwh(self) -> float:
+        return self.meter.running(Phase.TRAIN).total_kwh
+
     def _store(self) -> None:
         self._stored_at = time.monotonic()
-        used = {phase: self.meter.running_kwh(phase) for phase in TRIAL_PHASES}
-        energy = Energy(
-            train=used[Phase.TRAIN], setup=used[Phase.SETUP], eval=used[Phase.EVAL], total=math.fsum(used.values())
-        )
-        self.store(self._base(TrialState.RUNNING).model_copy(update={"energy_kwh": energy}))
-
-    def _base(self, state: TrialState) -> TrialRecord:
-        return TrialRecord(
-            trial=self.spec.number,
-            state=state,
-            attempt=self.spec.attempt,
-            seed=self.spec.seed,
-            params=self.spec.params,
-            evals=tuple(self._evals),
-            earlier_attempts_energy_kwh=self.earlier_attempts_energy_kwh,
-            total_steps=self._total_steps,
-        )
+        so_far = {phase: self.meter.running(phase) for phase in TRIAL_PHASES}
+        self.store(self._record(_Outcome(TrialState.RUNNING), so_far))
 
     def _record(self, outcome: _Outcome, readings: dict[Phase, Reading]) -> TrialRecord:
         train, setup, evaluation = (readings[phase] for phase in (Phase.TRAIN, Phase.SETUP, Phase.EVAL))
-        complete = outcome.state == TrialState.COMPLETE
-        last = self._evals[-1] if complete else None
-        return self._base(outcome.state).model_copy(
-            update={
-                "stop_reason": outcome.stop_reason,
-                "perplexity": last and last.perplexity,
-                "nll_sum": last and last.nll_sum,
-                "eval_tokens": last and last.eval_tokens,
-                "emissions_kg_co2e": self.rules.emissions_kg_co2e(train.total_kwh),
-                "energy_kwh": Energy(
-                    train=train.total_kwh,
-                    setup=setup.total_kwh,
-                    eval=evaluation.total_kwh,
-                    total=train.total_kwh + setup.total_kwh + evaluation.total_kwh,
-                    train_gpu=train.gpu_kwh,
-                    train_cpu=train.cpu_kwh,
-                    train_ram=train.ram_kwh,
-                ),
-                "duration_s": Durations(
-                    train=train.duration_s,
-                    setup=setup.duration_s,
-                    eval=evaluation.duration_s,
-                    total=train.duration_s + setup.duration_s + evaluation.duration_s,
-                ),
-                "peak_memory_gib": outcome.peak_memory_gib,
-                "failure": outcome.failure,
-            }
+        last = self._evals[-1] if outcome.state == TrialState.COMPLETE else None
+        running = outcome.state == TrialState.RUNNING  # its emissions so far are no result
+        duration_s = Durations(
+            train=train.duration_s,
+            setup=setup.duration_s,
+            eval=evaluation.duration_s,
+            total=train.duration_s + setup.duration_s + evaluation.duration_s,
+        )
+        measured = {phase: gpu for phase, reading in readings.items() if (gpu := reading.gpu) is not None}
+        gpu_energy = measured if len(measured) == len(TRIAL_PHASES) else None
+        return TrialRecord(
+            trial=self.spec.number,
+            state=outcome.state,
+            stop_reason=outcome.stop_reason,
+            attempt=self.spec.attempt,
+            seed=self.spec.seed,
+            params=self.spec.params,
+            perplexity=last.perplexity if last else None,
+            nll_sum=last.nll_sum if last else None,
+            eval_tokens=last.eval_tokens if last else None,
+            emissions_kg_co2e=None if running else self.rules.emissions_kg_co2e(train.total_kwh),
+            energy_kwh=Energy(
+                train=train.total_kwh,
+                setup=setup.total_kwh,
+                eval=evaluation.total_kwh,
+                total=math.fsum(reading.total_kwh for reading in readings.values()),
+                train_gpu=train.gpu_kwh,
+                train_cpu=train.cpu_kwh,
+                train_ram=train.ram_kwh,
+            ),
+            duration_s=duration_s,
+            evals=tuple(self._evals),
+            peak_memory_gib=outcome.peak_memory_gib,
+            failure=outcome.failure,
+            started_at=self._started_at,
+            gpu_energy_kwh=gpu_energy,
+            gpu_disagreement=None if gpu_energy is None else gpu_disagreement(gpu_energy, duration_s),
+            earlier_attempts_energy_kwh=0.0 if self.earlier is None else self.earlier.spent_kwh,
+            earlier_attempts_gpu_kwh=None if self.earlier is None else self.earlier.spent_gpu_kwh,
+            total_steps=self._total_steps,
         )
 
 

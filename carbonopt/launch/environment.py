@@ -3,18 +3,24 @@
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from carbonopt.config import LocalLaunch
 
 ARCH_LIST = "TORCH_CUDA_ARCH_LIST"
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
-def work_environment(launch: LocalLaunch, base: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What all ranks share: exactly the launch's devices visible, nothing that changes with the user's shell."""
+def work_environment(
+    launch: LocalLaunch, gpu_uuids: Sequence[str], base: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """What all ranks share: exactly the launch's devices visible, nothing that changes with the user's shell.
+
+    `gpu_uuids` are those of launch.gpus, in that order: a UUID names the same GPU to CUDA and to NVML, which measures
+    it, whatever either of them numbers it.
+    """
     environment = dict(base)
-    environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # so that CUDA counts GPUs as NVML and nvidia-smi do
-    environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, launch.gpus))
+    environment[VISIBLE_DEVICES] = ",".join(gpu_uuids)
     environment["TOKENIZERS_PARALLELISM"] = "false"
     environment["PYTHONUNBUFFERED"] = "1"
     if not launch.gpus:

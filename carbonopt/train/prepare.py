@@ -55,6 +55,7 @@ def prepare(spec: PrepareSpec) -> Prepared:
 
 
 def _make(spec: PrepareSpec, folder: PreparedFolder) -> Prepared:
+    from carbonopt.train import ranks
     from carbonopt.train.arguments import check_training_arguments
     from carbonopt.train.deepspeed_keys import check_deepspeed_keys
     from carbonopt.train.model import check_model, fetch_weights, model_config, parameter_count
@@ -65,6 +66,7 @@ def _make(spec: PrepareSpec, folder: PreparedFolder) -> Prepared:
     from carbonopt.train.versions import package_versions
 
     workload = spec.workload
+    ranks.check_devices()
     check_deepspeed_keys(workload.deepspeed)
     check_training_arguments(workload.training_arguments, spec.space)
     with _blamed("dataset"):

@@ -6,6 +6,7 @@ import resource
 import torch
 import torch.distributed as dist
 
+from carbonopt.errors import BadInput
 from carbonopt.units import BYTES_PER_GIB
 
 
@@ -19,6 +20,25 @@ def world_size() -> int:
 
 def device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def check_devices() -> None:
+    """Makes sure that PyTorch has exactly the GPUs that the launch made visible, since those are measured; without a
+    launch, any.
+
+    Raises:
+        BadInput: if it has not, rather than to train on the CPU in silence.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return
+    asked = [name for name in visible.split(",") if name]
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if found != len(asked):
+        raise BadInput(
+            f"launch.gpus asks for {len(asked)} GPU(s), but PyTorch {torch.__version__} sees {found}; install a CUDA "
+            "build that fits the driver (`carbonopt doctor` says more), or set launch.gpus: [] for the CPU."
+        )
 
 
 def together() -> None:

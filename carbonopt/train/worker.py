@@ -47,6 +47,7 @@ def run_trial(spec: TrialSpec, speaker: Speaker | None) -> dict[str, Any]:
     folder = PreparedFolder(Path(spec.prepared_dir))
     prepared = folder.read_summary()
     _check_ranks(spec)
+    ranks.check_devices()
     steps = total_steps(prepared.train_sequences, spec.params.global_batch_size, spec.params.epochs)
     trainer = _trainer(spec, workload, folder, _plan(spec, workload, prepared, folder, steps), speaker)
     import_muon_uncompiled()

@@ -1,0 +1,117 @@
+"""The GPUs' own energy counters, read through NVML, and the power of idle GPUs."""
+
+import itertools
+import statistics
+import time
+from collections.abc import Sequence
+
+from carbonopt.energy.hardware import check_gpus
+from carbonopt.errors import MeasurementError
+from carbonopt.record import IdlePower
+
+_IDLE_WINDOWS, _IDLE_WINDOW_S = 5, 1.0
+_SHORTEST_WINDOW_S = 0.95  # ten ticks are a little less than a second as often as a little more
+_POLL_S = 0.002
+# A counter ticks every 0.1 s on an H200; one that stands still for so long is dead.
+_DEAD_AFTER_S = 1.0
+_JOULES_PER_MJ = 1e-3
+
+
+class EnergyCounters:
+    """The energy counters of GPUs, in the order of their NVML indices as given. A reading takes 3 ms a GPU (H200,
+    driver 580), whatever CUDA_VISIBLE_DEVICES holds: NVML knows nothing of it.
+
+    Raises:
+        BadInput: if a GPU doesn't exist or has no energy counter.
+    """
+
+    def __init__(self, indices: Sequence[int]) -> None:
+        check_gpus(indices)
+        self.indices = tuple(indices)
+        self._handles: list = []
+        if indices:
+            import pynvml
+
+            pynvml.nvmlInit()
+            self._handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in indices]
+        self._start_mj = self._read_mj()
+        self._last_mj = self._start_mj
+
+    def read(self) -> tuple[float, ...]:
+        """Joules that each GPU has used since this object was made, up to its counter's last tick.
+
+        Raises:
+            MeasurementError: if a GPU doesn't answer any more or its counter has gone backwards.
+        """
+        now_mj = self._read_mj()
+        for index, before, now in zip(self.indices, self._last_mj, now_mj, strict=True):
+            if now < before:
+                raise MeasurementError(
+                    f"an energy counter only grows, but that of GPU {index} went from {before} to {now} mJ: its driver "
+                    "was reloaded or the GPU was reset. The same command goes on with the study."
+                )
+        self._last_mj = now_mj
+        return tuple((now - start) * _JOULES_PER_MJ for start, now in zip(self._start_mj, now_mj, strict=True))
+
+    def close(self) -> None:
+        if self._handles:
+            import pynvml
+
+            self._handles = []
+            pynvml.nvmlShutdown()
+
+    def _read_mj(self) -> tuple[int, ...]:
+        if not self._handles:
+            return ()
+        import pynvml
+
+        try:
+            return tuple(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in self._handles)
+        except pynvml.NVMLError as error:
+            raise MeasurementError(
+                f"the energy counters of the GPUs {', '.join(map(str, self.indices))} can't be read any more: {error}. "
+                "Look at what `nvidia-smi` says."
+            ) from error
+
+
+def measure_idle(counters: EnergyCounters) -> tuple[IdlePower, ...]:
+    """The power of each GPU while nothing runs on it: five windows of a second, cut where its counter ticks.
+
+    Takes five to six seconds. The caller sees to it that the GPUs are idle: one that holds a CUDA context draws more
+    (H200: 124 W against 80 W).
+
+    Raises:
+        MeasurementError: if a counter stands still.
+    """
+    ticks: list[list[tuple[float, float]]] = [[] for _ in counters.indices]  # seconds, joules; by GPU
+    began = time.monotonic()
+    last_j: tuple[float, ...] = counters.read()
+    wanted_s = _IDLE_WINDOWS * _IDLE_WINDOW_S
+    while not all(one and one[-1][0] - one[0][0] >= wanted_s for one in ticks):
+        now_s, now_j = time.monotonic(), counters.read()
+        for index, gpu_ticks, before, energy_j in zip(counters.indices, ticks, last_j, now_j, strict=True):
+            if energy_j != before:
+                gpu_ticks.append((now_s, energy_j))
+            elif now_s - (gpu_ticks[-1][0] if gpu_ticks else began) > _DEAD_AFTER_S:
+                raise MeasurementError(
+                    f"a running GPU uses energy, but the counter of GPU {index} stood still for {_DEAD_AFTER_S:g} s. "
+                    "Look at what `carbonopt doctor` says."
+                )
+        last_j = now_j
+        time.sleep(_POLL_S)
+    return tuple(_idle_power(index, one) for index, one in zip(counters.indices, ticks, strict=True))
+
+
+def _idle_power(index: int, ticks: list[tuple[float, float]]) -> IdlePower:
+    edges = [ticks[0]]
+    for tick in ticks:
+        if tick[0] - edges[-1][0] >= _SHORTEST_WINDOW_S and len(edges) <= _IDLE_WINDOWS:
+            edges.append(tick)
+    powers_w = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(edges)]
+    return IdlePower(
+        gpu=index,
+        power_w=statistics.fmean(powers_w),
+        spread_w=statistics.stdev(powers_w) if len(powers_w) > 1 else 0.0,
+        windows=len(powers_w),
+        tick_s=statistics.median(b[0] - a[0] for a, b in itertools.pairwise(ticks)),
+    )

@@ -1,0 +1,159 @@
+"""The meter of this machine: the GPUs' own counters and CodeCarbon, read at the same windows' edges."""
+
+import math
+import time
+from collections.abc import Sequence
+
+from carbonopt.energy.codecarbon import FRESH_AFTER_S, CodeCarbonTotals, Totals, has_rapl
+from carbonopt.energy.counter import EnergyCounters, measure_idle
+from carbonopt.energy.meter import Objective, Reading, Windows
+from carbonopt.errors import MeasurementError
+from carbonopt.record import HowKnown, IdlePower
+from carbonopt.trial import Frozen, Phase
+from carbonopt.units import kwh_from_joules
+
+# A component without any energy in so long can only be a dead sensor.
+_LONGEST_ZERO_S = 1.0
+
+
+class _Mark(Frozen):
+    """All running totals at one moment."""
+
+    at_s: float
+    gpus_j: tuple[float, ...]
+    codecarbon: Totals
+
+
+class MachineMeter(Windows):
+    """Measures the GPUs of these NVML indices, all CPUs and RAM. Implements `Meter`.
+
+    GPU energy is that of the GPUs' own counters; CodeCarbon reads the same windows beside them. It takes one to three
+    seconds to set up, before the first window, so that no window pays for it. From its construction on the meter is in
+    PREPARE, beginning with the idle power of the GPUs (six seconds; none without GPUs).
+
+    Raises:
+        BadInput: if a GPU doesn't exist or has no energy counter.
+        MeasurementError: if CodeCarbon can't measure here, or a counter stands still.
+    """
+
+    def __init__(self, gpu_indices: Sequence[int], objective: Objective = "all") -> None:
+        self._counters = EnergyCounters(gpu_indices)
+        self._outer_counters = EnergyCounters(gpu_indices)
+        self._codecarbon = CodeCarbonTotals(gpu_indices)
+        self.known: dict[str, HowKnown] = {"cpu": "measured" if has_rapl() else "modelled", "ram": "modelled"}
+        if gpu_indices:
+            self.known["gpu"] = "measured"
+        none = 0.0 if gpu_indices else None
+        gpu = {"gpu_kwh": none, "codecarbon_gpu_kwh": none, "idle_gpu_kwh": none, "gpu_variance_kwh2": none}
+        super().__init__(Reading(cpu_kwh=0.0, ram_kwh=0.0, objective=objective).model_copy(update=gpu))
+        self._latest = self._opened = self._began = self._read()
+        self._outer_began_j = self._outer_counters.read()
+        self._ended: Reading | None = None
+        self._open = Phase.PREPARE
+        self.idle: tuple[IdlePower, ...] = ()
+        self.idle = measure_idle(self._counters) if gpu_indices else ()
+        # The last known power of each GPU, for windows that are too short to tell their own.
+        self._powers_w = [one.power_w for one in self.idle]
+
+    def enter(self, phase: Phase) -> None:
+        self._close_window()
+        self._open = phase
+
+    def running(self, phase: Phase) -> Reading:
+        closed = self._closed_of(phase)
+        if phase is not self._open:
+            return closed
+        self._refresh()
+        return closed + self._window()
+
+    def outer(self) -> Reading:
+        if self._ended is not None:
+            return self._ended
+        self._refresh()
+        gpus_j = self._outer_counters.read()
+        parts = self._between(self._began, self._latest)
+        if gpus_j:
+            used_j = math.fsum(gpus_j) - math.fsum(self._outer_began_j)
+            parts = parts.model_copy(update={"gpu_kwh": kwh_from_joules(used_j)})
+        return parts
+
+    def close(self) -> None:
+        if self._ended is not None:
+            return
+        try:
+            self._close_window()
+            self._ended = self.outer()
+        finally:
+            self._open = None
+            self._codecarbon.close()
+            self._counters.close()
+            self._outer_counters.close()
+
+    def _refresh(self) -> None:
+        if time.monotonic() - self._latest.at_s > FRESH_AFTER_S:
+            self._read()
+
+    def _read(self) -> _Mark:
+        # The counters first: their reading is the one that is used, and it is the quicker.
+        self._latest = _Mark(at_s=time.monotonic(), gpus_j=self._counters.read(), codecarbon=self._codecarbon.read())
+        return self._latest
+
+    def _close_window(self) -> None:
+        self._read()
+        if self._open is None:
+            return
+        window = self._window()
+        self._refuse_silence(window)
+        self._add(self._open, window)
+        self._powers_w = self._window_powers_w()
+        self._opened = self._latest
+
+    def _window(self) -> Reading:
+        """The open window up to the latest reading."""
+        window = self._between(self._opened, self._latest)
+        if not self.idle:
+            return window
+        # A counter's last tick is up to tick_s old, evenly: the two ends differ by a variance of tick²/6.
+        ticks = zip(self._window_powers_w(), self.idle, strict=True)
+        variance_j2 = math.fsum((power_w * idle.tick_s) ** 2 / 6 for power_w, idle in ticks)
+        idle_j = math.fsum(idle.power_w for idle in self.idle) * window.duration_s
+        return window.model_copy(
+            update={
+                "idle_gpu_kwh": kwh_from_joules(idle_j),
+                "gpu_variance_kwh2": kwh_from_joules(kwh_from_joules(variance_j2)),
+            }
+        )
+
+    def _between(self, start: _Mark, end: _Mark) -> Reading:
+        def used(since: float | None, until: float | None) -> float | None:
+            return None if since is None or until is None else until - since
+
+        return Reading(
+            gpu_kwh=kwh_from_joules(math.fsum(end.gpus_j) - math.fsum(start.gpus_j)) if end.gpus_j else None,
+            codecarbon_gpu_kwh=used(start.codecarbon.gpu_kwh, end.codecarbon.gpu_kwh),
+            cpu_kwh=end.codecarbon.cpu_kwh - start.codecarbon.cpu_kwh,
+            ram_kwh=end.codecarbon.ram_kwh - start.codecarbon.ram_kwh,
+            duration_s=end.at_s - start.at_s,
+            objective=self._nothing.objective,
+        )
+
+    def _window_powers_w(self) -> list[float]:
+        """Each GPU's mean power in the open window; the last window's where this one is shorter than three ticks."""
+        duration_s = self._latest.at_s - self._opened.at_s
+        used_j = [b - a for a, b in zip(self._opened.gpus_j, self._latest.gpus_j, strict=True)]
+        return [
+            energy_j / duration_s if duration_s >= 3 * idle.tick_s else last_w
+            for energy_j, idle, last_w in zip(used_j, self.idle, self._powers_w, strict=True)
+        ]
+
+    def _refuse_silence(self, window: Reading) -> None:
+        if window.duration_s <= _LONGEST_ZERO_S:
+            return
+        silent = [name for name, kwh in (("CPU", window.cpu_kwh), ("RAM", window.ram_kwh)) if not kwh or kwh < 0]
+        used_j = zip(self._counters.indices, self._opened.gpus_j, self._latest.gpus_j, strict=True)
+        silent += [f"GPU {index}" for index, before_j, now_j in used_j if now_j <= before_j]
+        if silent:
+            raise MeasurementError(
+                f"a running machine uses energy, but none was measured for {' and '.join(silent)} during "
+                f"{window.duration_s:.1f} s of {self._open}. Look at what `carbonopt doctor` says."
+            )
