@@ -135,7 +135,7 @@ def open_trackers(config: StudyConfig, folder: Path, warn: Callable[[str], None]
     openers: dict[str, Callable[[], _Tracker]] = {}
     wanted = config.track.wandb
     if wanted is not None:
-        if wanted.mode == "online" and not _has_wandb_key():
+        if wanted.mode == "online" and not has_wandb_key():
             warn(
                 "wandb: mode online needs a key, but neither WANDB_API_KEY nor a netrc entry was found; it runs "
                 f"offline instead. Upload later with: wandb sync {folder / 'wandb' / 'offline-run-*'}"
@@ -147,7 +147,8 @@ def open_trackers(config: StudyConfig, folder: Path, warn: Callable[[str], None]
     return Trackers(openers, warn)
 
 
-def _has_wandb_key() -> bool:
+def has_wandb_key() -> bool:
+    """Whether wandb would find a key: in WANDB_API_KEY, or in the netrc file, where `wandb login` puts it."""
     if os.environ.get("WANDB_API_KEY"):
         return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""

@@ -26,7 +26,7 @@ def describe_hardware(gpu_indices: Sequence[int]) -> Hardware:
     names: tuple[str, ...] = ()
     driver = None
     if gpu_indices:
-        with _nvml() as nvml:
+        with open_nvml() as nvml:
             names = tuple(nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(index)) for index in gpu_indices)
             driver = nvml.nvmlSystemGetDriverVersion()
     return Hardware(
@@ -47,7 +47,7 @@ def check_gpus(indices: Sequence[int]) -> None:
     """
     if not indices:
         return
-    with _nvml() as nvml:
+    with open_nvml() as nvml:
         count = nvml.nvmlDeviceGetCount()
         for index in indices:
             if index not in range(count):
@@ -75,12 +75,17 @@ def gpu_uuids(indices: Sequence[int]) -> tuple[str, ...]:
     check_gpus(indices)
     if not indices:
         return ()
-    with _nvml() as nvml:
+    with open_nvml() as nvml:
         return tuple(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index)) for index in indices)
 
 
 @contextmanager
-def _nvml() -> Iterator[ModuleType]:
+def open_nvml() -> Iterator[ModuleType]:
+    """NVML, for as long as the block lasts.
+
+    Raises:
+        BadInput: if there is no NVIDIA driver, or none that answers.
+    """
     import pynvml
 
     try:
