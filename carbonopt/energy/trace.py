@@ -1,0 +1,147 @@
+"""Hourly carbon intensities from a CSV file, such as an export of Electricity Maps. They price joules that were used at
+some hour; the search never sees them. Read with the standard library alone: a bad file is refused at once."""
+
+import csv
+import itertools
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean
+from typing import TextIO
+
+from carbonopt.errors import BadInput
+from carbonopt.record import CarbonTrace
+
+MAX_HOURS = 10 * 366 * 24  # ten years
+MAX_G_CO2E_PER_KWH = 5000.0  # as for carbon.intensity_g_co2e_per_kwh: several times the dirtiest grid
+_HOUR_S = 3600
+# Names of columns in lower case, their words alone. The first that a file has is taken.
+_TIME_NAMES = ("datetime utc", "timestamp utc", "time utc", "datetime", "timestamp", "time", "date")
+_INTENSITY_NAME = re.compile(r"(?<![a-z])g ?co2(e|eq)? ?(per )?kwh(?![a-z])")  # not kg, not per MWh
+_LIFE_CYCLE = re.compile(r"\blca\b|\blife ?cycle\b")
+
+
+def read_trace(path: Path) -> CarbonTrace:
+    """The intensities of a CSV file by the hour, in g CO2e per kWh.
+
+    It needs a header with a column of times in ISO 8601 (without an offset they are UTC) and one of intensities, whose
+    name has the unit, such as `g_co2e_per_kwh` or "gCO₂eq/kWh"; of several the life-cycle one is taken. Rows come in
+    any order. The hour of a time is that of UTC; rows within one hour are averaged; an hour without a value is None.
+
+    Raises:
+        BadInput: that names the line, the value found and what is expected.
+    """
+    try:
+        if not path.is_file():
+            raise BadInput(f"carbon.trace: no file {path}; give an existing one.")
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return _trace(_rows(file), path)
+    except OSError as error:
+        raise BadInput(f"carbon.trace: can't read {path}: {error.strerror}.") from error
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise BadInput(f"carbon.trace: {path} must be a CSV file in UTF-8, but is none: {error}.") from error
+
+
+def _trace(rows: Iterator[tuple[int, list[str]]], path: Path) -> CarbonTrace:
+    _, header = next(rows, (0, []))
+    time_column, column = _columns(header, path)
+    found: dict[float, tuple[float, int]] = {}  # by instant, seconds since 1970: the intensity, and in which line
+    offsets = True
+    for line, row in rows:
+        where = f"carbon.trace: {path}, line {line}"
+        if len(row) <= max(time_column, column):
+            raise BadInput(f"{where} must have the header's {len(header)} columns, but has {len(row)}.")
+        if not row[column].strip():
+            continue  # a hole in the data, which the hours without any row are too
+        time, rate = _time(row[time_column].strip(), where), _rate(row[column].strip(), where)
+        offsets = offsets and time.tzinfo is not None
+        instant = (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+        before, first = found.setdefault(instant, (rate, line))
+        if before != rate:
+            raise BadInput(
+                f"{where}: a time must have one value, but {row[time_column].strip()} has {rate:g} here and {before:g} "
+                f"in line {first}; give the rows of one place, with times in UTC or with their offset."
+            )
+    if not found:
+        raise BadInput(f"carbon.trace: {path} must have a row for each hour, but has none with a value.")
+    instants = sorted(found)
+    first_hour, last_hour = int(instants[0] // _HOUR_S), int(instants[-1] // _HOUR_S)
+    if last_hour - first_hour >= MAX_HOURS:
+        raise BadInput(
+            f"carbon.trace: {path} must span 10 years at most, but goes from {_iso(first_hour)} to {_iso(last_hour)}; "
+            "look for a mistyped year, or leave rows out."
+        )
+    step_s = min((after - before for before, after in itertools.pairwise(instants)), default=_HOUR_S)
+    if step_s > _HOUR_S:
+        raise BadInput(
+            f"carbon.trace: {path} must have a row for each hour, but no two are less than {step_s / _HOUR_S:g} h "
+            "apart; give hourly data."
+        )
+    by_hour = defaultdict(list)
+    for instant in instants:
+        by_hour[int(instant // _HOUR_S)].append(found[instant][0])
+    source = f"{path.name}, column {header[column].strip()}"
+    return CarbonTrace(
+        source=source if offsets or "utc" in _words(header[time_column]) else f"{source}, times read as UTC",
+        start=_iso(first_hour),
+        g_co2e_per_kwh=tuple(fmean(by_hour[h]) if h in by_hour else None for h in range(first_hour, last_hour + 1)),
+    )
+
+
+def _columns(header: list[str], path: Path) -> tuple[int, int]:
+    """Where the times and the intensities stand."""
+    names = [_words(name) for name in header]
+    has = f"but its first line has {', '.join(header)[:200] or 'none'}"
+    times = [names.index(name) for name in _TIME_NAMES if name in names]
+    if not times:
+        raise BadInput(f"carbon.trace: {path} must have a column named datetime, timestamp or time, {has}.")
+    rates = [index for index, name in enumerate(names) if _INTENSITY_NAME.search(name)]
+    rates = [index for index in rates if _LIFE_CYCLE.search(names[index])] or rates
+    if len(rates) != 1:
+        raise BadInput(
+            f"carbon.trace: {path} must have one column whose name says g CO2e per kWh (of several, one of the life "
+            f"cycle), {has}; name it g_co2e_per_kwh."
+        )
+    return times[0], rates[0]
+
+
+def _words(name: str) -> str:
+    """A column's name in lower case, without punctuation."""
+    return " ".join(re.findall("[a-z0-9]+", name.lower().replace("₂", "2")))
+
+
+def _rows(file: TextIO) -> Iterator[tuple[int, list[str]]]:
+    """Each row that has something in it, with its line in the file."""
+    lines = csv.reader(file, strict=True)
+    for row in lines:
+        if any(cell.strip() for cell in row):
+            yield lines.line_num, row
+
+
+def _time(text: str, where: str) -> datetime:
+    try:
+        time = datetime.fromisoformat(text)
+        time.astimezone(UTC)  # which the first and the last day that there are may not survive
+    except (ValueError, OverflowError) as error:
+        raise BadInput(f"{where}: the time must be like 2024-12-31T23:00:00Z, but is {text[:40]!r}.") from error
+    return time
+
+
+def _rate(text: str, where: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if not 0 <= rate <= MAX_G_CO2E_PER_KWH:
+        raise BadInput(
+            f"{where}: the intensity must be from 0 to {MAX_G_CO2E_PER_KWH:g} g CO2e per kWh, but is {text[:40]!r}."
+        )
+    return rate
+
+
+def _iso(hour: int) -> str:
+    """Where an hour, counted from 1970, begins."""
+    return datetime.fromtimestamp(hour * _HOUR_S, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,149 @@
+"""Hourly traces as people have them; what is refused; emissions at other hours against sums done minute by minute."""
+
+import os
+import random
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from carbonopt.energy import trace
+from carbonopt.energy.trace import read_trace
+from carbonopt.errors import BadInput
+
+ELECTRICITY_MAPS = """Datetime (UTC),Country,Zone name,Zone id,{direct},{life_cycle},Data source
+2024-01-01 00:00:00,Denmark,West Denmark,DK-DK1,80.5,110.25,energinet.dk
+2024-01-01 01:00:00,Denmark,West Denmark,DK-DK1,90.5,120.5,energinet.dk
+2024-01-01 03:00:00,Denmark,West Denmark,DK-DK1,95,130,energinet.dk
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text: str, name: str = "a.csv", encoding: str = "utf-8") -> Path:
+        path = tmp_path / name
+        path.write_text(text, encoding=encoding)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("direct", "life_cycle"),
+    [
+        ("Carbon Intensity gCO₂eq/kWh (direct)", "Carbon Intensity gCO₂eq/kWh (LCA)"),
+        ("Carbon intensity gCO₂eq/kWh (direct)", "Carbon intensity gCO₂eq/kWh (Life cycle)"),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_an_export_of_electricity_maps_is_read_by_its_life_cycle_column(write, direct, life_cycle, encoding):
+    path = write(ELECTRICITY_MAPS.format(direct=direct, life_cycle=life_cycle), "dk-2024.csv", encoding)
+    found = read_trace(path)
+    assert found.source == f"dk-2024.csv, column {life_cycle}"
+    assert found.start == "2024-01-01T00:00:00+00:00"
+    assert found.g_co2e_per_kwh == (110.25, 120.5, None, 130.0)
+
+
+def test_a_single_column_is_taken_as_it_is(write):
+    direct = read_trace(write("Datetime (UTC),Carbon intensity gCO₂eq/kWh (direct)\n2024-01-01 00:00,80\n"))
+    assert direct.source == "a.csv, column Carbon intensity gCO₂eq/kWh (direct)"
+    ours = read_trace(write("kg_co2_per_kwh,g_co2e_per_kwh,timestamp\n0.3,300,2024-01-01T00:00Z\n"))
+    assert (ours.source, ours.g_co2e_per_kwh) == ("a.csv, column g_co2e_per_kwh", (300.0,))
+
+
+@pytest.mark.parametrize(
+    ("time", "start"),
+    [
+        ("2024-06-30T23:00:00Z", "2024-06-30T23:00:00+00:00"),
+        ("2024-07-01T01:00+02:00", "2024-06-30T23:00:00+00:00"),
+        ("2024-06-30 18:30:00-04:30", "2024-06-30T23:00:00+00:00"),
+        ("2024-07-01T05:15:00+05:30", "2024-06-30T23:00:00+00:00"),
+    ],
+)
+def test_times_are_converted_to_utc(write, time, start):
+    found = read_trace(write(f"time,g_co2e_per_kwh\n{time},1\n"))
+    assert (found.source, found.start) == ("a.csv, column g_co2e_per_kwh", start)
+
+
+def test_times_without_an_offset_are_utc_and_the_source_says_so(write):
+    found = read_trace(write("datetime,g_co2e_per_kwh\n2024-07-01 01:00,1\n"))
+    assert found.source == "a.csv, column g_co2e_per_kwh, times read as UTC"
+    assert found.start == "2024-07-01T01:00:00+00:00"
+
+
+def test_rows_are_sorted_and_averaged_by_the_hour(write):
+    rows = ["02:45,8", "00:30,30", "02:00,5", "00:00,10", "02:30,", "00:00,10.0", "", ",,"]
+    text = "time,g_co2e_per_kwh\n" + "\n".join(f"2024-01-01T{row}" if row[:1].isdigit() else row for row in rows)
+    assert read_trace(write(text)).g_co2e_per_kwh == (20.0, None, 6.5)
+
+
+def test_a_trace_as_long_as_the_limit_can_be_read_and_no_longer_one(write, monkeypatch):
+    begin = datetime(2020, 2, 27, tzinfo=UTC)
+    times = [begin + timedelta(minutes=15 * step) for step in range(4 * 24 * 4)]  # over the 29th of February
+    monkeypatch.setattr(trace, "MAX_HOURS", 96)
+    path = write("time,g_co2e_per_kwh\n" + "".join(f"{time.isoformat()},{time.hour}\n" for time in times))
+    assert read_trace(path).g_co2e_per_kwh == tuple(float(hour % 24) for hour in range(96))
+    path.write_text(path.read_text() + f"{times[-1] + timedelta(minutes=15)},1\n")
+    with pytest.raises(BadInput, match=r"10 years at most, but goes from 2020-02-27T00:00.* to 2020-03-02T00:00"):
+        read_trace(path)
+
+
+HEADER = "time,g_co2e_per_kwh\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "must have a column named datetime, timestamp or time, but its first line has none"),
+        ("time;g_co2e_per_kwh\n2024-01-01;1\n", "but its first line has time;g_co2e_per_kwh"),
+        ("time,value\n2024-01-01,1\n", "one column whose name says g CO2e per kWh.*has time, value; name it g_co2e"),
+        ("time,kgCO2/kWh,gCO2/MWh\n2024-01-01,1,1\n", "one column whose name says g CO2e per kWh"),
+        ("time,gCO2/kWh,gCO2/kWh (direct)\n2024-01-01,1,1\n", "one column whose name says g CO2e per kWh"),
+        ("when,gCO2/kWh\n2024-01-01,1\n", "a column named datetime.*has when, gCO2/kWh"),
+        (HEADER, "must have a row for each hour, but has none with a value"),
+        (HEADER + "2024-01-01T00:00Z,\n", "must have a row for each hour, but has none with a value"),
+        (HEADER + "2024-01-01T00:00Z,1\n\n1.1.2024,2\n", "line 4: the time must be like .*, but is '1.1.2024'"),
+        (HEADER + "0001-01-01T00:00+14:00,1\n", "line 2: the time must be like"),
+        (HEADER + ",1\n", "line 2: the time must be like .*, but is ''"),
+        (HEADER + "2024-01-01T00:00Z,-3\n", "line 2: the intensity must be from 0 to 5000 g CO2e per kWh, but is '-3'"),
+        (HEADER + "2024-01-01T00:00Z,nan\n", "line 2: the intensity must be .*, but is 'nan'"),
+        (HEADER + "2024-01-01T00:00Z,inf\n", "line 2: the intensity must be .*, but is 'inf'"),
+        (HEADER + "2024-01-01T00:00Z,5001\n", "line 2: the intensity must be .*, but is '5001'"),
+        (HEADER + '2024-01-01T00:00Z,"12,5"\n', "line 2: the intensity must be .*, but is '12,5'"),
+        (HEADER + "2024-01-01T00:00Z\n", "line 2 must have the header's 2 columns, but has 1"),
+        (
+            HEADER + "2024-01-01T00:00Z,1\n2024-01-01T01:00Z,2\n2024-01-01T02:00+01:00,3\n",
+            r"line 4: a time must have one value, but 2024-01-01T02:00\+01:00 has 3 here and 2 in line 3",
+        ),
+        (HEADER + "2024-01-01,1\n2024-01-02,2\n", "row for each hour, but no two are less than 24 h apart"),
+        (HEADER + '2024-01-01T00:00Z,"1', "must be a CSV file in UTF-8, but is none: unexpected end of data"),
+    ],
+)
+def test_a_bad_trace_is_refused_with_the_line_and_the_value(write, text, message):
+    with pytest.raises(BadInput, match="^carbon.trace: .*" + message):
+        read_trace(write(text))
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path):
+    for path in (tmp_path, tmp_path / "none.csv", Path("/dev/zero")):
+        with pytest.raises(BadInput, match=f"carbon.trace: no file {re.escape(str(path))}"):
+            read_trace(path)
+    with pytest.raises(BadInput, match=r"carbon.trace: can't read .*: File name too long"):
+        read_trace(tmp_path / ("a" * 300))
+    (tmp_path / "binary.csv").write_bytes(os.urandom(8) + b"\xff\xfe\x00" * 50)
+    with pytest.raises(BadInput, match="must be a CSV file in UTF-8, but is none"):
+        read_trace(tmp_path / "binary.csv")
+
+
+def test_the_order_of_rows_does_not_matter(write):
+    rows = [
+        f"2024-03-{day:02d}T{hour:02d}:{minute:02d}Z,{day * hour + minute / 7}\n"
+        for day in (1, 2, 4)
+        for hour in range(24)
+        for minute in (0, 30)
+    ]
+    expected = read_trace(write(HEADER + "".join(rows)))
+    random.Random(0).shuffle(rows)
+    assert read_trace(write(HEADER + "".join(rows))) == expected
+    assert expected.g_co2e_per_kwh[48:72] == (None,) * 24
