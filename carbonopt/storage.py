@@ -12,7 +12,7 @@ from optuna.trial import TrialState as OptunaState
 from carbonopt.config import StudyConfig
 from carbonopt.errors import BadInput
 from carbonopt.paths import StudyPaths
-from carbonopt.record import Provenance, SessionLedger, StudyData
+from carbonopt.record import CarbonTrace, Provenance, SessionLedger, StudyData
 from carbonopt.storage_url import stored_pointer
 from carbonopt.trial import (
     Prepared,
@@ -99,6 +99,10 @@ class StudyStorage:
     def set_prepared(self, prepared: Prepared) -> None:
         self.study.set_user_attr("prepared", prepared.model_dump(mode="json"))
 
+    def set_trace(self, trace: CarbonTrace | None) -> None:
+        """As one text: as a list, Optuna would copy a year of hours anew for each look at the study."""
+        self.study.set_user_attr("trace", None if trace is None else trace.model_dump_json())
+
     def set_ended(self, why: str | None) -> None:
         self.study.set_user_attr("ended", why)
 
@@ -118,7 +122,7 @@ class StudyStorage:
         """
         try:
             attributes = self.study.user_attrs
-            prepared = attributes.get("prepared")
+            prepared, trace = attributes.get("prepared"), attributes.get("trace")
             records = [_record(trial, live) for trial in self.study.get_trials(deepcopy=False)]
             return StudyData(
                 config=StudyConfig.model_validate(attributes["config"]),
@@ -126,6 +130,7 @@ class StudyStorage:
                 sessions=self.sessions(),
                 provenance=Provenance.model_validate(attributes["provenance"]),
                 prepared=None if prepared is None else Prepared(**prepared),
+                trace=None if trace is None else CarbonTrace.model_validate_json(trace),
                 ended=attributes.get("ended"),
             )
         except (KeyError, TypeError, ValueError) as error:  # pydantic's errors are ValueErrors

@@ -19,11 +19,12 @@ from carbonopt.energy.hardware import describe_hardware, gpu_uuids
 from carbonopt.energy.intensity import reference_intensity
 from carbonopt.energy.machine import MachineMeter
 from carbonopt.energy.meter import Meter, ReplayMeter
+from carbonopt.energy.trace import read_trace
 from carbonopt.errors import BadInput, StudyInterrupted
 from carbonopt.launch.local import LocalLauncher
 from carbonopt.launch.replay import ReplayLauncher
 from carbonopt.paths import StudyPaths
-from carbonopt.record import Hardware, Intensity, Provenance, SessionLedger, StudyData
+from carbonopt.record import CarbonTrace, Hardware, Intensity, Provenance, SessionLedger, StudyData
 from carbonopt.search.sampler import distributions, exhausted, make_sampler
 from carbonopt.space import SearchSpace
 from carbonopt.storage import StudyStorage
@@ -56,6 +57,7 @@ class Checked:
     space: SearchSpace
     intensity: Intensity
     start: dict | None
+    trace: CarbonTrace | None
 
 
 def check(config: StudyConfig) -> Checked:
@@ -74,7 +76,8 @@ def check(config: StudyConfig) -> Checked:
         launcher.check_covers(space.combinations, space.params)
     else:
         _check_files(config)
-    return Checked(config, space, reference_intensity(config.carbon), start)
+    trace = None if config.carbon.trace is None else read_trace(Path(config.carbon.trace))
+    return Checked(config, space, reference_intensity(config.carbon), start, trace)
 
 
 def _check_files(config: StudyConfig) -> None:
@@ -121,6 +124,7 @@ def run_study(
     if found is not None:
         found.check_same(config, str(paths.root) if url is None else "the storage")
         if config.budget.trials is not None and found.finished_count() >= config.budget.trials:
+            found.set_trace(checked.trace)
             return found.read(live=False)  # nothing is left to do, and nothing shall be spent on finding that out
     display.preparing()
     launcher, meter, hardware = _open(config)
@@ -145,6 +149,7 @@ def run_study(
             found.refresh(config, provenance)
         if prepared is not None:
             found.set_prepared(prepared)
+        found.set_trace(checked.trace)
         loop = _Loop(checked, found, launcher, meter, paths, session, display, trackers, interrupted)
         loop.run()
         return found.read(live=True)

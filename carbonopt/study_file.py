@@ -147,6 +147,8 @@ def _map_paths(raw: dict, file: Callable[[str], str], folder: Callable[[str], st
                 workload["dataset"] = changed(workload["dataset"], key, file)
     if "launch" in raw:
         raw["launch"] = changed(raw["launch"], "table", file)
+    if "carbon" in raw:
+        raw["carbon"] = changed(raw["carbon"], "trace", file)
     return raw
 
 

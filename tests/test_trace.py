@@ -3,6 +3,8 @@
 import os
 import random
 import re
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,6 +13,14 @@ import pytest
 from carbonopt.energy import trace
 from carbonopt.energy.trace import read_trace
 from carbonopt.errors import BadInput
+from carbonopt.paths import StudyPaths
+from carbonopt.record import CarbonTrace, StudyData
+from carbonopt.storage import StudyStorage
+from carbonopt.storage_url import connect, storage_url
+from carbonopt.study import check
+from carbonopt.study_file import load_study
+
+ROOT = Path(__file__).resolve().parent.parent
 
 ELECTRICITY_MAPS = """Datetime (UTC),Country,Zone name,Zone id,{direct},{life_cycle},Data source
 2024-01-01 00:00:00,Denmark,West Denmark,DK-DK1,80.5,110.25,energinet.dk
@@ -147,3 +157,40 @@ def test_the_order_of_rows_does_not_matter(write):
     random.Random(0).shuffle(rows)
     assert read_trace(write(HEADER + "".join(rows))) == expected
     assert expected.g_co2e_per_kwh[48:72] == (None,) * 24
+
+
+def test_a_study_keeps_its_trace_and_takes_another_one_even_when_it_has_ended(replay_study, write_study, tmp_path):
+    (tmp_path / "traces").mkdir()
+    for name, rate in (("a", 100), ("b", 50)):
+        (tmp_path / "traces" / f"{name}.csv").write_text(
+            HEADER + f"2024-01-01T00:00Z,{rate}\n2024-01-01T02Z,7\n2024-01-01T03Z,8\n"
+        )
+
+    def run(file: str | None, trials: int) -> tuple[int, str, StudyData]:
+        replay_study["carbon"]["trace"] = file
+        replay_study["budget"]["trials"] = trials
+        command = [sys.executable, "-m", "carbonopt", "run", str(write_study(replay_study)), "--out", str(folder)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        paths = StudyPaths(folder)
+        data = StudyStorage.of_folder(connect(storage_url(paths, None)), paths).read(live=False)
+        return done.returncode, done.stderr, data
+
+    folder = tmp_path / "out"
+    code, error, data = run("traces/a.csv", 2)
+    assert code in (0, 3), error
+    assert data.trace == CarbonTrace(
+        source="a.csv, column g_co2e_per_kwh", start="2024-01-01T00:00:00+00:00", g_co2e_per_kwh=(100.0, None, 7.0, 8.0)
+    )
+    assert data.config.carbon.trace == str(tmp_path / "traces" / "a.csv")
+    for file, trials, source in (("traces/b.csv", 2, "b.csv"), (None, 3, None)):
+        code, error, data = run(file, trials)
+        assert code in (0, 3), error
+        assert (data.trace and data.trace.source.split(",")[0]) == source
+        assert len(data.records) == trials
+
+
+def test_a_bad_trace_is_refused_before_anything_starts(replay_study, write_study, tmp_path):
+    (tmp_path / "bad.csv").write_text(HEADER + "2024-01-01T00:00Z,-3\n")
+    replay_study["carbon"]["trace"] = "bad.csv"
+    with pytest.raises(BadInput, match=r"carbon.trace: .*bad.csv, line 2: .*'-3'"):
+        check(load_study(write_study(replay_study)))
