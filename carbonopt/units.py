@@ -28,20 +28,30 @@ def now_utc() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
+def energy_unit(energy_kwh: float) -> tuple[str, float]:
+    """The unit that people read such an energy in (kWh from 0.01 kWh on, else kJ or J), and how many make a kWh."""
+    if abs(energy_kwh) >= 0.01:
+        return "kWh", 1.0
+    return ("kJ", JOULES_PER_KWH / 1000) if abs(joules_from_kwh(energy_kwh)) >= 999.5 else ("J", JOULES_PER_KWH)
+
+
+def emissions_unit(kg_co2e: float) -> tuple[str, float]:
+    """The unit that people read such emissions in, and how many make a kg."""
+    if kg_co2e >= 1:
+        return "kg CO2e", 1.0
+    return ("g CO2e", GRAMS_PER_KG) if kg_co2e * GRAMS_PER_KG >= 0.1 else ("mg CO2e", GRAMS_PER_KG * 1000)
+
+
 def human_energy(energy_kwh: float) -> str:
     """An energy for people, three significant digits: '2.35 kJ' below 0.01 kWh, '0.0123 kWh' from there on."""
-    if energy_kwh >= 0.01:
-        return f"{energy_kwh:.3g} kWh"
-    joules = joules_from_kwh(energy_kwh)
-    return f"{joules / 1000:.3g} kJ" if joules >= 999.5 else f"{joules:.3g} J"
+    unit, per_kwh = energy_unit(energy_kwh)
+    return f"{energy_kwh * per_kwh:.3g} {unit}"
 
 
 def human_emissions(kg_co2e: float) -> str:
     """Emissions for people, three significant digits, in kg, g or mg of CO2e."""
-    if kg_co2e >= 1:
-        return f"{kg_co2e:.3g} kg CO2e"
-    grams = kg_co2e * GRAMS_PER_KG
-    return f"{grams:.3g} g CO2e" if grams >= 0.1 else f"{grams * 1000:.3g} mg CO2e"
+    unit, per_kg = emissions_unit(kg_co2e)
+    return f"{kg_co2e * per_kg:.3g} {unit}"
 
 
 def human_duration(duration_s: float) -> str:

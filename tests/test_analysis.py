@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from carbonopt.analysis.footprint import footprint
 from carbonopt.analysis.front import pareto_front
 from carbonopt.analysis.recommend import recommend
+from carbonopt.analysis.repeats import repeats
 from carbonopt.errors import BadInput
 from carbonopt.record import Intensity, Provenance, SessionLedger, StudyData
 from carbonopt.study_file import parse_study
-from carbonopt.trial import Energy, EvalPoint, TrialParams, TrialRecord, TrialState
+from carbonopt.trial import Energy, EvalPoint, GpuEnergy, Phase, TrialParams, TrialRecord, TrialState
 from carbonopt.units import emissions_kg_co2e
 
 INTENSITY_G_PER_KWH = 200.0
@@ -224,3 +225,56 @@ def test_closure_needs_a_reading_of_every_session():
     assert footprint(study(sessions=(with_reading, without))).closure is None
     assert footprint(study(sessions=(with_reading,))).closure == 0.0
     assert footprint(study()).closure is None
+
+
+def gpu_energy(counter: float) -> dict[Phase, GpuEnergy]:
+    """Of one phase this much, by the counter; CodeCarbon reads 1 % more, and a quarter of it is idle."""
+    one = GpuEnergy(counter=counter, codecarbon=1.01 * counter, idle=counter / 4, uncertainty=0.3 * counter)
+    return {Phase.SETUP: one, Phase.TRAIN: one, Phase.EVAL: one}
+
+
+def gpu_study(*records: TrialRecord, **session: float | None) -> StudyData:
+    parts = {"prepare_gpu_kwh": 0.5, "gap_gpu_kwh": 0.5, "outer_gpu_kwh": 20.0, **session}
+    return study(*records, sessions=(SessionLedger(started_at="2026-01-01T00:00:00Z", **parts),))
+
+
+def test_the_gpus_parts_against_their_outer_reading():
+    pruned = record(1, 1.0, None, state=TrialState.PRUNED, gpu_energy_kwh=gpu_energy(2.0))
+    again = pruned.model_copy(update={"earlier_attempts_energy_kwh": 9.0, "earlier_attempts_gpu_kwh": 4.0})
+    untouched = record(2, None, None, state=TrialState.FAILED)
+    spent = footprint(gpu_study(record(0, 1.0, 5.0, gpu_energy_kwh=gpu_energy(3.0)), again, untouched))
+    assert spent.gpu_kwh == 3 * 3.0 + 3 * 2.0 + 4.0 + 0.5 + 0.5
+    assert spent.gpu_closure == 20.0 / 20.0
+    training = spent.gpu_by_phase_kwh[Phase.TRAIN]
+    assert (training.counter, training.idle, training.net_of_idle) == (5.0, 1.25, 3.75)
+    assert training.codecarbon == pytest.approx(5.05)
+    assert training.uncertainty == pytest.approx(math.sqrt(0.9**2 + 0.6**2))
+
+
+def test_a_gpu_part_that_is_not_known_leaves_no_gpu_sum():
+    known = record(0, 1.0, 5.0, gpu_energy_kwh=gpu_energy(3.0))
+    assert footprint(gpu_study(known)).gpu_kwh == 10.0
+    assert footprint(gpu_study(known, record(1, 1.0, 5.0))).gpu_kwh is None  # made by a version without the counter
+    early = known.model_copy(update={"earlier_attempts_energy_kwh": 1.0})
+    assert footprint(gpu_study(early)).gpu_kwh is None
+    assert footprint(gpu_study(known, gap_gpu_kwh=None)).gpu_closure is None
+    assert footprint(gpu_study(known, outer_gpu_kwh=None)).gpu_closure is None
+    assert footprint(study()).gpu_kwh is None
+
+
+def test_repeats_of_one_configuration_whatever_the_seed():
+    params = record(0, 1.0, 1.0).params
+    runs = [
+        record(4, 4.0, 9.0, params=params, seed=2),
+        record(0, 1.0, 5.0, params=params),
+        record(2, 1.0, 7.0, params=params, seed=1),
+        record(1, 1.0, 5.0),
+        record(3, 8.0, None, params=params, state=TrialState.PRUNED),
+        record(5, 8.0, math.inf, params=params),
+    ]
+    (found,) = repeats(runs)
+    assert (found.n, found.trials, found.seeds, found.params) == (3, (0, 2, 4), (0, 1, 2), params)
+    assert found.perplexity.model_dump() == {"mean": 7.0, "standard_deviation": 2.0, "lowest": 5.0, "highest": 9.0}
+    assert found.emissions_kg_co2e.mean == 2.0
+    assert found.emissions_kg_co2e.standard_deviation == pytest.approx(math.sqrt(((1 - 2) ** 2 * 2 + (4 - 2) ** 2) / 2))
+    assert repeats(runs[1:2] + runs[3:]) == ()

@@ -1,14 +1,15 @@
 """What the whole study spent: pruned, failed and interrupted trials, preparation and gaps included."""
 
+import math
 from collections.abc import Iterable
 
 from carbonopt import units
-from carbonopt.record import SessionLedger, StudyData
-from carbonopt.trial import TRIAL_PHASES, Frozen, Phase, TrialRecord, TrialState
+from carbonopt.record import StudyData
+from carbonopt.trial import TRIAL_PHASES, Frozen, GpuEnergy, Phase, TrialRecord, TrialState
 
 
 class Footprint(Frozen):
-    """A study's own energy in kWh, without PUE, split in two ways, and its emissions, PUE in.
+    """A study's own energy in kWh as the objective counts it, without PUE, split in two ways; its emissions, PUE in.
 
     `by_phase_kwh` and `earlier_attempts_kwh` add up to `energy_kwh`. So do `by_state_kwh` (where a trial's earlier
     attempts count with it), prepare and gap.
@@ -21,8 +22,12 @@ class Footprint(Frozen):
     by_state_kwh: dict[TrialState, float]  # only states that occur
     train_by_component_kwh: dict[str, float]  # gpu, cpu, ram in the training windows; absent: in no trial's figures
     unmeasured_trials: tuple[int, ...]  # ended or running without an energy figure; they count as nothing above
-    outer_kwh: float | None  # the sessions as a second tracker saw them; None: at least one has no such figure
+    outer_kwh: float | None  # by one reading at each session's begin and end; None: at least one has no such figure
     closure: float | None  # energy_kwh ÷ outer_kwh: 1.0 when nothing was lost or counted twice
+    gpu_kwh: float | None  # by the GPUs' counters: the same parts; None: of at least one part it is not known
+    outer_gpu_kwh: float | None  # as outer_kwh, of the GPUs' counters
+    gpu_closure: float | None  # gpu_kwh ÷ outer_gpu_kwh
+    gpu_by_phase_kwh: dict[Phase, GpuEnergy]  # of the trials that have both readings; empty: none has
 
 
 def footprint(data: StudyData) -> Footprint:
@@ -35,7 +40,8 @@ def footprint(data: StudyData) -> Footprint:
     }
     earlier_kwh = sum(record.earlier_attempts_energy_kwh for record in data.records)
     energy_kwh = data.spent_kwh()
-    outer_kwh = _outer_kwh(data.sessions)
+    outer_kwh = _total(session.outer_kwh for session in data.sessions)
+    gpu_kwh, outer_gpu_kwh = _gpu_kwh(data), _total(session.outer_gpu_kwh for session in data.sessions)
     return Footprint(
         energy_kwh=energy_kwh,
         emissions_kg_co2e=units.emissions_kg_co2e(
@@ -48,6 +54,10 @@ def footprint(data: StudyData) -> Footprint:
         unmeasured_trials=tuple(record.trial for record in data.records if record.energy_kwh is None),
         outer_kwh=outer_kwh,
         closure=energy_kwh / outer_kwh if outer_kwh else None,
+        gpu_kwh=gpu_kwh,
+        outer_gpu_kwh=outer_gpu_kwh,
+        gpu_closure=gpu_kwh / outer_gpu_kwh if gpu_kwh is not None and outer_gpu_kwh else None,
+        gpu_by_phase_kwh=_gpu_by_phase_kwh(data.records),
     )
 
 
@@ -68,6 +78,36 @@ def _by_component_kwh(records: Iterable[TrialRecord]) -> dict[str, float]:
     return totals
 
 
-def _outer_kwh(sessions: tuple[SessionLedger, ...]) -> float | None:
-    readings = [session.outer_kwh for session in sessions if session.outer_kwh is not None]
-    return sum(readings) if readings and len(readings) == len(sessions) else None
+def _gpu_kwh(data: StudyData) -> float | None:
+    """Of the GPUs in all trials and attempts, preparation and gaps."""
+    parts = [part for session in data.sessions for part in (session.prepare_gpu_kwh, session.gap_gpu_kwh)]
+    for record in data.records:
+        if record.energy_kwh is not None:
+            gpu = record.gpu_energy_kwh
+            parts.append(None if gpu is None else math.fsum(phase.counter for phase in gpu.values()))
+        if record.earlier_attempts_energy_kwh:
+            parts.append(record.earlier_attempts_gpu_kwh)
+    return _total(parts)
+
+
+def _gpu_by_phase_kwh(records: Iterable[TrialRecord]) -> dict[Phase, GpuEnergy]:
+    split = [record.gpu_energy_kwh for record in records if record.gpu_energy_kwh is not None]
+    return {phase: summed(gpu[phase] for gpu in split) for phase in TRIAL_PHASES} if split else {}
+
+
+def summed(parts: Iterable[GpuEnergy]) -> GpuEnergy:
+    """Of several windows. Where one window begins as another ends, the tick at that edge cancels out, and the
+    uncertainty is an upper bound."""
+    parts = tuple(parts)
+    return GpuEnergy(
+        counter=math.fsum(part.counter for part in parts),
+        codecarbon=math.fsum(part.codecarbon for part in parts),
+        idle=math.fsum(part.idle for part in parts),
+        uncertainty=math.hypot(*(part.uncertainty for part in parts)),
+    )
+
+
+def _total(parts: Iterable[float | None]) -> float | None:
+    """The sum; None if there are no parts or one of them is not known."""
+    known = list(parts)
+    return None if not known or None in known else math.fsum(part for part in known if part is not None)
