@@ -2,7 +2,7 @@
 
     python benchmarks/record_counter.py SECONDS_FILE.csv [GPU_INDEX ...]
 
-Puts known loads on the GPUs (idle; one long load; short bursts), reads NVML's energy counter as fast as it answers,
+Puts known loads on the GPUs (idle; long loads; short bursts), reads NVML's energy counter as fast as it answers,
 and writes each change of it: seconds since the start, GPU index, millijoules since the start. On standard output: the
 load's timetable, the counter's ticks and what one reading costs.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 import pynvml
 import torch
 
-IDLE_S, LOAD_S, BURSTS, BURST_S, PAUSE_S = 6.0, 12.0, 8, 0.35, 0.25
+FIRST_IDLE_S, IDLE_S, LOAD_S, BURSTS, BURST_S, PAUSE_S = 20.0, 4.0, 6.0, 8, 0.35, 0.25
 
 
 def main(target: Path, indices: list[int]) -> None:
@@ -51,29 +51,31 @@ def main(target: Path, indices: list[int]) -> None:
         timetable.append((round(time.perf_counter() - began, 3), what))
 
     note("idle, no CUDA context")
-    time.sleep(IDLE_S)
+    time.sleep(FIRST_IDLE_S)
     note("CUDA starts")
-    matrices = [torch.randn(8192, 8192, device=f"cuda:{index}", dtype=torch.bfloat16) for index in indices]
+    matrices = {index: torch.randn(8192, 8192, device=f"cuda:{index}", dtype=torch.bfloat16) for index in indices}
 
-    def load(duration_s: float) -> None:
+    def load(duration_s: float, loaded: list[int]) -> None:
         until = time.perf_counter() + duration_s
         while time.perf_counter() < until:
             for _ in range(20):
-                for matrix in matrices:
-                    matrix @ matrix
-            for index in indices:
+                for index in loaded:
+                    matrices[index] @ matrices[index]
+            for index in loaded:
                 torch.cuda.synchronize(index)
 
-    load(0.1)
+    load(0.1, indices)
     note("idle, with a CUDA context")
     time.sleep(IDLE_S)
-    note("load")
-    load(LOAD_S)
+    note("load on the first")
+    load(LOAD_S, indices[:1])
+    note("load on all")
+    load(LOAD_S, indices)
     note("idle")
     time.sleep(IDLE_S)
     for _ in range(BURSTS):
-        note("burst")
-        load(BURST_S)
+        note("burst on the last")
+        load(BURST_S, indices[-1:])
         note("pause")
         time.sleep(PAUSE_S)
     note("idle")

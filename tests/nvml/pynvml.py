@@ -1,0 +1,116 @@
+"""A stand-in for NVML on a machine without GPUs; put this folder on PYTHONPATH.
+
+STAND_IN_GPUS is a JSON list, one entry a GPU: a steady power in watts (0: a dead counter), or the name of a recording
+in tests/recorded/, whose counter is played back from the moment this module is imported: it ticks as the real one did.
+"""
+
+import bisect
+import csv
+import json
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+RECORDED = Path(__file__).parent.parent / "recorded"
+
+
+class NVMLError(Exception):
+    pass
+
+
+NVMLError_NotSupported = NVMLError
+NVML_TEMPERATURE_GPU = 0
+_began = time.monotonic()
+
+
+def elapsed_s() -> float:
+    """Seconds since the playback began."""
+    return time.monotonic() - _began
+
+
+class Recording:
+    """One GPU's counter: each time it changed, and what it was from then on."""
+
+    def __init__(self, name: str, gpu: int = 0) -> None:
+        with (RECORDED / name).open() as file:
+            rows = [row for row in csv.DictReader(file) if int(row["gpu"]) == gpu]
+        self.seconds = [float(row["seconds"]) for row in rows]
+        self.millijoules = [int(row["energy_mj"]) for row in rows]
+
+    def energy_mj(self, at_s: float) -> int:
+        """From its end on it stands still."""
+        return self.millijoules[bisect.bisect_right(self.seconds, at_s) - 1]
+
+
+class Steady:
+    def __init__(self, power_w: float) -> None:
+        self.power_w = power_w
+
+    def energy_mj(self, at_s: float) -> int:
+        return int(at_s * self.power_w * 1000)
+
+
+_gpus = [
+    Recording(*gpu.split(":")[:1], int(gpu.split(":")[1])) if isinstance(gpu, str) else Steady(gpu)
+    for gpu in json.loads(os.environ.get("STAND_IN_GPUS", "[]"))
+]
+
+
+def nvmlInit() -> None: ...
+def nvmlShutdown() -> None: ...
+def nvmlDeviceGetCount() -> int:
+    return len(_gpus)
+
+
+def nvmlDeviceGetHandleByIndex(index: int) -> int:
+    if index not in range(len(_gpus)):
+        raise NVMLError("Invalid Argument")
+    return index
+
+
+def nvmlDeviceGetTotalEnergyConsumption(handle: int) -> int:
+    return _gpus[handle].energy_mj(elapsed_s())
+
+
+def nvmlDeviceGetName(handle: int) -> str:
+    return f"stand-in {handle}"
+
+
+def nvmlDeviceGetUUID(handle: int) -> str:
+    return f"GPU-{handle:08d}-0000-0000-0000-000000000000"
+
+
+def nvmlSystemGetDriverVersion() -> str:
+    return "0.0"
+
+
+def nvmlDeviceGetMemoryInfo(handle: int) -> SimpleNamespace:
+    return SimpleNamespace(total=2**37, free=2**37, used=0)
+
+
+def nvmlDeviceGetEnforcedPowerLimit(handle: int) -> int:
+    return 700_000
+
+
+def nvmlDeviceGetPowerUsage(handle: int) -> int:
+    return 100_000
+
+
+def nvmlDeviceGetUtilizationRates(handle: int) -> SimpleNamespace:
+    return SimpleNamespace(gpu=50)
+
+
+def nvmlDeviceGetTemperature(handle: int, sensor: int) -> int:
+    return 40
+
+
+def nvmlDeviceGetComputeMode(handle: int) -> int:
+    return 0
+
+
+def nvmlDeviceGetComputeRunningProcesses(handle: int) -> list:
+    return []
+
+
+nvmlDeviceGetGraphicsRunningProcesses = nvmlDeviceGetComputeRunningProcesses
