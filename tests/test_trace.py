@@ -9,16 +9,21 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from carbonopt.analysis.recommend import recommend
+from carbonopt.analysis.repricing import Repricing, repricing
 from carbonopt.energy import trace
 from carbonopt.energy.trace import read_trace
 from carbonopt.errors import BadInput
 from carbonopt.paths import StudyPaths
-from carbonopt.record import CarbonTrace, StudyData
+from carbonopt.record import CarbonTrace, Intensity, Provenance, SessionLedger, StudyData
 from carbonopt.storage import StudyStorage
 from carbonopt.storage_url import connect, storage_url
 from carbonopt.study import check
-from carbonopt.study_file import load_study
+from carbonopt.study_file import load_study, parse_study
+from carbonopt.trial import Durations, Energy, TrialParams, TrialRecord, TrialState
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -194,3 +199,151 @@ def test_a_bad_trace_is_refused_before_anything_starts(replay_study, write_study
     replay_study["carbon"]["trace"] = "bad.csv"
     with pytest.raises(BadInput, match=r"carbon.trace: .*bad.csv, line 2: .*'-3'"):
         check(load_study(write_study(replay_study)))
+
+
+# ---------------------------------------------------------------------------------------------------------- repricing
+
+BEGIN = datetime(2024, 2, 28, 21, tzinfo=UTC)
+PUE = 1.5
+
+
+def study(rates, run_min=60.0, sessions=(), local=True, **winner) -> StudyData:
+    """A study with a cheap trial that misses the target, and the recommended one, which takes 3 kWh in `run_min`."""
+    raw = {
+        "name": "traced",
+        "workload": {
+            "model": {"name_or_path": "m"},
+            "dataset": {"builtin": "python-docs"},
+            "sequence_length": 64,
+        },
+        "target": {"perplexity": 10},
+        "search": {"space": {"global_batch_size": 8, "learning_rate": 1e-3, "epochs": 1}},
+        "budget": {"trials": 2},
+        "carbon": {"intensity_g_co2e_per_kwh": 500, "pue": PUE},
+        "launch": {"gpus": []} if local else {"kind": "replay", "table": "runs.jsonl"},
+    }
+    raw["launch"].setdefault("kind", "local")
+    params = TrialParams(global_batch_size=8, micro_batch_size_per_gpu=4, learning_rate=1e-3, epochs=1)
+    common = {"state": TrialState.COMPLETE, "seed": 0, "params": params}
+    complete = {
+        "perplexity": 9.0,
+        "emissions_kg_co2e": 2.25,
+        "energy_kwh": Energy(train=3.0, setup=50.0, eval=50.0, total=103.0),
+        "duration_s": Durations(train=run_min * 60, setup=9e5, eval=9e5, total=9e6),
+    }
+    intensity = Intensity(g_co2e_per_kwh=500, source="given in the study file")
+    return StudyData(
+        config=parse_study(raw, "test"),
+        records=(
+            TrialRecord(trial=0, perplexity=99.0, emissions_kg_co2e=0.1, **common),
+            TrialRecord(trial=1, **common, **{**complete, **winner}),
+        ),
+        sessions=sessions,
+        provenance=Provenance(hardware=None, versions={}, intensity=intensity, known={}, study_file=""),
+        trace=None if rates is None else CarbonTrace(source="t", start=BEGIN.isoformat(), g_co2e_per_kwh=rates),
+    )
+
+
+def priced(data: StudyData) -> Repricing:
+    found = repricing(data, recommend(data))
+    assert found is not None
+    return found
+
+
+def by_the_minute(rates, start_min: int, duration_min: int) -> float | None:
+    """Mean intensity of a span, from each of its minutes."""
+    if start_min < 0 or start_min + duration_min > 60 * len(rates):
+        return None
+    each = [rates[minute // 60] for minute in range(start_min, start_min + duration_min)]
+    return None if None in each else sum(each) / len(each)
+
+
+RATES = st.lists(st.one_of(st.none(), st.integers(0, 900), st.floats(0, 900)), min_size=1, max_size=60).map(tuple)
+
+
+@given(RATES, st.one_of(st.integers(1, 60), st.integers(1, 400), st.sampled_from([60, 120, 1440])))
+def test_starts_at_every_hour_are_those_done_by_the_minute(rates, run_min):
+    means = [by_the_minute(rates, 60 * hour, run_min) for hour in range(len(rates))]
+    expected = {
+        BEGIN + timedelta(hours=hour): 3.0 * PUE * mean / 1000 for hour, mean in enumerate(means) if mean is not None
+    }
+    found = priced(study(rates, run_min))
+    assert (found.energy_kwh, found.duration_s) == (3.0, run_min * 60)
+    if not expected:
+        assert found.starts is None
+        return
+    starts = found.starts
+    assert (starts.hours, starts.left_out) == (len(expected), len(rates) - len(expected))
+    assert starts.mean_kg_co2e == pytest.approx(sum(expected.values()) / len(expected))
+    for extreme, value in ((starts.lowest, min(expected.values())), (starts.highest, max(expected.values()))):
+        assert extreme.emissions_kg_co2e == pytest.approx(value, abs=1e-9)
+        assert expected[datetime.fromisoformat(extreme.start)] == pytest.approx(value, abs=1e-9)
+    for hour in range(24):
+        group = [value for start, value in expected.items() if start.hour == hour]
+        if group:
+            assert starts.by_hour_kg_co2e[hour] == pytest.approx(sum(group) / len(group), abs=1e-9)
+        else:
+            assert starts.by_hour_kg_co2e[hour] is None
+
+
+@given(RATES, st.lists(st.tuples(st.integers(-90, 3600), st.integers(1, 400), st.floats(0, 9)), min_size=1, max_size=3))
+def test_the_study_is_priced_in_the_hours_that_it_ran_in(rates, spans):
+    sessions = tuple(
+        SessionLedger(
+            started_at=(BEGIN + timedelta(minutes=start)).isoformat(), duration_s=60.0 * duration, outer_kwh=kwh
+        )
+        for start, duration, kwh in spans
+    )
+    means = [by_the_minute(rates, start, duration) for start, duration, _ in spans]
+    found = priced(study(rates, sessions=sessions))
+    if None in means:
+        assert found.study_emissions_kg_co2e is None
+        first = sessions[means.index(None)]
+        assert found.study_unknown.endswith(f"lacks hours of the session from {first.started_at} on")
+    else:
+        expected = sum(kwh * mean * PUE / 1000 for mean, (*_, kwh) in zip(means, spans, strict=True))
+        assert found.study_emissions_kg_co2e == pytest.approx(expected, abs=1e-9)
+        assert found.study_unknown is None
+
+
+def test_an_example_by_hand():
+    # An hour and a half, 3 kWh: two thirds of them in the hour that it starts in.
+    starts = priced(study((100.0, 400.0, 100.0, 100.0, None, 100.0), run_min=90)).starts
+    assert (starts.hours, starts.left_out) == (3, 3)
+    lowest, highest = starts.lowest, starts.highest
+    assert (lowest.start, lowest.emissions_kg_co2e) == ("2024-02-28T23:00:00+00:00", pytest.approx(0.45))
+    assert (highest.start, highest.emissions_kg_co2e) == ("2024-02-28T22:00:00+00:00", pytest.approx(1.35))
+    assert starts.mean_kg_co2e == pytest.approx((0.9 + 1.35 + 0.45) / 3)
+    assert starts.by_hour_kg_co2e[21:] == (pytest.approx(0.9), pytest.approx(1.35), pytest.approx(0.45))
+    assert starts.by_hour_kg_co2e[:21] == (None,) * 21
+
+
+def test_of_equal_hours_the_earliest_is_named():
+    starts = priced(study((7.0, 5.0, 7.0, 5.0, 6.0), run_min=20)).starts
+    assert (starts.lowest.start[11:16], starts.highest.start[11:16]) == ("22:00", "21:00")
+
+
+def test_a_run_of_seconds_over_an_hours_end_is_exact_in_a_long_trace():
+    rates = tuple(float(hour % 700) for hour in range(87_840))
+    start = BEGIN + timedelta(hours=80_000, seconds=-1)
+    session = SessionLedger(started_at=start.isoformat(), duration_s=2.0, outer_kwh=1.0)
+    expected = (79_999 % 700 + 80_000 % 700) / 2 * PUE / 1000
+    assert priced(study(rates, sessions=(session,))).study_emissions_kg_co2e == pytest.approx(expected, rel=1e-6)
+
+
+def test_there_is_no_repricing_without_a_trace_or_a_recommended_run_that_was_measured():
+    for data in (study(None), study((1.0,), perplexity=11.0), study((1.0,), duration_s=None)):
+        assert repricing(data, recommend(data)) is None
+
+
+def test_it_says_why_the_study_has_no_figure():
+    unread = SessionLedger(started_at=BEGIN.isoformat(), duration_s=60.0)
+    assert priced(study((1.0,))).study_unknown == "no session is stored"
+    assert "no reading of its whole energy" in priced(study((1.0,), sessions=(unread,))).study_unknown
+    read = unread.model_copy(update={"outer_kwh": 1.0})
+    assert "is a replay" in priced(study((1.0,), sessions=(read,), local=False)).study_unknown
+    late = read.model_copy(update={"duration_s": 3601.0})
+    assert priced(study((1.0,), sessions=(late,))).study_unknown == (
+        "the trace, from 2024-02-28T21:00:00+00:00 to 2024-02-28T22:00:00+00:00, lacks hours of the session from "
+        "2024-02-28T21:00:00+00:00 on"
+    )

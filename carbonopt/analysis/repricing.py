@@ -1,0 +1,140 @@
+"""The same joules at other hours: emissions of the recommended run and of the study by an hourly trace of the grid."""
+
+import itertools
+import math
+from datetime import datetime, timedelta
+from statistics import fmean
+
+from carbonopt.analysis.recommend import Recommendation
+from carbonopt.config import ReplayLaunch
+from carbonopt.record import CarbonTrace, StudyData
+from carbonopt.trial import Frozen
+from carbonopt.units import emissions_kg_co2e
+
+_HOUR_S = 3600
+
+
+class AtHour(Frozen):
+    """A run that starts on the hour."""
+
+    start: str  # ISO 8601, UTC
+    emissions_kg_co2e: float
+
+
+class StartHours(Frozen):
+    """Emissions of the same run, PUE in, over all hours of the trace that it could start with."""
+
+    hours: int  # how many these are
+    left_out: int  # hours of the trace from which the run would touch one without a value, or last beyond the end
+    mean_kg_co2e: float
+    lowest: AtHour  # the earliest of several
+    highest: AtHour
+    by_hour_kg_co2e: tuple[float | None, ...]  # means of the starts at 0:00, 1:00, … 23:00 UTC; None: there is none
+
+
+class Repricing(Frozen):
+    source: str  # of the trace
+    energy_kwh: float  # of the recommended run's training window, as the objective counts it; PUE not in
+    duration_s: float  # of that window
+    starts: StartHours | None  # None: the trace has nowhere as many hours in a row as the run takes
+    study_emissions_kg_co2e: float | None  # of the whole study in the hours that it ran in, PUE in
+    study_unknown: str | None  # why there is no such figure, in words
+
+
+def repricing(data: StudyData, rec: Recommendation) -> Repricing | None:
+    """Prices the recommended run and the study by the study's trace. A run's power is taken as even over its duration.
+
+    None: there is no trace, or no recommended run whose energy and duration are known.
+    """
+    if data.trace is None or rec.trial is None:
+        return None
+    durations = next(record.duration_s for record in data.records if record.trial == rec.trial)
+    if rec.energy_kwh is None or durations is None:
+        return None
+    hours = _Hours(data.trace)
+    study_kg, unknown = _study(data, hours)
+    return Repricing(
+        source=data.trace.source,
+        energy_kwh=rec.energy_kwh,
+        duration_s=durations.train,
+        starts=_starts(hours, rec.energy_kwh, durations.train, data.config.carbon.pue),
+        study_emissions_kg_co2e=study_kg,
+        study_unknown=unknown,
+    )
+
+
+class _Hours:
+    """A trace that can be averaged over any span of time, as quickly for a long one as for a short one."""
+
+    def __init__(self, trace: CarbonTrace) -> None:
+        self.begin = datetime.fromisoformat(trace.start)
+        self.count = len(trace.g_co2e_per_kwh)
+        self._rates = [rate or 0.0 for rate in trace.g_co2e_per_kwh]
+        self._sums = [0.0, *itertools.accumulate(self._rates)]
+        self._holes = [0, *itertools.accumulate(rate is None for rate in trace.g_co2e_per_kwh)]
+
+    @property
+    def end(self) -> datetime:
+        return self.begin + timedelta(hours=self.count)
+
+    def mean(self, start_s: float, duration_s: float) -> float | None:
+        """In g CO2e per kWh, weighted by time; the span starts so long after the trace's begin.
+
+        None: the span touches an hour that the trace has no value for.
+        """
+        end_s = start_s + duration_s
+        first = math.floor(start_s / _HOUR_S)
+        last = max(math.ceil(end_s / _HOUR_S) - 1, first)
+        if first < 0 or last >= self.count or self._holes[last + 1] > self._holes[first]:
+            return None
+        if first == last:
+            return self._rates[first]
+        whole = self._sums[last] - self._sums[first + 1]
+        parts = ((first + 1) * _HOUR_S - start_s) * self._rates[first] + (end_s - last * _HOUR_S) * self._rates[last]
+        return (whole * _HOUR_S + parts) / duration_s
+
+
+def _starts(hours: _Hours, energy_kwh: float, duration_s: float, pue: float) -> StartHours | None:
+    runs = []
+    for hour in range(hours.count):
+        rate = hours.mean(hour * _HOUR_S, duration_s)
+        if rate is not None:
+            runs.append((emissions_kg_co2e(energy_kwh, rate, pue), hours.begin + timedelta(hours=hour)))
+    if not runs:
+        return None
+    by_hour: list[list[float]] = [[] for _ in range(24)]
+    for emissions_kg, start in runs:
+        by_hour[start.hour].append(emissions_kg)
+    return StartHours(
+        hours=len(runs),
+        left_out=hours.count - len(runs),
+        mean_kg_co2e=fmean(emissions_kg for emissions_kg, _ in runs),
+        lowest=_at_hour(*min(runs)),
+        highest=_at_hour(*max(runs, key=lambda run: run[0])),  # of several the first, hence not by the start
+        by_hour_kg_co2e=tuple(fmean(group) if group else None for group in by_hour),
+    )
+
+
+def _at_hour(emissions_kg: float, start: datetime) -> AtHour:
+    return AtHour(start=start.isoformat(timespec="seconds"), emissions_kg_co2e=emissions_kg)
+
+
+def _study(data: StudyData, hours: _Hours) -> tuple[float | None, str | None]:
+    """Emissions of all sessions in kg CO2e, each session's energy spread evenly over it; or why they are not known."""
+    if isinstance(data.config.launch, ReplayLaunch):
+        return None, "the study is a replay, whose energy was used at other times than its own"
+    if not data.sessions:
+        return None, "no session is stored"
+    total_kg = 0.0
+    for session in data.sessions:
+        if session.outer_kwh is None:
+            return None, f"the session from {session.started_at} on has no reading of its whole energy"
+        start_s = (datetime.fromisoformat(session.started_at) - hours.begin).total_seconds()
+        rate = hours.mean(start_s, session.duration_s)
+        if rate is None:
+            return None, (
+                f"the trace, from {hours.begin.isoformat(timespec='seconds')} to "
+                f"{hours.end.isoformat(timespec='seconds')}, lacks hours of the session from {session.started_at} on"
+            )
+        total_kg += emissions_kg_co2e(session.outer_kwh, rate, data.config.carbon.pue)
+    return total_kg, None
