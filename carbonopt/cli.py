@@ -66,14 +66,22 @@ def run(
     text = study.read_text(encoding="utf-8")
     paths = StudyPaths(out) if out is not None else StudyPaths.default(config.name)
 
+    from carbonopt.doctor import before_run
     from carbonopt.folder import study_folder
     from carbonopt.live import LiveDisplay
     from carbonopt.study import check, run_study
     from carbonopt.trackers import open_trackers
 
     checked = check(config)
+    findings = before_run(config, paths.root)
+    failures = [f"{finding.name}: {finding.as_text()}" for finding in findings if finding.status == "failure"]
+    if failures:
+        raise BadInput("; ".join(failures))
     with study_folder(paths), _interruptible() as interrupted:
         display = LiveDisplay(config)
+        for finding in findings:
+            if finding.status == "warning":
+                display.warn(f"{finding.name}: {finding.as_text()}")
         trackers = open_trackers(config, paths.trackers, display.warn)
         try:
             data = run_study(checked, text, paths, storage, display, trackers, interrupted)
@@ -150,6 +158,35 @@ def check(study: StudyFile) -> None:
     print(describe_study(check_study(config)))
 
 
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    build: Annotated[bool, typer.Option("--build", help="Compile DeepSpeed's operators now.")] = False,
+) -> None:
+    """Say whether this machine is ready for a study, and if not, what to type.
+
+    Ends with 1 if a check fails, else with 0.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    from carbonopt.doctor import examine
+    from carbonopt.doctor.check import Status
+
+    colours = {Status.OK: "green", Status.WARNING: "yellow", Status.FAILURE: "red"}
+    console = Console(highlight=False, soft_wrap=True)
+    checks = []
+    for check in examine(build):
+        checks.append(check)
+        if not as_json:
+            status = Text(f"{check.status:8}", colours[check.status])
+            console.print(status, _printable(f"{check.name:20} {check.as_text()}"), markup=False)
+    ok = all(check.status != Status.FAILURE for check in checks)
+    if as_json:
+        print(json.dumps({"ok": ok, "checks": [check.as_json() for check in checks]}, indent=2))
+    raise typer.Exit(0 if ok else 1)
+
+
 def _version(value: bool) -> None:
     if value:
         print(f"carbonopt {carbonopt.__version__}")
@@ -185,10 +222,13 @@ def main() -> None:
 def _fail(text: str, code: int) -> None:
     if code == EXIT_BAD_INPUT:  # one sentence, whatever a user put into a name
         text = " ".join(text.split())
-    # What users name can hold terminal sequences.
-    text = "".join(sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in text)
-    print(f"carbonopt: {text}", file=sys.stderr)
+    print(f"carbonopt: {_printable(text)}", file=sys.stderr)
     sys.exit(code)
+
+
+def _printable(text: str) -> str:
+    """What users name can hold terminal sequences."""
+    return "".join(sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in text)
 
 
 # ----------------------------------------------------------------------------------------------------------- the parts

@@ -27,6 +27,7 @@ ORDER = [
     ["estimate", "analysis"],
     ["report"],
     ["trackers", "live"],
+    ["doctor"],
     ["cli"],
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(ORDER) for room in rooms}

@@ -1,8 +1,17 @@
 """What DeepSpeed compiles: C++ operators, 30 s each, made before the first trial; and what it needn't."""
 
+from pathlib import Path
+from typing import Any
+
 
 def load_ops(with_cpu_adam: bool) -> None:
-    """Compiles, or loads from torch's extensions folder, the operators that trials will load.
+    """Compiles, or loads from torch's extensions folder, the operators that trials will load."""
+    for builder in op_builders(with_cpu_adam):
+        builder.load(verbose=False)
+
+
+def op_builders(with_cpu_adam: bool) -> list[Any]:
+    """DeepSpeed's builders of the operators that trials will load.
 
     On a host without GPU that is the shared-memory communication that torch.distributed's DeepSpeed backend builds on
     its first start; with a GPU it is the CPU Adam that an offloaded optimizer steps with.
@@ -11,14 +20,17 @@ def load_ops(with_cpu_adam: bool) -> None:
     import torch
     from deepspeed.accelerator import get_accelerator
 
-    if not torch.cuda.is_available():
-        builder = get_accelerator().create_op_builder("ShareMemCommBuilder")
-        if builder is not None and deepspeed.ops.__compatible_ops__.get(builder.NAME, False):
-            builder.load(verbose=False)
-    elif with_cpu_adam:
-        from deepspeed.ops.op_builder import CPUAdamBuilder
+    if torch.cuda.is_available():
+        return [get_accelerator().create_op_builder("CPUAdamBuilder")] if with_cpu_adam else []
+    builder = get_accelerator().create_op_builder("ShareMemCommBuilder")
+    return [builder] if builder is not None and deepspeed.ops.__compatible_ops__.get(builder.NAME, False) else []
 
-        CPUAdamBuilder().load(verbose=False)
+
+def build_folder(builder: Any) -> Path:
+    """Where torch compiles that operator; made if it wasn't there."""
+    from torch.utils import cpp_extension
+
+    return Path(cpp_extension._get_build_directory(builder.name, verbose=False))
 
 
 def import_muon_uncompiled() -> None:

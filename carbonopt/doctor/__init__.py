@@ -1,0 +1,117 @@
+"""Is this machine ready for a study, and if not, what to type."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from carbonopt.config import Choices, Dimension, Fixed, LocalLaunch, Scalar, StudyConfig
+from carbonopt.doctor import build, gpu, host, services
+from carbonopt.doctor.check import Check, Finding, failure
+from carbonopt.doctor.machine import Machine
+from carbonopt.energy.hardware import check_gpus, gpu_uuids
+from carbonopt.errors import CarbonoptError
+from carbonopt.launch.environment import work_environment
+
+__all__ = ["before_run", "examine"]
+
+_OTHER_DISK = "carbonopt run STUDY.yaml --out /another/disk/NAME"
+_OTHER_EXTENSIONS = "export TORCH_EXTENSIONS_DIR=/another/disk/torch_extensions"
+_OTHER_HUB = "export HF_HOME=/another/disk/huggingface"
+
+Find = Callable[[], Finding | None]  # None: nothing to look at here
+
+
+def examine(compile_ops: bool) -> Iterator[Check]:
+    """Every check, in turn; about 15 seconds.
+
+    Args:
+        compile_ops: compile DeepSpeed's operators where they aren't.
+    """
+    machine = Machine(compile_ops)
+    gpus = [one.index for one in machine.gpus]
+    return _checks(
+        {
+            "GPUs": lambda: gpu.seen(machine),
+            "GPUs given": lambda: gpu.hidden(machine.gpus, gpus),
+            "other processes": lambda: gpu.others(machine.gpus, gpus),
+            "nvidia-smi": lambda: gpu.nvidia_smi(machine.gpus),
+            "energy counters": lambda: gpu.counters_alive(machine),
+            "RAPL": lambda: host.rapl(bool(gpus)),
+            "CodeCarbon settings": services.codecarbon_config,
+            "compilers": lambda: build.compilers(needed=not gpus),
+            "ninja": lambda: build.ninja(needed=not gpus),
+            "CUDA architectures": lambda: build.arch_list(machine.gpus, machine.environment),
+            "versions": lambda: build.stack_starts(machine),
+            "GPUs in torch": lambda: gpu.torch_sees(machine),
+            "nvcc": lambda: build.nvcc(machine),
+            "DeepSpeed operators": lambda: build.ops(machine),
+            "memory": host.memory,
+            "shared memory": host.shared_memory,
+            "disk for runs": partial(host.disk, Path("runs"), _OTHER_DISK),
+            "disk for operators": lambda: host.disk(host.extensions_folder(), _OTHER_EXTENSIONS),
+            "disk for models": lambda: host.disk(host.hub_folder(), _OTHER_HUB),
+            "hub": services.hub,
+            "wandb": services.wandb,
+        }
+    )
+
+
+def before_run(config: StudyConfig, folder: Path) -> list[Check]:
+    """Those checks that cost next to nothing, of what this study will use.
+
+    Args:
+        folder: the study's.
+
+    Raises:
+        BadInput: if a GPU of the launch doesn't exist or has no energy counter.
+    """
+    checks: dict[str, Find] = {"disk for runs": partial(host.disk, folder, _OTHER_DISK)}
+    launch = config.launch
+    if isinstance(launch, LocalLaunch):
+        check_gpus(launch.gpus)
+        space = config.search.space
+        loads_ops = not launch.gpus or _may_be_other_than(space.offload, "none")
+        compiles = loads_ops or _may_be_other_than(space.torch_compile or Fixed(value=False), False)
+        machine = Machine()
+        seen = machine.gpus if launch.gpus else ()
+        ours = [one for one in seen if one.index in launch.gpus]
+        checks |= {
+            "GPUs given": lambda: gpu.hidden(seen, launch.gpus),
+            "other processes": lambda: gpu.others(seen, launch.gpus),
+            "nvidia-smi": lambda: gpu.nvidia_smi(ours),
+            "energy counters": lambda: gpu.counters_tick(launch.gpus),
+            "CodeCarbon settings": services.codecarbon_config,
+            "CUDA architectures": lambda: build.arch_list(ours, work_environment(launch, gpu_uuids(launch.gpus))),
+            "disk for operators": lambda: host.disk(host.extensions_folder(), _OTHER_EXTENSIONS),
+            "disk for models": lambda: host.disk(host.hub_folder(), _OTHER_HUB),
+        }
+        if compiles:
+            checks["compilers"] = lambda: build.compilers(needed=True)
+        if loads_ops:
+            checks["ninja"] = lambda: build.ninja(needed=True)
+        if launch.world_size > 1:
+            checks["shared memory"] = host.shared_memory
+    return list(_checks(checks))
+
+
+def _checks(finds: dict[str, Find]) -> Iterator[Check]:
+    for name, find in finds.items():
+        try:
+            finding = find()
+        except CarbonoptError as error:
+            finding = failure(str(error), "carbonopt doctor")
+        except Exception as error:  # noqa: BLE001, a doctor that falls ill itself shall say so and go on
+            what = " ".join(str(error).split())
+            finding = failure(f"the check itself broke: {type(error).__name__}: {what}", "carbonopt doctor --json")
+        if finding is not None:
+            yield Check(name=name, **finding.model_dump())
+
+
+def _may_be_other_than(dimension: Dimension, value: Scalar) -> bool:
+    match dimension:
+        case Fixed(value=only):
+            return only != value
+        case Choices(choices=choices):
+            return any(choice != value for choice in choices)
+        case _:
+            return False

@@ -1,0 +1,115 @@
+"""What DeepSpeed compiles with, and whether it has."""
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import carbonopt
+from carbonopt.doctor.check import Finding, failure, ok, warning
+from carbonopt.doctor.host import extensions_folder
+from carbonopt.doctor.machine import Machine, by_hand
+from carbonopt.energy.occupancy import GpuNow
+from carbonopt.launch.environment import ARCH_LIST
+
+_OWN = ("optuna", "codecarbon")  # the packages that work in the study's process
+_FOR_WHAT = "offload and torch_compile need it"
+_READABLE = re.compile(r"\d+\.\d+(\+PTX)?")
+
+
+def stack_starts(machine: Machine) -> Finding:
+    """That trials can import what they need, and the versions for a bug report."""
+    if machine.stack is not None:
+        versions = {"carbonopt": carbonopt.__version__, **{name: version(name) for name in _OWN}}
+        return ok(", ".join(f"{name} {number}" for name, number in {**versions, **machine.stack.versions}.items()))
+    assert machine.stack_error is not None
+    missing = re.search(r"No module named '(\w+)", machine.stack_error)
+    advice = f"pip install {missing[1]}" if missing else by_hand("stack")
+    return failure(f"the processes of trials can't start: {machine.stack_error}", advice)
+
+
+def compilers(*, needed: bool) -> Finding:
+    """A C++ compiler for DeepSpeed's operators, as torch looks for one, and a C compiler for torch.compile, as Triton
+    does."""
+    cxx = shutil.which(os.environ.get("CXX") or "c++")
+    cc = next(filter(None, map(shutil.which, filter(None, (os.environ.get("CC"), "gcc", "clang", "cc")))), None)
+    if cxx and cc:
+        return ok(f"{cxx}, {cc}")
+    found = "no C++ compiler (c++) on PATH" if not cxx else "no C compiler (gcc) on PATH"
+    if not needed:
+        return warning(f"{found}: {_FOR_WHAT}", "sudo apt-get install g++")
+    if any(extensions_folder().rglob("*.so")):
+        return warning(f"{found}: only what is compiled already can be used", "sudo apt-get install g++")
+    return failure(f"{found}: DeepSpeed compiles operators with it", "sudo apt-get install g++")
+
+
+def ninja(*, needed: bool) -> Finding:
+    """torch asks for it even where everything is compiled."""
+    path = shutil.which("ninja")
+    if path is not None:
+        return ok(path)
+    own = Path(sys.executable).parent
+    advice = f'export PATH="{own}:$PATH"' if (own / "ninja").exists() else "pip install ninja"
+    if needed:
+        return failure("not on PATH: DeepSpeed's operators can't be loaded without it", advice)
+    return warning(f"not on PATH: {_FOR_WHAT}", advice)
+
+
+def arch_list(gpus: Sequence[GpuNow], environment: Mapping[str, str]) -> Finding | None:
+    """Whether DeepSpeed can read TORCH_CUDA_ARCH_LIST, as it is here and as trials get it.
+
+    Args:
+        environment: that of trials.
+    """
+    value = os.environ.get(ARCH_LIST)
+    if not gpus:
+        return None
+    if not value:
+        return ok("not set: compiled for the GPUs that are here")
+    right = f'export {ARCH_LIST}="{";".join(sorted({gpu.compute_capability for gpu in gpus}))}"'
+    if not _readable(environment[ARCH_LIST]):
+        return failure(f"{ARCH_LIST}={value!r} must hold numbers such as 9.0, with ; between two", right)
+    if not _readable(value):
+        return warning(f"{ARCH_LIST}={value!r} makes DeepSpeed crash; trials get {environment[ARCH_LIST]!r}", right)
+    return ok(f"{ARCH_LIST}={value}")
+
+
+def _readable(arch_list: str) -> bool:
+    return all(_READABLE.fullmatch(piece) for piece in re.split("[; ]", arch_list))
+
+
+def nvcc(machine: Machine) -> Finding | None:
+    """CUDA's compiler against torch's CUDA. No operator of a trial is compiled with it, so that it can only warn."""
+    stack = machine.stack
+    if stack is None or stack.torch_cuda is None:
+        return None
+    if stack.nvcc_error is None:
+        return ok(f"nvcc {stack.nvcc}, torch's CUDA {stack.torch_cuda}")
+    home = Path(f"/usr/local/cuda-{stack.torch_cuda}")
+    package = f"cuda-nvcc-{stack.torch_cuda.replace('.', '-')}"
+    return warning(
+        f"{stack.nvcc_error} (no operator of a trial needs it)",
+        f"export CUDA_HOME={home}" if (home / "bin" / "nvcc").exists() else f"sudo apt-get install {package}",
+    )
+
+
+def ops(machine: Machine) -> Finding | None:
+    """Whether DeepSpeed's operators are compiled; else the first study pays half a minute for each."""
+    stack = machine.stack
+    if stack is None:
+        return None
+    locked = [op for op in stack.ops if op.lock is not None]
+    if locked:
+        return failure(
+            f"{locked[0].name} is locked: it is being compiled, or that was killed and every trial would wait for ever",
+            f"rm {locked[0].lock}",
+        )
+    names = ", ".join(op.name for op in stack.ops)
+    missing = [op.name for op in stack.ops if not op.built]
+    if missing:
+        use = " (for offload)" if machine.gpus else ""
+        return warning(f"not compiled yet, about 30 s each: {', '.join(missing)}{use}", "carbonopt doctor --build")
+    return ok(f"compiled: {names}" if names else "none to compile")

@@ -1,0 +1,192 @@
+"""GPUs: which there are, whether they count their energy, and who else uses them."""
+
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from carbonopt.doctor.check import Finding, failure, ok, warning
+from carbonopt.doctor.machine import Machine, ProbeError, by_hand
+from carbonopt.energy.counter import EnergyCounters
+from carbonopt.energy.occupancy import GpuNow
+from carbonopt.errors import BadInput
+from carbonopt.launch.environment import VISIBLE_DEVICES
+
+_WINDOW_S = 1.0
+_DEAD_AFTER_S = 0.5  # an H200's counter ticks every 0.1 s
+_POLL_S = 0.01
+_IDLE_GIB = 0.25  # less than one CUDA context takes
+_SMI_FOLDERS = ("/usr/bin", "/usr/lib/wsl/lib", "/usr/local/nvidia/bin")
+_IN_CONTAINER = "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=all"  # there, tools come from outside
+
+
+def seen(machine: Machine) -> Finding:
+    if machine.driver_error is not None:
+        return failure(
+            f"there are NVIDIA GPUs, but their driver says: {machine.driver_error}",
+            _IN_CONTAINER if "Not Found" in machine.driver_error else "sudo reboot",
+        )
+    if not machine.gpus:
+        return ok("no NVIDIA driver: studies run on the CPU with launch.gpus: []")
+    return ok(", ".join(f"{gpu.index}: {gpu.name}" for gpu in machine.gpus))
+
+
+def hidden(gpus: Sequence[GpuNow], wanted: Sequence[int]) -> Finding | None:
+    """Whether CUDA_VISIBLE_DEVICES, by which schedulers share out a machine, leaves all of the wanted GPUs to us."""
+    if not gpus:
+        return None
+    value = os.environ.get(VISIBLE_DEVICES)
+    if value is None:
+        return ok(f"{VISIBLE_DEVICES} is not set")
+    names = [name.strip() for name in value.split(",") if name.strip()]
+    given = [gpu.index for gpu in gpus if any(_is_named(gpu, name) for name in names)]
+    outside = [index for index in wanted if index not in given]
+    if not outside:
+        return ok(f"{VISIBLE_DEVICES}={value}")
+    return warning(
+        f"{VISIBLE_DEVICES}={value!r} leaves out GPU {_listed(outside)}, but trials get the GPUs of launch.gpus "
+        "whatever it says",
+        f"launch: {{gpus: {given}}}",
+    )
+
+
+def _is_named(gpu: GpuNow, name: str) -> bool:
+    return gpu.index == int(name) if name.isdigit() else len(name) > len("GPU-") and gpu.uuid.startswith(name)
+
+
+def nvidia_smi(gpus: Sequence[GpuNow]) -> Finding | None:
+    if not gpus:
+        return None
+    path = shutil.which("nvidia-smi")
+    if path is not None:
+        return ok(path)
+    found = "not on PATH: without it CodeCarbon takes every GPU for absent and its energy for 0"
+    for folder in _SMI_FOLDERS:
+        if Path(folder, "nvidia-smi").exists():
+            return failure(found, f'export PATH="$PATH:{folder}"')
+    return failure(found, _IN_CONTAINER)
+
+
+def others(gpus: Sequence[GpuNow], wanted: Sequence[int]) -> Finding | None:
+    """What else works on the wanted GPUs: its energy would be counted as the study's."""
+    if not wanted:
+        return None
+    busy = {gpu.index: _work(gpu) for gpu in gpus if _work(gpu)}
+    here = [f"GPU {index}: {busy[index]}" for index in wanted if index in busy]
+    if not here:
+        return ok("none")
+    free = [gpu.index for gpu in gpus if gpu.index not in busy]
+    return warning(
+        "; ".join(here) + "; the energy that others use would be counted as the study's",
+        f"launch: {{gpus: {free[: len(wanted)]}}}"
+        if free
+        else "nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv",
+    )
+
+
+def _work(gpu: GpuNow) -> str | None:
+    if gpu.processes:
+        return f"process {', '.join(map(_named, gpu.processes))}"
+    if gpu.memory_used_gib is not None and gpu.memory_used_gib > _IDLE_GIB:
+        return f"{gpu.memory_used_gib:.1f} GiB used by processes that can't be seen from here"
+    return None
+
+
+def _named(pid: int) -> str:
+    try:
+        return f"{pid} ({psutil.Process(pid).name()})"
+    except (psutil.NoSuchProcess, psutil.AccessDenied):  # of another container, usually
+        return str(pid)
+
+
+def counters_alive(machine: Machine) -> Finding | None:
+    """Power by the counters, idle and with all GPUs at work at once."""
+    if not machine.gpus:
+        return None
+    indices = [gpu.index for gpu in machine.gpus]
+    try:
+        counters = EnergyCounters(indices)
+    except BadInput as error:
+        return failure(str(error), "launch: {gpus: []}")
+    try:
+        idle_w = _power_w(counters)
+        if not all(idle_w):
+            return _dead(indices, idle_w, _WINDOW_S)
+        try:
+            with machine.load():
+                load_w = _power_w(counters)
+        except ProbeError as error:
+            idle = ", ".join(f"GPU {index} {watts:.0f} W" for index, watts in zip(indices, idle_w, strict=True))
+            return warning(f"{idle} idle; not tried under load: {error}", by_hand("load"))
+    finally:
+        counters.close()
+    text = "; ".join(
+        f"GPU {index} {idle:.0f} W idle, {load:.0f} W under load"
+        for index, idle, load in zip(indices, idle_w, load_w, strict=True)
+    )
+    deaf = [index for index, idle, load in zip(indices, idle_w, load_w, strict=True) if load <= idle]
+    if deaf:
+        return failure(f"{text}: no more under load on GPU {_listed(deaf)}", _without(deaf, indices))
+    return ok(text)
+
+
+def counters_tick(indices: Sequence[int]) -> Finding | None:
+    """The same in a tenth of a second, without load."""
+    if not indices:
+        return None
+    counters = EnergyCounters(indices)
+    try:
+        until = time.monotonic() + _DEAD_AFTER_S
+        while not all(energy_j := counters.read()):
+            if time.monotonic() > until:
+                return _dead(indices, energy_j, _DEAD_AFTER_S)
+            time.sleep(_POLL_S)
+    finally:
+        counters.close()
+    return ok("counting")
+
+
+def _power_w(counters: EnergyCounters) -> tuple[float, ...]:
+    before, began = counters.read(), time.monotonic()
+    time.sleep(_WINDOW_S)
+    after, ended = counters.read(), time.monotonic()
+    return tuple((b - a) / (ended - began) for a, b in zip(before, after, strict=True))
+
+
+def _dead(indices: Sequence[int], counted: Sequence[float], duration_s: float) -> Finding:
+    dead = [index for index, one in zip(indices, counted, strict=True) if not one]
+    return failure(
+        f"a running GPU uses energy, but the counter of GPU {_listed(dead)} stood still for {duration_s:g} s",
+        _without(dead, indices),
+    )
+
+
+def _without(bad: Sequence[int], indices: Sequence[int]) -> str:
+    return f"launch: {{gpus: {[index for index in indices if index not in bad]}}}"
+
+
+def torch_sees(machine: Machine) -> Finding | None:
+    """Whether torch, in the environment of trials, has the GPUs that NVML has."""
+    stack = machine.stack
+    if stack is None or not machine.gpus:
+        return None
+    if stack.torch_cuda is None:
+        return failure(
+            f"torch {stack.versions['torch']} was built for the CPU only", "pip install --force-reinstall torch"
+        )
+    if stack.gpu_error is not None:
+        return failure(f"torch can't use GPUs: {stack.gpu_error}", by_hand("stack"))
+    missing = [gpu.index for gpu in machine.gpus if gpu.uuid not in {gpu.uuid for gpu in stack.gpus}]
+    if missing:
+        return failure(
+            f"torch sees {len(stack.gpus)} of {len(machine.gpus)} GPUs, not GPU {_listed(missing)}",
+            _without(missing, [gpu.index for gpu in machine.gpus]),
+        )
+    return ok(f"all {len(stack.gpus)}, by CUDA {stack.torch_cuda}")
+
+
+def _listed(indices: Sequence[int]) -> str:
+    return ", ".join(map(str, indices))

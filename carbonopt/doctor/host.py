@@ -1,0 +1,104 @@
+"""The host: what its CPU tells, shared memory, memory, disk."""
+
+import os
+import shutil
+from pathlib import Path
+
+import psutil
+
+from carbonopt.doctor.check import Finding, failure, ok, warning
+from carbonopt.units import BYTES_PER_GIB
+
+_POWERCAP = Path("/sys/class/powercap")
+_SHM = Path("/dev/shm")  # noqa: S108, not a temporary file
+_CGROUPS = Path("/sys/fs/cgroup")
+_SMALL_SHM_GIB = 1.0
+_SMALL_RAM_GIB = 4.0
+_LOW_DISK_GIB, _NO_DISK_GIB = 10.0, 1.0
+# Master weights, gradients and Adam's two moments, 4 bytes each (arXiv 1910.02054, section 3.1).
+_OFFLOAD_BYTES_PER_PARAMETER = 16
+
+
+def rapl(has_gpus: bool, powercap: Path = _POWERCAP) -> Finding:
+    """Whether the CPU's own energy counter can be read."""
+    counters = sorted(powercap.glob("intel-rapl:*/energy_uj"))
+    if counters and all(os.access(counter, os.R_OK) for counter in counters):
+        return ok("readable: the CPU's energy is measured")
+    if counters:
+        return warning(
+            "not readable: the CPU's energy is modelled, not measured",
+            f"sudo chmod a+r {powercap}/intel-rapl:*/energy_uj",
+        )
+    found = "this machine has no RAPL: the CPU's energy is modelled"
+    return warning(found, "carbon: {objective: gpu}") if has_gpus else ok(found)
+
+
+def shared_memory(folder: Path = _SHM) -> Finding:
+    """What ranks and data loaders exchange data through; where it is used up they die of SIGBUS (exit code −7)."""
+    if not folder.is_dir():
+        return warning(f"no {folder}, which several ranks need", "docker run --shm-size=8g")
+    free_gib = shutil.disk_usage(folder).free / BYTES_PER_GIB
+    found = f"{free_gib:.1f} GiB free in {folder}"
+    if free_gib < _SMALL_SHM_GIB:
+        return warning(f"{found}: little for several ranks", "docker run --shm-size=8g")
+    return ok(found)
+
+
+def memory() -> Finding:
+    """RAM that is left to us, for an offloaded optimizer."""
+    left_bytes = psutil.virtual_memory().available
+    limited_bytes = _cgroup_left_bytes()
+    if limited_bytes is not None:
+        left_bytes = min(left_bytes, limited_bytes)
+    parameters = left_bytes / _OFFLOAD_BYTES_PER_PARAMETER
+    left_gib = left_bytes / BYTES_PER_GIB
+    found = f"{left_gib:.1f} GiB left: an offloaded optimizer of {parameters / 1e9:.2g} billion parameters at the most"
+    if left_gib < _SMALL_RAM_GIB:
+        return warning(found, "search: {space: {offload: none}}")
+    return ok(found)
+
+
+def _cgroup_left_bytes(root: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int | None:
+    """Memory that our control groups leave to us; None where they set no limit."""
+    left = []
+    for line in own.read_text().splitlines() if own.exists() else []:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":  # version 2
+            top, limit, usage = root, "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            top, limit, usage = root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        group = top / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if (folder / limit).exists() and (maximum := (folder / limit).read_text().strip()) != "max":
+                left.append(max(0, int(maximum) - int((folder / usage).read_text())))
+            if folder == top:
+                break
+    return min(left, default=None)
+
+
+def disk(folder: Path, advice: str) -> Finding:
+    """Whether files can be written there, or in the folder that would be made there."""
+    there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
+    if not os.access(there, os.W_OK):
+        return failure(f"{there} can't be written to", advice)
+    free_gib = shutil.disk_usage(there).free / BYTES_PER_GIB
+    found = f"{free_gib:.1f} GiB free for {folder}"
+    if free_gib < _NO_DISK_GIB:
+        return failure(found, advice)
+    return warning(found, advice) if free_gib < _LOW_DISK_GIB else ok(found)
+
+
+def extensions_folder() -> Path:
+    """Where torch compiles operators; the parent of the folder for its version."""
+    chosen = os.environ.get("TORCH_EXTENSIONS_DIR")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_extensions"
+
+
+def hub_folder() -> Path:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return Path(HF_HUB_CACHE)

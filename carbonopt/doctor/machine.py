@@ -1,0 +1,132 @@
+"""What several checks look at, each found out once: the GPUs, and torch and DeepSpeed in a process of their own."""
+
+import select
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+
+from carbonopt.config import LocalLaunch
+from carbonopt.energy.occupancy import GpuNow, gpus_now
+from carbonopt.errors import BadInput, CarbonoptError
+from carbonopt.launch.environment import work_environment
+from carbonopt.train import probe
+
+_START_S = 180.0  # importing torch and DeepSpeed from a cold network disk
+_BUILD_S = 900.0
+_END_S = 20.0
+
+
+class ProbeError(CarbonoptError):
+    """The trials' process doesn't start here."""
+
+
+class Machine:
+    def __init__(self, build: bool = False) -> None:
+        self._build = build
+
+    @cached_property
+    def gpus(self) -> tuple[GpuNow, ...]:
+        """All GPUs; none where there is no driver, or one that doesn't answer."""
+        return self._gpus_and_error[0]
+
+    @property
+    def driver_error(self) -> str | None:
+        """What is wrong with the driver of a machine that has NVIDIA GPUs."""
+        return self._gpus_and_error[1]
+
+    @cached_property
+    def environment(self) -> dict[str, str]:
+        """That of a trial on all GPUs."""
+        launch = LocalLaunch(gpus=tuple(gpu.index for gpu in self.gpus))
+        return work_environment(launch, [gpu.uuid for gpu in self.gpus])
+
+    @property
+    def stack(self) -> probe.Stack | None:
+        """What the trials' process finds; None where it can't start."""
+        return self._stack_and_error[0]
+
+    @property
+    def stack_error(self) -> str | None:
+        return self._stack_and_error[1]
+
+    @contextmanager
+    def load(self) -> Iterator[None]:
+        """Keeps all GPUs busy meanwhile.
+
+        Raises:
+            ProbeError: if that can't be done.
+        """
+        with subprocess.Popen(
+            _command("load"),
+            env=self.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+            try:
+                begun = select.select([process.stdout], [], [], _START_S)[0] and process.stdout.readline()
+                if not begun:
+                    process.kill()
+                    raise ProbeError(_last_line(process.stderr.read()) or f"no load within {_START_S:g} s")
+                yield
+                process.stdin.close()
+                process.wait(_END_S)
+            finally:
+                process.kill()
+
+    @cached_property
+    def _gpus_and_error(self) -> tuple[tuple[GpuNow, ...], str | None]:
+        try:
+            return gpus_now(), None
+        except BadInput as error:
+            # A GPU's device file without a driver that answers; other machines have no such file.
+            has_gpu = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/proc/driver/nvidia/version").exists()
+            return (), str(error.__cause__) if has_gpu else None
+
+    @cached_property
+    def _stack_and_error(self) -> tuple[probe.Stack | None, str | None]:
+        try:
+            return _ask(self.environment, build=self._build), None
+        except ProbeError as error:
+            return None, str(error)
+
+
+def _ask(environment: dict[str, str], *, build: bool) -> probe.Stack:
+    command = _command("build" if build else "stack")
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            answer, errors = process.communicate(timeout=_BUILD_S if build else _START_S)
+        except subprocess.TimeoutExpired as error:
+            # As Ctrl-C does, so that torch takes away the lock of what it was compiling.
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            raise ProbeError(f"no answer within {error.timeout:g} s") from error
+    if process.returncode:
+        raise ProbeError(_last_line(errors) or f"ended with code {process.returncode}")
+    return probe.Stack.model_validate_json(answer)
+
+
+def by_hand(what: str) -> str:
+    """What to type to see all that the trials' process says."""
+    return shlex.join(_command(what))
+
+
+def _command(what: str) -> list[str]:
+    return [sys.executable, "-m", "carbonopt.train.probe", what]
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

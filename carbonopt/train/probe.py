@@ -1,0 +1,159 @@
+"""What a trial's process finds on this machine: torch, its GPUs, DeepSpeed's compilers and operators.
+
+    python -m carbonopt.train.probe stack|build|load
+
+In the environment that trials get. `stack` prints one JSON object, a Stack; `build` compiles first what is missing;
+`load` prints a line once it keeps all visible GPUs busy, and goes on until its standard input is closed.
+"""
+
+import os
+import select
+import sys
+from typing import TextIO
+
+from carbonopt.trial import Frozen
+
+_MATRIX = 4096  # rows and columns
+_PRODUCTS = 50  # before the GPUs are waited for
+
+
+class TorchGpu(Frozen):
+    name: str
+    uuid: str  # as NVML writes it
+
+
+class Op(Frozen):
+    name: str
+    built: bool
+    lock: str | None  # a file that makes everyone wait who needs the operator
+
+
+class Stack(Frozen):
+    versions: dict[str, str]
+    torch_cuda: str | None  # the version that torch was built with; None: for the CPU only
+    gpus: tuple[TorchGpu, ...]
+    gpu_error: str | None  # why torch can't use GPUs
+    nvcc: str | None  # its version
+    nvcc_error: str | None  # why DeepSpeed wouldn't compile with it
+    ops: tuple[Op, ...]
+
+
+def stack() -> Stack:
+    import torch
+
+    from carbonopt.train.ops import op_builders
+    from carbonopt.train.versions import package_versions
+
+    gpus, gpu_error = _gpus()
+    nvcc, nvcc_error = _nvcc()
+    return Stack(
+        versions=package_versions(),
+        torch_cuda=torch.version.cuda,
+        gpus=gpus,
+        gpu_error=gpu_error,
+        nvcc=nvcc,
+        nvcc_error=nvcc_error,
+        ops=tuple(_op(builder) for builder in op_builders(with_cpu_adam=True)),
+    )
+
+
+def _gpus() -> tuple[tuple[TorchGpu, ...], str | None]:
+    import torch
+
+    if torch.version.cuda is None:
+        return (), None
+    try:
+        torch.cuda.init()
+    except RuntimeError as error:
+        return (), " ".join(str(error).split())
+    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return tuple(TorchGpu(name=gpu.name, uuid=f"GPU-{gpu.uuid}") for gpu in found), None
+
+
+def _nvcc() -> tuple[str | None, str | None]:
+    """The compiler's version and what DeepSpeed has against it, by DeepSpeed's own rule."""
+    import torch
+    from deepspeed.ops.op_builder.builder import (
+        CUDAMismatchException,
+        MissingCUDAException,
+        assert_no_cuda_mismatch,
+        installed_cuda_version,
+    )
+
+    if torch.version.cuda is None:
+        return None, None
+    try:
+        version = ".".join(map(str, installed_cuda_version()))
+    except MissingCUDAException as error:
+        return None, str(error)
+    try:
+        assert_no_cuda_mismatch()
+    except CUDAMismatchException as error:
+        return version, str(error).removeprefix(">- ")
+    return version, None
+
+
+def _op(builder) -> Op:
+    from deepspeed.git_version_info import installed_ops
+    from torch.utils.cpp_extension import LIB_EXT
+
+    from carbonopt.train.ops import build_folder
+
+    if installed_ops.get(builder.name, False):  # DeepSpeed was installed with it
+        return Op(name=builder.name, built=True, lock=None)
+    folder = build_folder(builder)
+    lock = folder / "lock"  # torch's name for it
+    return Op(
+        name=builder.name,
+        built=(folder / f"{builder.name}{LIB_EXT}").exists(),
+        lock=str(lock) if lock.exists() else None,
+    )
+
+
+def build() -> None:
+    """Compiles what trials will load and isn't there yet. One that is locked is left alone."""
+    from carbonopt.train.ops import op_builders
+
+    for builder in op_builders(with_cpu_adam=True):
+        op = _op(builder)
+        if not op.built and op.lock is None:
+            builder.load(verbose=False)
+
+
+def load(answers: TextIO) -> None:
+    import torch
+
+    if not torch.cuda.device_count():
+        raise RuntimeError("torch sees no GPU")
+    matrices = [
+        torch.randn(_MATRIX, _MATRIX, device=f"cuda:{index}", dtype=torch.float16)
+        for index in range(torch.cuda.device_count())
+    ]
+
+    def work() -> None:
+        for matrix in matrices:
+            for _ in range(_PRODUCTS):
+                torch.matmul(matrix, matrix)
+        for matrix in matrices:
+            torch.cuda.synchronize(matrix.device)
+
+    work()
+    print("busy", file=answers, flush=True)
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        work()
+
+
+def main(what: str) -> None:
+    # DeepSpeed and its compilers print; only the answer shall stand on standard output.
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)
+        if what == "load":
+            load(answers)
+            return
+        if what == "build":
+            build()
+        print(stack().model_dump_json(), file=answers)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

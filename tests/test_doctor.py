@@ -1,0 +1,411 @@
+"""The doctor, on machines with one thing wrong each."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from carbonopt.config import LocalLaunch
+from carbonopt.doctor import _checks, before_run, build, gpu, host, services
+from carbonopt.doctor.check import Finding, Status
+from carbonopt.energy.occupancy import GpuNow
+from carbonopt.errors import CarbonoptError
+from carbonopt.launch.environment import work_environment
+from carbonopt.study_file import load_study
+from carbonopt.train.probe import Op, Stack, TorchGpu
+
+ROOT = Path(__file__).parent.parent
+
+# Two GPUs. Their counters rise by 100 W each, by 400 W while the file BUSY is there; number 1 can be DEAD. A process
+# works on number 0.
+NVML = """
+import os, time
+from types import SimpleNamespace
+class NVMLError(Exception): pass
+NVMLError_NotSupported = NVMLError_NoPermission = NVMLError
+nvmlMemory_v2 = 2
+nvmlInit = nvmlShutdown = lambda: None
+nvmlDeviceGetCount = lambda: 2
+nvmlDeviceGetHandleByIndex = lambda index: index
+nvmlDeviceGetName = lambda index: "Stand-in"
+nvmlDeviceGetUUID = lambda index: f"GPU-{index}aaa"
+nvmlDeviceGetCudaComputeCapability = lambda index: (9, 0)
+nvmlDeviceGetMemoryInfo = lambda index, version: SimpleNamespace(used=0)
+nvmlDeviceGetComputeRunningProcesses = lambda index: [SimpleNamespace(pid=os.getppid())] if index == 0 else []
+energy_mj, read_at = 0.0, time.monotonic()
+def nvmlDeviceGetTotalEnergyConsumption(index):
+    global energy_mj, read_at
+    now = time.monotonic()
+    energy_mj += (400_000 if os.path.exists(os.environ["BUSY"]) else 100_000) * (now - read_at)
+    read_at = now
+    return 0 if index == 1 and "DEAD" in os.environ else int(energy_mj)
+"""
+
+# As much of torch as it takes to keep two GPUs busy.
+TORCH = """
+import os, time
+from types import SimpleNamespace
+float16 = None
+cuda = SimpleNamespace(device_count=lambda: 2, synchronize=lambda device: time.sleep(0.01))
+randn = lambda *size, device, dtype: SimpleNamespace(device=device)
+matmul = lambda a, b: open(os.environ["BUSY"], "w").close()
+"""
+
+
+def carbonopt(*arguments: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
+    clean = {name: value for name, value in os.environ.items() if not name.lower().startswith("codecarbon_")}
+    return subprocess.run(
+        [sys.executable, "-m", "carbonopt", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**clean, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **environment},
+        timeout=380,
+    )
+
+
+def diagnosis(*arguments: str, cwd: Path, **environment: str) -> tuple[int, dict[str, dict]]:
+    """Exit code and checks of `carbonopt doctor --json`, of which the shape is looked at here."""
+    done = carbonopt("doctor", "--json", *arguments, cwd=cwd, **environment)
+    answer = json.loads(done.stdout)
+    assert set(answer) == {"ok", "checks"}
+    for check in answer["checks"]:
+        assert set(check) == {"name", "status", "found", "advice"}
+        assert check["status"] in ("ok", "warning", "failure")
+        assert (check["advice"] is None) == (check["status"] == "ok")
+    assert answer["ok"] == (done.returncode == 0) == all(check["status"] != "failure" for check in answer["checks"])
+    checks = {check["name"]: check for check in answer["checks"]}
+    assert len(checks) == len(answer["checks"])
+    return done.returncode, checks
+
+
+@pytest.fixture
+def two_gpus(tmp_path: Path) -> dict[str, str]:
+    """The environment of a machine with the two stand-in GPUs."""
+    folder = tmp_path / "machine"
+    folder.mkdir()
+    (folder / "pynvml.py").write_text(NVML)
+    (folder / "torch.py").write_text(TORCH)
+    (folder / "nvidia-smi").write_text("#!/bin/sh\n")
+    (folder / "nvidia-smi").chmod(0o755)
+    return {
+        "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}",
+        "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
+        "BUSY": str(folder / "busy"),
+    }
+
+
+# ------------------------------------------------------------------------------------------------------ whole machines
+
+
+def test_a_locked_operator_fails_and_a_build_mends_it(tmp_path: Path) -> None:
+    extensions = tmp_path / "extensions"
+    operator = extensions / "deepspeed_shm_comm"
+    operator.mkdir(parents=True)
+    (operator / "lock").touch()
+    environment = {"TORCH_EXTENSIONS_DIR": str(extensions), "HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": "0"}
+    code, checks = diagnosis("--build", cwd=tmp_path, **environment)
+    assert code == 1
+    assert checks["DeepSpeed operators"]["advice"] == f"rm {operator / 'lock'}"
+    assert checks["GPUs"]["found"] == "no NVIDIA driver: studies run on the CPU with launch.gpus: []"
+
+    subprocess.run(checks["DeepSpeed operators"]["advice"].split(), check=True)
+    code, checks = diagnosis("--build", cwd=tmp_path, **environment)
+    assert (code, checks["DeepSpeed operators"]["found"]) == (0, "compiled: deepspeed_shm_comm")
+    assert (operator / "deepspeed_shm_comm.so").exists()
+    told = carbonopt("doctor", cwd=tmp_path, **environment)
+    assert told.returncode == 0
+    assert "ok       DeepSpeed operators  compiled: deepspeed_shm_comm\n" in told.stdout
+    assert "\x1b" not in told.stdout
+
+
+def test_gpus_are_counted_idle_and_under_load(tmp_path: Path, two_gpus: dict[str, str]) -> None:
+    code, checks = diagnosis(
+        cwd=tmp_path, **two_gpus, CUDA_VISIBLE_DEVICES="GPU-1", TORCH_CUDA_ARCH_LIST="9.0a", HOME=str(tmp_path)
+    )
+    powers_w = [float(power) for power in re.findall(r"(\d+) W", checks["energy counters"]["found"])]
+    assert powers_w == pytest.approx([100, 400, 100, 400], rel=0.1)
+    assert checks["GPUs given"]["advice"] == "launch: {gpus: [1]}"
+    assert checks["other processes"]["found"].startswith(f"GPU 0: process {os.getpid()} (")
+    assert checks["other processes"]["advice"] == "launch: {gpus: [1]}"
+    assert (
+        checks["CUDA architectures"]["found"] == "TORCH_CUDA_ARCH_LIST='9.0a' makes DeepSpeed crash; trials get '9.0'"
+    )
+    assert checks["CUDA architectures"]["advice"] == 'export TORCH_CUDA_ARCH_LIST="9.0"'
+    # The stand-in is no torch to train with.
+    assert (code, checks["versions"]["status"]) == (1, "failure")
+    assert "GPUs in torch" not in checks
+
+
+def test_run_refuses_a_dead_counter_before_anything_is_there(
+    tmp_path: Path, two_gpus: dict[str, str], tiny_study: dict, write_study
+) -> None:
+    tiny_study["launch"]["gpus"] = [0, 1]
+    done = carbonopt("run", write_study(tiny_study), cwd=tmp_path, **two_gpus, DEAD="1")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "the counter of GPU 1 stood still for 0.5 s → launch: {gpus: [0]}" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_nvidia_smi_run_refuses(
+    tmp_path: Path, two_gpus: dict[str, str], tiny_study: dict, write_study
+) -> None:
+    tiny_study["launch"]["gpus"] = [1]
+    done = carbonopt("run", write_study(tiny_study), cwd=tmp_path, **{**two_gpus, "PATH": str(tmp_path)})
+    assert done.returncode == 2
+    assert "nvidia-smi: not on PATH" in done.stderr
+    assert "energy counters" not in done.stderr  # which are well
+
+
+def test_a_replay_trains_nothing_and_needs_only_the_disk(tmp_path: Path, replay_study: dict, write_study) -> None:
+    config = load_study(write_study(replay_study))
+    assert [check.name for check in before_run(config, tmp_path)] == ["disk for runs"]
+
+
+def test_run_refuses_a_configuration_that_codecarbon_cannot_parse(
+    tmp_path: Path, tiny_study: dict, write_study
+) -> None:
+    (tmp_path / ".codecarbon.config").write_text("no section\n")
+    done = carbonopt("run", write_study(tiny_study), cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"mv {tmp_path}/.codecarbon.config {tmp_path}/.codecarbon.config.bad" in done.stderr
+
+
+# ------------------------------------------------------------------------------------------------------- single checks
+
+
+def gpus(*used_gib: float | None) -> tuple[GpuNow, ...]:
+    return tuple(
+        GpuNow(
+            index=index, name="G", uuid=f"GPU-{index}bcd", compute_capability="8.0", memory_used_gib=used, processes=()
+        )
+        for index, used in enumerate(used_gib)
+    )
+
+
+def advised(finding: Finding | None) -> tuple[str, str | None]:
+    assert finding is not None
+    return finding.status.value, finding.advice
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, ("ok", None)),
+        ("0,1", ("ok", None)),
+        ("GPU-0,GPU-1bcd", ("ok", None)),
+        ("1", ("warning", "launch: {gpus: [1]}")),
+        ("GPU-0b", ("warning", "launch: {gpus: [0]}")),
+        ("", ("warning", "launch: {gpus: []}")),
+        ("-1", ("warning", "launch: {gpus: []}")),
+        ("MIG-7f", ("warning", "launch: {gpus: []}")),
+    ],
+)
+def test_gpus_that_a_scheduler_gave_to_others(monkeypatch, value: str | None, expected: tuple) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if value is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    assert advised(gpu.hidden(gpus(0, 0), [0, 1])) == expected
+
+
+def test_a_gpu_in_use_by_processes_that_cannot_be_seen() -> None:
+    in_use = gpu.others(gpus(9.5, 0.01, None), [0])
+    assert advised(in_use) == ("warning", "launch: {gpus: [1]}")
+    assert "GPU 0: 9.5 GiB used" in in_use.found
+    assert advised(gpu.others(gpus(9.5, 0.01, None), [1, 2])) == ("ok", None)
+    assert gpu.others(gpus(9.5), [0]).advice.startswith("nvidia-smi ")
+
+
+@pytest.mark.parametrize(
+    ("value", "status"),
+    [
+        (None, "ok"),
+        ("", "ok"),
+        ("8.0", "ok"),
+        ("8.0;9.0+PTX", "ok"),
+        ("8.0 9.0", "ok"),
+        ("9.0a", "warning"),
+        ("8.0;10.0f+PTX", "warning"),
+        ("Hopper", "failure"),
+        ("8.0,9.0", "failure"),
+        ("8.0;;9.0", "failure"),
+        ("90", "failure"),
+    ],
+)
+def test_architectures_that_deepspeed_reads(monkeypatch, value: str | None, status: str) -> None:
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    if value is not None:
+        monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", value)
+    environment = work_environment(LocalLaunch(gpus=(0,)), ["GPU-0bcd"], os.environ)
+    found = advised(build.arch_list(gpus(0), environment))
+    assert found == (status, None if status == "ok" else 'export TORCH_CUDA_ARCH_LIST="8.0"')
+
+
+def test_tools_that_are_missing(monkeypatch, tmp_path: Path) -> None:
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
+    assert advised(build.compilers(needed=True)) == ("failure", "sudo apt-get install g++")
+    assert advised(build.compilers(needed=False)) == ("warning", "sudo apt-get install g++")
+    assert build.ninja(needed=True).status == Status.FAILURE
+    assert build.ninja(needed=False).status == Status.WARNING
+    (tmp_path / "extensions").mkdir()
+    (tmp_path / "extensions" / "op.so").touch()
+    assert build.compilers(needed=True).status == Status.WARNING
+
+
+def machine(**stack: object) -> SimpleNamespace:
+    """One with two GPUs, whose trials' process found this."""
+    both = tuple(TorchGpu(name="G", uuid=one.uuid) for one in gpus(0, 0))
+    given = {
+        "versions": {"torch": "2.13"}, "torch_cuda": "13.0", "gpus": both, "gpu_error": None, "nvcc": "13.0",
+        "nvcc_error": None, "ops": (Op(name="cpu_adam", built=True, lock=None),),
+    }  # fmt: skip
+    return SimpleNamespace(gpus=gpus(0, 0), stack=Stack(**{**given, **stack}))
+
+
+def test_torch_and_nvml_see_the_same_gpus() -> None:
+    assert advised(gpu.torch_sees(machine())) == ("ok", None)
+    one = (TorchGpu(name="G", uuid="GPU-1bcd"),)
+    assert advised(gpu.torch_sees(machine(gpus=one))) == ("failure", "launch: {gpus: [1]}")
+    cpu_build = machine(torch_cuda=None, gpus=(), nvcc=None)
+    assert advised(gpu.torch_sees(cpu_build)) == ("failure", "pip install --force-reinstall torch")
+    assert build.nvcc(cpu_build) is None
+    old_driver = gpu.torch_sees(machine(gpus=(), gpu_error="The NVIDIA driver on your system is too old"))
+    assert old_driver.status == Status.FAILURE
+    assert "too old" in old_driver.found
+
+
+def test_another_cuda_than_torchs_only_warns_because_no_trial_needs_it() -> None:
+    assert advised(build.nvcc(machine())) == ("ok", None)
+    other = build.nvcc(machine(torch_cuda="99.9", nvcc="13.0", nvcc_error="13.0 does not match"))
+    assert advised(other) == ("warning", "sudo apt-get install cuda-nvcc-99-9")
+
+
+def test_operators_that_are_not_compiled() -> None:
+    assert advised(build.ops(machine())) == ("ok", None)
+    missing = build.ops(machine(ops=(Op(name="cpu_adam", built=False, lock=None),)))
+    assert advised(missing) == ("warning", "carbonopt doctor --build")
+    assert "cpu_adam (for offload)" in missing.found
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "disk", "shm"),
+    [(0.5, "failure", "warning"), (5, "warning", "ok"), (50, "ok", "ok")],
+)
+def test_space_that_is_left(monkeypatch, tmp_path: Path, free_gib: float, disk: str, shm: str) -> None:
+    monkeypatch.setattr(host.shutil, "disk_usage", lambda _: SimpleNamespace(free=free_gib * 2**30))
+    assert host.disk(tmp_path / "not" / "there", "type this").status == disk
+    assert host.shared_memory(tmp_path).status == shm
+
+
+def test_memory_is_what_the_control_groups_leave(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    for group, limit, used in (("", "max", 0), ("outer", "1000", 400), ("outer/inner", "800", 100)):
+        folder = tmp_path / "two" / group
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "memory.max").write_text(f"{limit}\n")
+        (folder / "memory.current").write_text(f"{used}\n")
+    own.write_text("0::/outer/inner\n")
+    assert host._cgroup_left_bytes(tmp_path / "two", own) == 600
+    own.write_text("0::/\n")
+    assert host._cgroup_left_bytes(tmp_path / "two", own) is None
+
+    first = tmp_path / "one" / "memory" / "job"
+    first.mkdir(parents=True)
+    (first / "memory.limit_in_bytes").write_text("500\n")
+    (first / "memory.usage_in_bytes").write_text("600\n")
+    own.write_text("5:cpu:/\n4:cpu,memory:/job\n")
+    assert host._cgroup_left_bytes(tmp_path / "one", own) == 0
+
+
+def test_rapl(tmp_path: Path) -> None:
+    assert advised(host.rapl(has_gpus=False, powercap=tmp_path)) == ("ok", None)
+    assert advised(host.rapl(has_gpus=True, powercap=tmp_path)) == ("warning", "carbon: {objective: gpu}")
+    (tmp_path / "intel-rapl:0").mkdir()
+    counter = tmp_path / "intel-rapl:0" / "energy_uj"
+    counter.write_text("1\n")
+    assert "is measured" in host.rapl(has_gpus=True, powercap=tmp_path).found
+    counter.chmod(0)
+    if not os.access(counter, os.R_OK):  # root may read all
+        assert host.rapl(has_gpus=True, powercap=tmp_path).advice == f"sudo chmod a+r {tmp_path}/intel-rapl:*/energy_uj"
+
+
+@pytest.mark.parametrize(
+    "text", ["no section\n", "[codecarbon]\npue = %(x)s\n", "[codecarbon]\npue=1\npue=2\n", "\xff"]
+)
+def test_a_configuration_that_codecarbon_fails_on(monkeypatch, tmp_path: Path, text: str) -> None:
+    config = tmp_path / ".codecarbon.config"
+    config.write_bytes(text.encode("latin-1"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert advised(services.codecarbon_config()) == ("failure", f"mv {config} {config}.bad")
+    from codecarbon.core.config import get_hierarchical_config
+
+    with pytest.raises(Exception, match=r"."):  # whichever of configparser's
+        get_hierarchical_config()
+
+
+def test_stray_settings_are_named_and_ignored(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".codecarbon.config").write_text("[codecarbon]\npue=1.5\n")
+    monkeypatch.setenv("CODECARBON_PUE", "3")
+    found = services.codecarbon_config()
+    assert found.status == Status.OK
+    assert str(tmp_path / ".codecarbon.config") in found.found
+    assert "CODECARBON_PUE" in found.found
+
+
+def test_a_hub_that_answers_and_one_that_does_not(monkeypatch) -> None:
+    from huggingface_hub import constants
+
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+        assert advised(services.hub()) == ("ok", None)
+        monkeypatch.setattr(constants, "ENDPOINT", "http://hub.invalid")
+        assert advised(services.hub()) == ("warning", "export HF_HUB_OFFLINE=1")
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port}")  # which fetches it for us
+        assert advised(services.hub()) == ("ok", None)
+        monkeypatch.delenv("http_proxy")
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+    assert advised(services.hub()) == ("warning", "export HF_HUB_OFFLINE=1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert advised(services.hub()) == ("ok", None)
+
+
+def raising(error: Exception) -> Finding:
+    raise error
+
+
+def test_a_check_that_breaks_is_a_failure_and_the_others_go_on() -> None:
+    found = list(
+        _checks(
+            {
+                "broken": lambda: raising(ZeroDivisionError("by nought")),
+                "ours": lambda: raising(CarbonoptError("no such thing")),
+                "nothing": lambda: None,
+                "well": lambda: Finding(status=Status.OK, found="fine"),
+            }
+        )
+    )
+    assert names(found) == [("broken", "failure"), ("ours", "failure"), ("well", "ok")]
+    assert "ZeroDivisionError: by nought" in found[0].found
+
+
+def names(checks: Iterable) -> list[tuple[str, str]]:
+    return [(check.name, check.status.value) for check in checks]
