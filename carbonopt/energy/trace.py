@@ -48,30 +48,39 @@ def read_trace(path: Path) -> CarbonTrace:
 def _trace(rows: Iterator[tuple[int, list[str]]], path: Path) -> CarbonTrace:
     _, header = next(rows, (0, []))
     time_column, column = _columns(header, path)
+    assumed = False  # that a time is UTC, though neither it nor its column's name says so
     found: dict[float, tuple[float, int]] = {}  # by instant, seconds since 1970: the intensity, and in which line
-    offsets = True
     for line, row in rows:
         where = f"carbon.trace: {path}, line {line}"
         if len(row) <= max(time_column, column):
             raise BadInput(f"{where} must have the header's {len(header)} columns, but has {len(row)}.")
-        if not row[column].strip():
-            continue  # a hole in the data, which the hours without any row are too
-        time, rate = _time(row[time_column].strip(), where), _rate(row[column].strip(), where)
-        offsets = offsets and time.tzinfo is not None
-        instant = (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
-        before, first = found.setdefault(instant, (rate, line))
+        time_text, rate_text = row[time_column].strip(), row[column].strip()
+        if not rate_text:
+            continue  # a hole in the data, as a missing row is
+        time, rate = _time(time_text, where), _rate(rate_text, where)
+        if time.tzinfo is None:
+            time = time.replace(tzinfo=UTC)
+            assumed = "utc" not in _words(header[time_column])
+        before, first = found.setdefault(time.timestamp(), (rate, line))
         if before != rate:
             raise BadInput(
-                f"{where}: a time must have one value, but {row[time_column].strip()} has {rate:g} here and {before:g} "
-                f"in line {first}; give the rows of one place, with times in UTC or with their offset."
+                f"{where}: a time must have one value, but {time_text} has {rate:g} here and {before:g} in line "
+                f"{first}; give the rows of one place, with times in UTC or with their offset."
             )
+    first_hour, rates = _by_hour({instant: rate for instant, (rate, _) in found.items()}, path)
+    source = f"{path.name}, column {header[column].strip()}{', times read as UTC' if assumed else ''}"
+    return CarbonTrace(source=source, start=_iso(first_hour), g_co2e_per_kwh=rates)
+
+
+def _by_hour(found: dict[float, float], path: Path) -> tuple[int, tuple[float | None, ...]]:
+    """The first hour, counted from 1970, and the mean of each hour from there on."""
     if not found:
         raise BadInput(f"carbon.trace: {path} must have a row for each hour, but has none with a value.")
     instants = sorted(found)
-    first_hour, last_hour = int(instants[0] // _HOUR_S), int(instants[-1] // _HOUR_S)
-    if last_hour - first_hour >= MAX_HOURS:
+    begin, end = int(instants[0] // _HOUR_S), int(instants[-1] // _HOUR_S) + 1
+    if end - begin > MAX_HOURS:
         raise BadInput(
-            f"carbon.trace: {path} must span 10 years at most, but goes from {_iso(first_hour)} to {_iso(last_hour)}; "
+            f"carbon.trace: {path} must span 10 years at most, but goes from {_iso(begin)} to {_iso(end - 1)}; "
             "look for a mistyped year, or leave rows out."
         )
     step_s = min((after - before for before, after in itertools.pairwise(instants)), default=_HOUR_S)
@@ -80,15 +89,10 @@ def _trace(rows: Iterator[tuple[int, list[str]]], path: Path) -> CarbonTrace:
             f"carbon.trace: {path} must have a row for each hour, but no two are less than {step_s / _HOUR_S:g} h "
             "apart; give hourly data."
         )
-    by_hour = defaultdict(list)
+    hours = defaultdict(list)
     for instant in instants:
-        by_hour[int(instant // _HOUR_S)].append(found[instant][0])
-    source = f"{path.name}, column {header[column].strip()}"
-    return CarbonTrace(
-        source=source if offsets or "utc" in _words(header[time_column]) else f"{source}, times read as UTC",
-        start=_iso(first_hour),
-        g_co2e_per_kwh=tuple(fmean(by_hour[h]) if h in by_hour else None for h in range(first_hour, last_hour + 1)),
-    )
+        hours[int(instant // _HOUR_S)].append(found[instant])
+    return begin, tuple(fmean(hours[hour]) if hour in hours else None for hour in range(begin, end))
 
 
 def _columns(header: list[str], path: Path) -> tuple[int, int]:
