@@ -15,6 +15,7 @@ import pytest
 from carbonopt.config import LocalLaunch
 from carbonopt.doctor import _checks, before_run, build, gpu, host, services
 from carbonopt.doctor.check import Finding, Status
+from carbonopt.doctor.machine import Machine
 from carbonopt.energy.occupancy import GpuNow
 from carbonopt.errors import CarbonoptError
 from carbonopt.launch.environment import work_environment
@@ -154,6 +155,18 @@ def test_run_refuses_a_dead_counter_before_anything_is_there(
     assert "the counter of GPU 1 stood still for 0.5 s → launch: {gpus: [0]}" in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_gpu_that_does_not_answer_is_no_traceback(monkeypatch) -> None:
+    class Lost(Exception):
+        pass
+
+    def lost(index: int) -> None:
+        raise Lost("GPU is lost")
+
+    nvml = {"nvmlInit": lambda: None, "nvmlShutdown": lambda: None, "nvmlDeviceGetCount": lambda: 1, "NVMLError": Lost}
+    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(**nvml, nvmlDeviceGetHandleByIndex=lost))
+    assert advised(gpu.seen(Machine())) == ("failure", "sudo reboot")
 
 
 def test_without_nvidia_smi_run_refuses(

@@ -75,6 +75,8 @@ def before_run(config: StudyConfig, folder: Path) -> list[Check]:
         machine = Machine()
         seen = machine.gpus if launch.gpus else ()
         ours = [one for one in seen if one.index in launch.gpus]
+        if launch.gpus:
+            checks["GPUs"] = lambda: gpu.seen(machine)
         checks |= {
             "GPUs given": lambda: gpu.hidden(seen, launch.gpus),
             "other processes": lambda: gpu.others(seen, launch.gpus),
@@ -99,7 +101,7 @@ def _checks(finds: dict[str, Find]) -> Iterator[Check]:
         try:
             finding = find()
         except CarbonoptError as error:
-            finding = failure(str(error), "carbonopt doctor")
+            finding = failure(str(error), "nvidia-smi")
         except Exception as error:  # noqa: BLE001, a doctor that falls ill itself shall say so and go on
             what = " ".join(str(error).split())
             finding = failure(f"the check itself broke: {type(error).__name__}: {what}", "carbonopt doctor --json")

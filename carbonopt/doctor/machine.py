@@ -12,7 +12,7 @@ from pathlib import Path
 
 from carbonopt.config import LocalLaunch
 from carbonopt.energy.occupancy import GpuNow, gpus_now
-from carbonopt.errors import BadInput, CarbonoptError
+from carbonopt.errors import BadInput, CarbonoptError, MeasurementError
 from carbonopt.launch.environment import work_environment
 from carbonopt.train import probe
 
@@ -85,6 +85,8 @@ class Machine:
     def _gpus_and_error(self) -> tuple[tuple[GpuNow, ...], str | None]:
         try:
             return gpus_now(), None
+        except MeasurementError as error:
+            return (), str(error.__cause__)
         except BadInput as error:
             # A GPU's device file without a driver that answers; other machines have no such file.
             has_gpu = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/proc/driver/nvidia/version").exists()

@@ -4,6 +4,7 @@ from types import ModuleType
 from typing import Any
 
 from carbonopt.energy.hardware import open_nvml
+from carbonopt.errors import MeasurementError
 from carbonopt.trial import Frozen
 from carbonopt.units import BYTES_PER_GIB
 
@@ -22,9 +23,15 @@ def gpus_now() -> tuple[GpuNow, ...]:
 
     Raises:
         BadInput: if there is no NVIDIA driver, or none that answers.
+        MeasurementError: if it answers, but not for every GPU.
     """
     with open_nvml() as nvml:
-        return tuple(_gpu_now(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+        try:
+            return tuple(_gpu_now(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+        except nvml.NVMLError as error:
+            raise MeasurementError(
+                f"NVML can't say what GPUs there are: {error}. See what `nvidia-smi` says."
+            ) from error
 
 
 def _gpu_now(nvml: ModuleType, index: int) -> GpuNow:
