@@ -1,6 +1,6 @@
 """Records how a GPU's energy counter moves, for tests that replay it where there is no GPU.
 
-    python benchmarks/record_counter.py SECONDS_FILE.csv [GPU_INDEX ...]
+    python benchmarks/measurement/record_counter.py FILE.csv [GPU_INDEX ...]
 
 Puts known loads on the GPUs (idle; long loads; short bursts), reads NVML's energy counter as fast as it answers,
 and writes each change of it: seconds since the start, GPU index, millijoules since the start. On standard output: the

@@ -1,0 +1,56 @@
+"""A study of ten trials, some too large for the memory, one killed from outside: do its parts add up to the whole?
+
+python benchmarks/measurement/closure.py OUT.json [--gpus 0 1] [--kill 3] [--folder DIR]
+"""
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import common
+import psutil
+import yaml
+
+from carbonopt.analysis.footprint import footprint
+from carbonopt.paths import StudyPaths
+from carbonopt.storage import StudyStorage
+from carbonopt.storage_url import connect, storage_url
+
+KILL_AFTER_S = 15.0  # of a trial: most of its set-up is over
+
+
+def main() -> None:
+    parser = common.arguments(__doc__)
+    parser.add_argument("--kill", type=int, default=3, help="number of the trial to kill")
+    options = parser.parse_args()
+    study = yaml.safe_load((common.HERE / "closure.yaml").read_text())
+    study["launch"]["gpus"] = options.gpus
+    data = study["workload"]["dataset"]
+    data["train_files"] = [str((common.HERE / name).resolve()) for name in data["train_files"]]
+    with tempfile.TemporaryDirectory() as folder:
+        paths = StudyPaths(Path(folder) / "study")
+        file = Path(folder) / "study.yaml"
+        file.write_text(yaml.safe_dump(study))
+        run = subprocess.Popen([sys.executable, "-m", "carbonopt", "run", str(file), "--out", str(paths.root)])
+        log = paths.trial_log(options.kill, 1)
+        while not log.exists() and run.poll() is None:
+            time.sleep(0.1)
+        time.sleep(KILL_AFTER_S)
+        for process in psutil.Process(run.pid).children(recursive=True):
+            if "carbonopt.train.worker" in " ".join(process.cmdline()):
+                process.kill()
+        run.wait()
+        found = StudyStorage.of_folder(connect(storage_url(paths, None), must_exist=True), paths).read(live=False)
+    results = {
+        "exit_code": run.returncode,
+        "footprint": footprint(found).model_dump(mode="json"),
+        "sessions": [session.model_dump() for session in found.sessions],
+        "trials": [record.as_json() for record in found.records],
+    }
+    common.write(options.out, options.gpus, results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""What measuring costs a trial: steps with the study running and measuring, against steps with it stopped, in turn.
+
+    python benchmarks/measurement/overhead.py OUT.json [--gpus 0 1] [--block 50] [--epochs 100]
+
+A real study of one trial; its process stops the study (SIGSTOP) before every other block of steps, so that nothing is
+measured, answered or stored, and lets it go on after. The two kinds of blocks differ in nothing else. What the trial
+waits for the study's answers, at its phase changes and evaluations, is timed where it waits.
+"""
+
+import json
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import common
+
+PLAN = "OVERHEAD_PLAN"  # environment variable: the study's process, steps of a block, file for the timings
+WARM_UP_STEPS = 20
+
+
+def trial(spec_file: str) -> int:
+    """A trial's rank, with a clock in it."""
+    from transformers import TrainerControl
+
+    from carbonopt.channel import Speaker
+    from carbonopt.train import loop, ranks, worker
+
+    study, block, out = json.loads(os.environ[PLAN])
+    timings: dict[str, list] = {"waits_s": [], "measured_s": [], "unmeasured_s": []}
+
+    class TimedSpeaker(Speaker):
+        def _answer(self) -> dict:
+            began = time.perf_counter()
+            answer = super()._answer()
+            timings["waits_s"].append(time.perf_counter() - began)
+            return answer
+
+    class Blocks(loop.Evaluations):
+        measuring = True
+        began: float | None = None
+        since = 0
+
+        def on_step_end(self, args, state, control: TrainerControl, **kwargs) -> TrainerControl:
+            if state.global_step in self._plan.evaluation_steps:
+                self._go(measuring=True)
+                control = super().on_step_end(args, state, control, **kwargs)
+                self._restart(state.global_step)
+                return control
+            if self.measuring:
+                control = super().on_step_end(args, state, control, **kwargs)
+            if state.global_step < WARM_UP_STEPS:
+                self._restart(state.global_step)
+            elif state.global_step - self.since == block:
+                ranks.together()
+                kind = "measured_s" if self.measuring else "unmeasured_s"
+                timings[kind].append((state.global_step, (time.perf_counter() - self.began) / block))
+                self._go(measuring=not self.measuring)
+                self._restart(state.global_step)
+            return control
+
+        def _restart(self, step: int) -> None:
+            ranks.together()
+            self.since, self.began = step, time.perf_counter()
+
+        def _go(self, *, measuring: bool) -> None:
+            self.measuring = measuring
+            if ranks.rank() == 0:
+                os.kill(study, signal.SIGCONT if measuring else signal.SIGSTOP)
+                time.sleep(0.05)  # until it runs or stands
+
+    loop.Evaluations = Blocks
+    worker.Speaker = TimedSpeaker
+    try:
+        code = worker.main(spec_file)
+    finally:
+        if ranks.rank() == 0:
+            os.kill(study, signal.SIGCONT)
+            Path(out).write_text(json.dumps(timings))
+    return code
+
+
+def main() -> None:
+    parser = common.arguments(__doc__)
+    parser.add_argument("--block", type=int, default=50, help="steps")
+    parser.add_argument("--epochs", type=float, default=100.0)
+    options = parser.parse_args()
+
+    from carbonopt import study
+    from carbonopt.launch.environment import rank_environments
+    from carbonopt.launch.local import LocalLauncher
+    from carbonopt.launch.processes import WorkProcesses
+    from carbonopt.paths import StudyPaths, write_json
+    from carbonopt.trackers import open_trackers
+
+    class Timed(LocalLauncher):
+        def start(self, spec, log):
+            spec_file = Path(spec.trial_dir) / "spec.json"
+            write_json(spec_file, spec.model_dump(mode="json"))
+            plan = json.dumps([os.getpid(), options.block, str(timings_file)])
+            argv = [sys.executable, __file__, "--trial", str(spec_file)]
+            environment = {**self._environment, PLAN: plan}
+            return WorkProcesses(argv, rank_environments(self._launch), environment, log)
+
+    class Silent:
+        def __getattr__(self, name):
+            return lambda *_: None
+
+    study.LocalLauncher = Timed
+    config = common.study(options.study, options.gpus)
+    space = config.search.space.model_copy(update={"epochs": type(config.search.space.epochs)(value=options.epochs)})
+    config = config.model_copy(update={"search": config.search.model_copy(update={"space": space})})
+    with tempfile.TemporaryDirectory() as folder:
+        timings_file = Path(folder) / "timings.json"
+        paths = StudyPaths(Path(folder) / "study")
+        paths.root.mkdir()
+        trackers = open_trackers(config, paths.trackers, print)
+        data = study.run_study(study.check(config), "", paths, None, Silent(), trackers, lambda: False)
+        print(data.records[0].state, data.records[0].failure)
+        timings = json.loads(timings_file.read_text())
+    # Each unmeasured block against the mean of the measured ones beside it, so that a drift cancels.
+    measured = dict(timings["measured_s"])
+    ratios = [
+        statistics.fmean((measured[step - options.block], measured[step + options.block])) / step_s - 1
+        for step, step_s in timings["unmeasured_s"]
+        if step - options.block in measured and step + options.block in measured
+    ]
+    results = {
+        "block_steps": options.block,
+        "step_ms": 1000 * statistics.median(step_s for _, step_s in timings["unmeasured_s"]),
+        "overhead_of_step_time": ratios,
+        "waits_ms": [1000 * wait_s for wait_s in timings["waits_s"]],
+        "evaluations": len(data.records[0].evals),
+    }
+    common.write(options.out, options.gpus, results)
+    print("overhead of step time, median:", statistics.median(ratios), "pairs:", len(ratios))
+    print("waits of the trial, ms:", sum(results["waits_ms"]), len(results["waits_ms"]))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--trial":
+        code = trial(sys.argv[2])
+        sys.stdout.flush()
+        os._exit(code)
+    main()
