@@ -9,7 +9,7 @@ from rich.text import Text
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.config import StudyConfig
 from carbonopt.record import StudyData
-from carbonopt.trial import EvalPoint, TrialParams, TrialRecord, TrialSpec, TrialState
+from carbonopt.trial import LARGEST_DISAGREEMENT, EvalPoint, TrialParams, TrialRecord, TrialSpec, TrialState
 from carbonopt.units import human_duration, human_emissions, human_energy
 
 
@@ -158,6 +158,8 @@ def _trial_line(record: TrialRecord) -> str:
         parts.append(human_emissions(record.emissions_kg_co2e))
     if record.duration_s is not None:
         parts.append(human_duration(record.duration_s.total))
+    if record.gpu_disagreement is not None and abs(record.gpu_disagreement) > LARGEST_DISAGREEMENT:
+        parts.append(f"CodeCarbon reads {record.gpu_disagreement:+.1%} against the GPUs' counters")
     parts.append(short(record.params))
     if record.failure is not None:
         parts.append(f"— {record.failure.text.splitlines()[0]} (log: {record.failure.log})")

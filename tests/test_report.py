@@ -10,100 +10,20 @@ from typing import Any
 
 import pytest
 import yaml
+from small_studies import INTENSITY_G_PER_KWH, SAME, TRACE, gpu_study, on_gpu, pruned, study, trial
 
 from carbonopt.analysis.recommend import recommend
-from carbonopt.record import Hardware, Intensity, Provenance, SessionLedger, StudyData
+from carbonopt.record import Intensity, Provenance, StudyData
 from carbonopt.report.build import write_report
 from carbonopt.report.markdown import escape
 from carbonopt.report.page import figure
 from carbonopt.report.points import scatter
 from carbonopt.report.quantities import percent_text
 from carbonopt.report.winner import winner_files
-from carbonopt.study_file import load_study, parse_study
-from carbonopt.trial import (
-    Durations,
-    Energy,
-    EvalPoint,
-    Failure,
-    StopReason,
-    TrialParams,
-    TrialRecord,
-    TrialState,
-)
-from carbonopt.units import emissions_kg_co2e
+from carbonopt.study_file import load_study
+from carbonopt.trial import Failure, TrialState
 
 EVIL = """<script>alert(1)</script> | `x` [a](javascript:b) "'&{{7*7}} </script>"""
-INTENSITY_G_PER_KWH = 230.0
-
-
-def trial(number: int, train_kwh: float = 1e-3, perplexity: float | None = 5.0, **changes) -> TrialRecord:
-    params: dict[str, Any] = {
-        "global_batch_size": 16,
-        "micro_batch_size_per_gpu": 8,
-        "learning_rate": 1e-3 * (1 + number),
-        "epochs": 2,
-    }
-    params |= changes.pop("params", {})
-    nll_sum = None if perplexity is None else math.log(perplexity) * 100
-    values: dict[str, Any] = {
-        "trial": number,
-        "state": TrialState.COMPLETE,
-        "seed": 3,
-        "params": TrialParams(**params),
-        "perplexity": perplexity,
-        "emissions_kg_co2e": emissions_kg_co2e(train_kwh, INTENSITY_G_PER_KWH, 1.1),
-        "energy_kwh": Energy(train=train_kwh, setup=1e-4, eval=1e-4, total=train_kwh + 2e-4, train_gpu=train_kwh / 2),
-        "duration_s": Durations(train=60, setup=5, eval=1, total=66),
-        "evals": (EvalPoint(step=10, tokens=100, nll_sum=nll_sum, eval_tokens=100),),
-        "total_steps": 40,
-    }
-    return TrialRecord(**{**values, **changes})
-
-
-def study(*records: TrialRecord, name: str = "small", target: float = 6.0, **changes) -> StudyData:
-    raw: dict[str, Any] = {
-        "name": name,
-        "workload": {
-            "model": {"from_config": {"model_type": "gpt2", "n_head": None}},
-            "tokenizer": {"kind": "char"},
-            "dataset": {"builtin": "python-docs"},
-            "sequence_length": 64,
-            "training_arguments": {"max_grad_norm": 0.5},
-        },
-        "target": {"perplexity": target},
-        "search": {
-            "space": {
-                "global_batch_size": {"choices": [8, 16]},
-                "learning_rate": {"low": 1e-5, "high": 1.0, "log": True},
-                "epochs": {"choices": [1, 2]},
-            }
-        },
-        "budget": {"trials": 5},
-        "carbon": {"country": "USA", "intensity_g_co2e_per_kwh": INTENSITY_G_PER_KWH, "pue": 1.1},
-        "launch": {"kind": "local", "gpus": [0]},
-    }
-    raw |= changes.pop("raw", {})
-    values: dict[str, Any] = {
-        "config": parse_study(raw, "test"),
-        "records": records,
-        "sessions": (SessionLedger(started_at="2026-01-01T00:00:00Z", duration_s=70.0, gap_kwh=1e-5),),
-        "provenance": Provenance(
-            hardware=Hardware(cpu="a CPU", cpu_cores=8, ram_gib=64, gpus=("a GPU",), driver="1.2"),
-            versions={"torch": "2.13.0"},
-            intensity=Intensity(g_co2e_per_kwh=INTENSITY_G_PER_KWH, source="given in the study file"),
-            known={"gpu": "measured", "cpu": "modelled"},
-            study_file=f"name: {name}\n",
-        ),
-        "ended": "all trials done",
-    }
-    return StudyData(**{**values, **changes})
-
-
-def pruned(number: int, last_perplexity: float | None = 12.0) -> TrialRecord:
-    nll_sum = None if last_perplexity is None else math.log(last_perplexity) * 100
-    last = EvalPoint(step=10, tokens=None, nll_sum=nll_sum, eval_tokens=100)
-    return trial(number, 2e-4, None, state=TrialState.PRUNED, stop_reason=StopReason.TARGET, evals=(last,))
-
 
 REPLAY: dict[str, Any] = {"raw": {"workload": None, "launch": {"kind": "replay", "table": "/somewhere/runs.jsonl"}}}
 ODD_STUDIES = {
@@ -132,6 +52,12 @@ ODD_STUDIES = {
         ended=None,
         **REPLAY,
     ),
+    "read twice": gpu_study(on_gpu(0), on_gpu(1, 20e3, disagreement=-0.04, perplexity=4.0)),
+    "GPUs alone": gpu_study(on_gpu(0), raw={"carbon": {"country": "USA", "objective": "gpu"}}),
+    "no GPU energy in a phase": gpu_study(on_gpu(0, 0.0), outer=0.0),
+    "repeated": gpu_study(on_gpu(0, **SAME), on_gpu(1, 11e3, seed=4, **SAME), trace=TRACE),
+    "repeated without spread": study(trial(0, **SAME), trial(1, **SAME), trial(2, perplexity=1e30)),
+    "a trace of nothing": gpu_study(on_gpu(0), trace=TRACE.model_copy(update={"g_co2e_per_kwh": (None,)})),
     "no GPU": study(
         trial(0), raw={"launch": {"kind": "local", "gpus": [], "cpu_ranks": 2}, "budget": {"hours": 1}}, sessions=()
     ),
@@ -239,8 +165,9 @@ def test_escape_of_each_special_character():
     assert escape("<b>&\n# x") == r"&lt;b&gt;&amp; \# x"
 
 
-def test_every_number_of_the_markdown_is_in_the_json(tmp_path):
-    write_report(study(trial(0), trial(1, 2e-3, 4.0), pruned(2)), tmp_path)
+@pytest.mark.parametrize("kind", ["replay", "read twice", "repeated"])
+def test_every_number_of_the_markdown_is_in_the_json(kind, tmp_path):
+    write_report(ODD_STUDIES[kind], tmp_path)
     shown = json.dumps(json.loads((tmp_path / "report.json").read_text())["shown"], ensure_ascii=False)
     number = re.compile(r"\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
     markdown = set(number.findall((tmp_path / "report.md").read_text()))

@@ -51,7 +51,7 @@ def repeats(records: Iterable[TrialRecord]) -> tuple[Repeats, ...]:
 
 def _spread(values: Sequence[float]) -> Spread:
     return Spread(
-        mean=statistics.fmean(values),
+        mean=statistics.mean(values),
         standard_deviation=statistics.stdev(values),
         lowest=min(values),
         highest=max(values),

@@ -3,19 +3,31 @@
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from carbonopt.analysis.footprint import Footprint, footprint
 from carbonopt.analysis.recommend import Recommendation, recommend
+from carbonopt.analysis.repeats import Repeats, repeats
+from carbonopt.analysis.repricing import Repricing, repricing
 from carbonopt.paths import write_bytes, write_json, write_text
 from carbonopt.record import StudyData
-from carbonopt.report import figure, markdown, page, tables, winner, words
+from carbonopt.report import energy, figure, markdown, page, tables, winner, words
 from carbonopt.report.points import Scatter, scatter
 from carbonopt.report.provenance import provenance
 from carbonopt.report.quantities import count_text
 from carbonopt.report.view import View
+from carbonopt.trial import Frozen
 
 WINNER_FOLDER = "winner"
+
+
+class Found(NamedTuple):
+    """What the analysis of a study found."""
+
+    rec: Recommendation
+    spent: Footprint
+    repeated: tuple[Repeats, ...]
+    priced: Repricing | None
 
 
 def write_report(data: StudyData, folder: Path, *, winner_files: dict[str, str] | None = None) -> Path:
@@ -24,13 +36,14 @@ def write_report(data: StudyData, folder: Path, *, winner_files: dict[str, str] 
     `winner_files` are texts by file name to stand beside the generated ones in winner/: the recommended trial's
     ds_config.json. The same data gives the same bytes.
     """
-    rec, spent = recommend(data), footprint(data)
+    rec = recommend(data)
+    found = Found(rec, footprint(data), repeats(data.records), repricing(data, rec))
     plot = scatter(data, rec)
-    view = build_view(data, rec, spent, plot)
+    view = build_view(data, found, plot)
     png = figure.render(plot, rec, "png")
     write_bytes(folder / "pareto.png", png)
     write_bytes(folder / "pareto.pdf", figure.render(plot, rec, "pdf"))
-    write_json(folder / "report.json", _as_json(rec, spent, view))
+    write_json(folder / "report.json", _as_json(found, view))
     write_text(folder / "report.md", markdown.render(view))
     beside = folder / WINNER_FOLDER
     _write_winner(beside, winner.winner_files(data, rec, beside, winner_files))
@@ -39,14 +52,15 @@ def write_report(data: StudyData, folder: Path, *, winner_files: dict[str, str] 
     return index
 
 
-def build_view(data: StudyData, rec: Recommendation, spent: Footprint, plot: Scatter) -> View:
+def build_view(data: StudyData, found: Found, plot: Scatter) -> View:
     """Everything that the page and the Markdown show."""
+    rec, spent, repeated, priced = found
     trials, constant_settings = tables.trials(data, rec)
     return View(
         name=data.config.name,
         headline=words.headline(rec),
         met=rec.met,
-        answer=words.answer(rec),
+        answer=words.answer(data, rec, repeated),
         tiles=words.tiles(rec),
         sentence=words.sentence(data, rec),
         figure_note=_figure_note(data, plot),
@@ -54,12 +68,16 @@ def build_view(data: StudyData, rec: Recommendation, spent: Footprint, plot: Sca
         configuration=tables.configuration(rec),
         constant_settings=constant_settings,
         trials=trials,
-        by_phase=tables.by_phase(data, spent),
-        by_state=tables.by_state(data, rec, spent),
-        by_component=tables.by_component(data, spent),
-        closure=words.closure(spent),
+        repeats=tables.repeats(repeated, rec),
+        by_phase=energy.by_phase(data, spent),
+        by_state=energy.by_state(data, rec, spent),
+        closure=words.closure(data, spent),
+        by_component=energy.by_component(data, spent),
+        readings=energy.readings(spent),
+        components=energy.components(data),
+        repricing=energy.repricing(rec, priced),
         provenance=provenance(data),
-        limits=words.limits(data, rec, spent),
+        limits=words.limits(data, rec, spent, repeated),
         study_file=data.provenance.study_file,
     )
 
@@ -77,11 +95,17 @@ def _figure_note(data: StudyData, plot: Scatter) -> str:
     return " ".join(notes)
 
 
-def _as_json(rec: Recommendation, spent: Footprint, view: View) -> dict[str, Any]:
+def _as_json(found: Found, view: View) -> dict[str, Any]:
     """Figures in full precision, and `shown`: the texts that the page and the Markdown have."""
+
+    def plain(value: Frozen) -> Any:
+        return json.loads(value.model_dump_json())  # which has no infinity
+
     return {
-        "recommendation": rec.as_json(),
-        "footprint": json.loads(spent.model_dump_json()),
+        "recommendation": found.rec.as_json(),
+        "footprint": plain(found.spent),
+        "repeats": [plain(one) for one in found.repeated],
+        "repricing": plain(found.priced) if found.priced is not None else None,
         "shown": view.model_dump(mode="json"),
     }
 

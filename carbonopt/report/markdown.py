@@ -32,8 +32,11 @@ def render(view: View) -> str:
     parts += ["## Trials", _table(view.trials)]
     if view.constant_settings:
         parts.append(f"The same in every trial: {escape(view.constant_settings)}.")
+    parts.append(_captioned(view.repeats))
     parts += ["## Energy of the study", *(_captioned(table) for table in (view.by_phase, view.by_state))]
-    parts += [escape(view.closure), _captioned(view.by_component)]
+    parts += [escape(view.closure), *map(_captioned, (view.by_component, view.readings, view.components))]
+    if view.repricing is not None:
+        parts.append(_captioned(view.repricing))
     parts += ["## Limits", "\n".join(f"- {escape(limit)}" for limit in view.limits)]
     parts += ["## Provenance", _table(view.provenance)]
     parts += ["## Study file", _fenced(view.study_file)]
@@ -41,7 +44,9 @@ def render(view: View) -> str:
 
 
 def _captioned(table: Table) -> str:
-    return f"{escape(table.caption)}:\n\n{_table(table)}" if table.rows else ""
+    if not table.rows:
+        return ""
+    return "\n\n".join(part for part in (f"{escape(table.caption)}:", _table(table), escape(table.note)) if part)
 
 
 def _table(table: Table) -> str:

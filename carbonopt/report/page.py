@@ -26,7 +26,7 @@ _ENVIRONMENT = Environment(
 )
 # A figure and its unit stay on one line.
 _ENVIRONMENT.filters["unbroken"] = lambda text: re.sub(
-    r"(?<=\d) (?=(%|kWh|k?J|[km]?g)(?!\w))", "\N{NO-BREAK SPACE}", text
+    r"(?<=\d) (?=(%|kWh|k?J|[km]?g)(?!\w))|(?<=g) (?=CO2e)|(?<=±) (?=\d)|(?<=\d) (?=±)", "\N{NO-BREAK SPACE}", text
 )
 
 MARKERS: dict[str, dict[str, Any]] = {

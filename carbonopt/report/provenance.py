@@ -6,8 +6,9 @@ Files by name only: a report is for others, a path tells of its maker's machine.
 import json
 from pathlib import Path
 
-from carbonopt.config import LocalLaunch, Workload
-from carbonopt.record import Hardware, StudyData
+from carbonopt.config import Carbon, LocalLaunch, Workload
+from carbonopt.record import Hardware, IdlePower, SessionLedger, StudyData
+from carbonopt.report.energy import COMPONENTS
 from carbonopt.report.quantities import count_text
 from carbonopt.report.view import Table, columns, word
 from carbonopt.trial import Prepared
@@ -22,7 +23,7 @@ def provenance(data: StudyData) -> Table:
         *_search(data),
         *_carbon(data),
     ]
-    rows.append(("Energy of", ", ".join(f"{part.upper()} {how}" for part, how in data.provenance.known.items())))
+    rows += _energy(data)
     rows.append(("Versions", ", ".join(f"{name} {version}" for name, version in data.provenance.versions.items())))
     return Table(
         caption="Where the figures come from",
@@ -88,11 +89,42 @@ def _search(data: StudyData) -> list[tuple[str, str]]:
     return rows
 
 
+def _energy(data: StudyData) -> list[tuple[str, str]]:
+    """How each component is known, what counts of them, and what the GPUs draw idle."""
+    known = data.provenance.known
+    names = [name for name in COMPONENTS if name in known]
+    twice = any(record.gpu_energy_kwh for record in data.records)
+    by_counter = " by its own energy counter, and beside it by CodeCarbon"
+    how = [f"{name.upper()} {known[name]}{by_counter if name == 'gpu' and twice else ''}" for name in names]
+    counts = ", ".join(name.upper() for name in names)
+    if data.config.carbon.objective == "gpu":
+        counts = "the GPUs alone (carbon.objective: gpu)"
+    return [("Energy of", ", ".join(how)), ("Emissions count", counts), *_idle(data.sessions)]
+
+
+def _idle(sessions: tuple[SessionLedger, ...]) -> list[tuple[str, str]]:
+    found: dict[int, list[IdlePower]] = {}
+    for session in sessions:
+        for idle in session.idle:
+            found.setdefault(idle.gpu, []).append(idle)
+    return [
+        (
+            f"Idle power of GPU {gpu}",
+            ", then ".join(f"{one.power_w:.1f} ± {one.spread_w:.1f} W" for one in measured)
+            + f" (mean ± standard deviation of {count_text(measured[0].windows, 'window')} of a second)",
+        )
+        for gpu, measured in sorted(found.items())
+    ]
+
+
 def _carbon(data: StudyData) -> list[tuple[str, str]]:
     intensity, carbon = data.provenance.intensity, data.config.carbon
     place = intensity.place or ", ".join(part for part in (carbon.region, carbon.country) if part)
     source = ", ".join(part for part in (place, intensity.source) if part)
+    default = Carbon.model_fields["pue"].default
+    year = str(intensity.year or "not given")
     return [
         ("Carbon intensity", f"{intensity.g_co2e_per_kwh:.4g} g CO2e/kWh ({source})"),
-        ("PUE", f"{carbon.pue:.3g} (given in the study file or its default, not measured)"),
+        ("Year of that intensity", year),
+        ("PUE", f"{carbon.pue:.3g} ({'given or the default' if carbon.pue == default else 'given'}, not measured)"),
     ]

@@ -1,11 +1,43 @@
 """Figures as people read them; the units' own formats are in carbonopt.units."""
 
 import math
+from collections.abc import Iterable
 
 from carbonopt import units
-from carbonopt.trial import TrialParams
+from carbonopt.analysis.repeats import Spread
+from carbonopt.trial import Frozen, TrialParams
 
 MISSING = "–"
+
+
+class Scale(Frozen):
+    """The one unit of a column, chosen by its largest value, which its head names and its cells leave out."""
+
+    unit: str
+    per_base: float  # how many of the unit make a kWh, or a kg CO2e
+    decimals: int  # at most: two more than the largest value has, so that no value has more digits than it is worth
+
+    def label(self, what: str) -> str:
+        return f"{what} ({self.unit})"
+
+    def text(self, value: float | None) -> str:
+        """Three significant digits, zeros at the end included."""
+        if value is None or not math.isfinite(value):
+            return MISSING
+        scaled = value * self.per_base
+        return f"{scaled:,.{min(self.decimals, _decimals(scaled, 3))}f}"
+
+
+def energy_scale(energies_kwh: Iterable[float | None]) -> Scale:
+    largest = _largest(energies_kwh)
+    unit, per_kwh = units.energy_unit(largest)
+    return Scale(unit=unit, per_base=per_kwh, decimals=_decimals(largest * per_kwh, 3) + 2)
+
+
+def emissions_scale(emissions_kg_co2e: Iterable[float | None]) -> Scale:
+    largest = _largest(emissions_kg_co2e)
+    unit, per_kg = units.emissions_unit(largest)
+    return Scale(unit=unit, per_base=per_kg, decimals=_decimals(largest * per_kg, 3) + 2)
 
 
 def perplexity_text(value: float | None) -> str:
@@ -31,6 +63,32 @@ def percent_text(fraction: float | None) -> str:
     return f"{percent:,.0f} %" if abs(percent) >= 99.95 else f"{percent:.3g} %"
 
 
+def two_decimals_text(fraction: float | None) -> str:
+    """A percentage near 100, where it is the hundredths that tell."""
+    return MISSING if fraction is None else f"{100 * fraction:,.2f} %"
+
+
+def difference_text(fraction: float | None) -> str:
+    """A relative difference with its sign, two significant digits."""
+    return MISSING if fraction is None else f"{_two_digits(100 * fraction, '+')} %"
+
+
+def uncertainty_text(fraction: float | None) -> str:
+    """A relative uncertainty, two significant digits: more are never known of one."""
+    return MISSING if fraction is None else f"± {_two_digits(100 * fraction)} %"
+
+
+def spread_text(spread: Spread, scale: Scale | None = None) -> str:
+    """Mean ± standard deviation, to the deviation's first digit, or its second where the first is 1."""
+    factor = 1.0 if scale is None else scale.per_base
+    mean, deviation = spread.mean * factor, spread.standard_deviation * factor
+    decimals = _decimals(mean, 4)
+    if deviation:
+        digits = 2 if f"{deviation:.1e}".startswith("1") else 1
+        decimals = min(_decimals(deviation, digits), _decimals(mean, 6))  # beyond that a deviation is the computer's
+    return f"{mean:,.{decimals}f} ± {deviation:,.{decimals}f}"
+
+
 def count_text(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
@@ -51,3 +109,17 @@ def params_text(params: TrialParams) -> str:
         "ZeRO": params.zero_stage,
     }
     return ", ".join(f"{label} {value_text(value)}" for label, value in shown.items())
+
+
+def _largest(values: Iterable[float | None]) -> float:
+    return max((abs(value) for value in values if value is not None and math.isfinite(value)), default=0.0)
+
+
+def _decimals(value: float, significant: int) -> int:
+    """How many decimals show so many significant digits."""
+    exponent = int(f"{value:.{significant - 1}e}".partition("e")[2])
+    return max(0, significant - 1 - exponent) if value else 0
+
+
+def _two_digits(percent: float, sign: str = "") -> str:
+    return f"{percent:{sign}.2g}" if abs(percent) < 99.5 else f"{percent:{sign},.0f}"

@@ -3,34 +3,28 @@
 from collections.abc import Sequence
 
 from carbonopt import units
-from carbonopt.analysis.footprint import Footprint
 from carbonopt.analysis.front import objectives
 from carbonopt.analysis.recommend import Recommendation
+from carbonopt.analysis.repeats import Repeats
 from carbonopt.record import StudyData
 from carbonopt.report.quantities import (
     MISSING,
-    count_text,
-    emissions_text,
-    energy_text,
+    Scale,
+    emissions_scale,
+    energy_scale,
     percent_text,
     perplexity_text,
+    spread_text,
     value_text,
 )
 from carbonopt.report.view import Cell, Column, Table, columns, number, word
-from carbonopt.trial import Phase, StopReason, TrialParams, TrialRecord, TrialState
+from carbonopt.trial import StopReason, TrialParams, TrialRecord, TrialState
 
 STOPPED_BECAUSE = {
     StopReason.TARGET: "target out of reach",
     StopReason.CAP: "emits more than the best",
     StopReason.BUDGET: "the budget ended",
     StopReason.INTERRUPTED: "interrupted",
-}
-PHASES = {
-    Phase.PREPARE: "preparation, once per study",
-    Phase.GAP: "between trials",
-    Phase.SETUP: "start-up of trials",
-    Phase.TRAIN: "training",
-    Phase.EVAL: "evaluation",
 }
 FAILURE_TEXT_LENGTH = 160  # characters; the whole text is in the exported record
 
@@ -39,6 +33,7 @@ def trade_offs(data: StudyData, rec: Recommendation) -> Table:
     """The Pareto front, each trial against the most accurate one: what does a little perplexity save?"""
     front = [(record, *point) for record in _by_number(data, rec.pareto_front) if (point := objectives(record))]
     best = min(front, key=lambda entry: entry[2]) if front else None
+    scale = emissions_scale(emissions_kg for _, emissions_kg, _ in front)
     rows = []
     for record, emissions_kg, perplexity in front:
         assert best is not None
@@ -50,14 +45,14 @@ def trade_offs(data: StudyData, rec: Recommendation) -> Table:
                 number(str(record.trial), record.trial, strong=chosen),
                 number(perplexity_text(perplexity), perplexity, strong=chosen),
                 number(percent_text(worse), worse),
-                number(emissions_text(emissions_kg), emissions_kg, strong=chosen),
+                number(scale.text(emissions_kg), emissions_kg, strong=chosen),
                 number(percent_text(saved), saved),
                 number(str(record.params.global_batch_size), record.params.global_batch_size),
                 number(value_text(record.params.learning_rate), record.params.learning_rate),
                 number(value_text(record.params.epochs), record.params.epochs),
             )
         )
-    labels = ("Trial", "Perplexity", "Above the lowest by", "Emissions of a run", "Saves")
+    labels = ("Trial", "Perplexity", "Above the lowest by", scale.label("Emissions of a run"), "Saves")
     return Table(
         caption="Pareto front: no other trial is better in one and no worse in the other",
         columns=columns(*labels, "Global batch", "Learning rate", "Epochs", numeric_from=0),
@@ -97,14 +92,17 @@ def trials(data: StudyData, rec: Recommendation) -> tuple[Table, str]:
     names = sorted({name for params in settings for name in params}, key=order.index)
     shared = [name for name in names if len({repr(params.get(name)) for params in settings}) == 1]
     varied = [name for name in names if name not in shared]
+    emissions = emissions_scale(record.emissions_kg_co2e for record in data.records)
+    energy = energy_scale(record.energy_kwh.total for record in data.records if record.energy_kwh)
     rows = tuple(
-        _trial_row(record, rec) + tuple(_setting(params.get(name)) for name in varied)
+        _trial_row(record, rec, emissions, energy) + tuple(_setting(params.get(name)) for name in varied)
         for record, params in zip(data.records, settings, strict=True)
     )
     head = (
         Column(label="Trial", numeric=True),
         Column(label="State"),
-        *columns("Perplexity", "Emissions", "Training energy", "All energy", "Time", "Memory", numeric_from=0),
+        *columns("Perplexity", emissions.label("Emissions"), energy.label("Training energy"), numeric_from=0),
+        *columns(energy.label("All energy"), "Time", "Memory (GiB)", numeric_from=0),
     )
     table = Table(
         caption="Every trial",
@@ -114,80 +112,45 @@ def trials(data: StudyData, rec: Recommendation) -> tuple[Table, str]:
     return table, ", ".join(f"{name} {value_text(settings[0][name])}" for name in shared)
 
 
-def by_phase(data: StudyData, spent: Footprint) -> Table:
-    parts = [(PHASES[phase], energy_kwh) for phase, energy_kwh in spent.by_phase_kwh.items()]
-    if spent.earlier_attempts_kwh:
-        parts.append(("attempts that were interrupted and run again", spent.earlier_attempts_kwh))
-    return _energy_table("Energy of the study by phase", "Phase", parts, data, spent)
-
-
-def by_state(data: StudyData, rec: Recommendation, spent: Footprint) -> Table:
-    parts = [
-        (f"{state.value} ({count_text(rec.trials_by_state[state], 'trial')})", energy_kwh)
-        for state, energy_kwh in spent.by_state_kwh.items()
-    ]
-    parts.append(
-        ("no trial: preparation and pauses", spent.by_phase_kwh[Phase.PREPARE] + spent.by_phase_kwh[Phase.GAP])
-    )
-    return _energy_table("Energy of the study by what became of the trials", "State", parts, data, spent)
-
-
-def by_component(data: StudyData, spent: Footprint) -> Table:
-    """Training energy by component, and how each is known."""
-    energies = spent.train_by_component_kwh
-    total_kwh = sum(energies.values())
+def repeats(found: Sequence[Repeats], rec: Recommendation) -> Table:
+    """Each configuration that completed more than once: how far its runs differ."""
+    scale = emissions_scale(one.emissions_kg_co2e.highest for one in found)
     rows = []
-    for component in {**data.provenance.known, **energies}:
-        energy_kwh = energies.get(component)
-        share = energy_kwh / total_kwh if energy_kwh is not None and total_kwh else None
+    for one in found:
+        perplexity, emissions = one.perplexity, one.emissions_kg_co2e
+        chosen = one.params == rec.params
         rows.append(
             (
-                word(component.upper()),
-                word(data.provenance.known.get(component, MISSING)),
-                number(energy_text(energy_kwh), energy_kwh),
-                number(percent_text(share), share, share=share),
+                word(", ".join(map(str, one.trials)), strong=chosen),
+                number(str(one.n), one.n),
+                word(", ".join(map(str, one.seeds))),
+                number(spread_text(perplexity), perplexity.mean, strong=chosen),
+                number(f"{perplexity_text(perplexity.lowest)} to {perplexity_text(perplexity.highest)}", None),
+                number(spread_text(emissions, scale), emissions.mean, strong=chosen),
+                number(f"{scale.text(emissions.lowest)} to {scale.text(emissions.highest)}", None),
             )
         )
+    head = [Column(label=label, numeric=label == "n") for label in ("Trials", "n", "Seeds")]
+    values = columns("Perplexity", "Range", scale.label("Emissions"), "Range", numeric_from=0)
     return Table(
-        caption="Training energy of all trials by component",
-        columns=columns("Component", "How known", "Energy", "Share", numeric_from=2),
+        caption="Configurations that completed more than once: mean ± standard deviation, and range",
+        columns=(*head, *values),
         rows=tuple(rows),
     )
 
 
-def _energy_table(
-    caption: str, first: str, parts: Sequence[tuple[str, float]], data: StudyData, spent: Footprint
-) -> Table:
-    def row(label: str, energy_kwh: float, *, total: bool = False) -> tuple[Cell, ...]:
-        share = energy_kwh / spent.energy_kwh if spent.energy_kwh else None
-        emissions_kg = units.emissions_kg_co2e(
-            energy_kwh, data.provenance.intensity.g_co2e_per_kwh, data.config.carbon.pue
-        )
-        return (
-            word(label, strong=total),
-            number(energy_text(energy_kwh), energy_kwh, strong=total),
-            number(emissions_text(emissions_kg), emissions_kg, strong=total),
-            number(percent_text(share), share, share=None if total else share),
-        )
-
-    return Table(
-        caption=caption,
-        columns=columns(first, "Energy", "Emissions", "Share"),
-        rows=(*(row(label, energy_kwh) for label, energy_kwh in parts), row("sum", spent.energy_kwh, total=True)),
-    )
-
-
-def _trial_row(record: TrialRecord, rec: Recommendation) -> tuple[Cell, ...]:
-    energy, duration, memory_gib = record.energy_kwh, record.duration_s, record.peak_memory_gib
+def _trial_row(record: TrialRecord, rec: Recommendation, emissions_as: Scale, energy_as: Scale) -> tuple[Cell, ...]:
+    emissions_kg, duration, memory_gib = record.emissions_kg_co2e, record.duration_s, record.peak_memory_gib
+    train_kwh, all_kwh = (record.energy_kwh.train, record.energy_kwh.total) if record.energy_kwh else (None, None)
     return (
         number(str(record.trial), record.trial, strong=record.trial == rec.trial),
         word(state_text(record, rec)),
         _perplexity_cell(record),
-        number(emissions_text(record.emissions_kg_co2e), record.emissions_kg_co2e),
-        number(energy_text(energy.train if energy else None), energy.train if energy else None),
-        number(energy_text(energy.total if energy else None), energy.total if energy else None),
+        number(emissions_as.text(emissions_kg), emissions_kg),
+        number(energy_as.text(train_kwh), train_kwh),
+        number(energy_as.text(all_kwh), all_kwh),
         number(units.human_duration(duration.total) if duration else MISSING, duration.total if duration else None),
-        number(MISSING if memory_gib is None else f"{memory_gib:.3g} GiB", memory_gib),
+        number(MISSING if memory_gib is None else f"{memory_gib:.3g}", memory_gib),
     )
 
 

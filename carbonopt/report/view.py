@@ -20,9 +20,12 @@ class Column(Frozen):
 
 
 class Table(Frozen):
+    """Not shown where it has no rows."""
+
     caption: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""  # how to read it
 
 
 class Tile(Frozen):
@@ -47,10 +50,14 @@ class View(Frozen):
     configuration: Table | None  # None: no trial to show
     constant_settings: str  # what all trials share, left out of the table of trials
     trials: Table
+    repeats: Table  # configurations that were run more than once
     by_phase: Table
     by_state: Table
-    by_component: Table
     closure: str
+    by_component: Table
+    readings: Table  # of the GPUs by the counters and by CodeCarbon
+    components: Table  # of each trial's training window
+    repricing: Table | None  # None: no trace, or no recommendation
     provenance: Table
     limits: tuple[str, ...]
     study_file: str

@@ -1,23 +1,32 @@
 """The report's sentences: the answer first, what it cost, and what it can't tell."""
 
+from collections.abc import Sequence
+
 from carbonopt.analysis.footprint import Footprint
 from carbonopt.analysis.recommend import Baseline, Recommendation
+from carbonopt.analysis.repeats import Repeats
 from carbonopt.config import ReplayLaunch
 from carbonopt.record import StudyData
+from carbonopt.report.energy import COMPONENTS, difference_of, is_counted
 from carbonopt.report.quantities import (
     count_text,
+    difference_text,
+    emissions_scale,
     emissions_text,
     energy_text,
     params_text,
     percent_text,
     perplexity_text,
+    spread_text,
+    two_decimals_text,
+    uncertainty_text,
 )
 from carbonopt.report.view import Tile
-from carbonopt.trial import TrialState
+from carbonopt.trial import LARGEST_DISAGREEMENT, Phase, TrialState
 
 FEW_TRIALS = 10  # completed; below this the front is a sketch
 NEAR_TARGET = 0.01  # of the target: about what another seed changes in perplexity
-CLOSURE_TOLERANCE = 0.05
+CLOSURE_TOLERANCE = 0.005
 
 
 def headline(rec: Recommendation) -> str:
@@ -39,11 +48,11 @@ def headline(rec: Recommendation) -> str:
     )
 
 
-def answer(rec: Recommendation) -> tuple[str, ...]:
-    """The paragraphs below the headline: what is compared, and whether the study pays back."""
+def answer(data: StudyData, rec: Recommendation, repeated: Sequence[Repeats]) -> tuple[str, ...]:
+    """The paragraphs below the headline: what is compared, how sure it is, and whether the study pays back."""
     paragraphs = []
     if rec.met:
-        paragraphs.append(_comparison(rec))
+        paragraphs += [_comparison(rec), *_certainty(data, rec, repeated)]
     elif rec.closest is not None:
         excess = percent_text(rec.closest.perplexity / rec.target_perplexity - 1)
         paragraphs.append(
@@ -93,7 +102,9 @@ def sentence(data: StudyData, rec: Recommendation) -> str | None:
     """One sentence with its figures, to be pasted into a paper; None without a recommendation."""
     if not rec.met or rec.params is None:
         return None
-    intensity = data.provenance.intensity
+    intensity, known = data.provenance.intensity, data.provenance.known
+    parts = [f"{name.upper()} {known[name]}" for name in COMPONENTS if name in known and is_counted(data, name)]
+    counted = f" ({', '.join(parts)})" if parts else ""
     compared = (
         f", {_compared(rec.saving_fraction)} {_baseline_name(rec.baseline)}"
         if rec.baseline is not None and rec.saving_fraction is not None and rec.trial != rec.baseline.trial
@@ -102,29 +113,37 @@ def sentence(data: StudyData, rec: Recommendation) -> str | None:
     return (
         f"Of {count_text(sum(rec.trials_by_state.values()), 'trial')} with carbonopt, the configuration with the least "
         f"emissions at a perplexity of at most {perplexity_text(rec.target_perplexity)} ({params_text(rec.params)}) "
-        f"reached {perplexity_text(rec.perplexity)} with {energy_text(rec.energy_kwh)} of training energy, or "
+        f"reached {perplexity_text(rec.perplexity)} with {energy_text(rec.energy_kwh)} of training energy{counted}, or "
         f"{emissions_text(rec.emissions_kg_co2e)} at {intensity.g_co2e_per_kwh:.4g} g CO2e/kWh and a PUE of "
         f"{data.config.carbon.pue:.3g}{compared}; the search itself used {energy_text(rec.study_energy_kwh)}, or "
         f"{emissions_text(rec.study_emissions_kg_co2e)}."
     )
 
 
-def closure(spent: Footprint) -> str:
-    """What the check of the sum by a second tracker says."""
-    if spent.closure is None:
-        return "The sum was not checked by a second reading of the whole."
-    return (
-        f"A second tracker that knows no phases read {energy_text(spent.outer_kwh)} for the whole; "
-        f"the parts add up to {percent_text(spent.closure)} of it."
-    )
+def closure(data: StudyData, spent: Footprint) -> str:
+    """What the check of the sums by one reading of the whole says."""
+    if isinstance(data.config.launch, ReplayLaunch):
+        return "A replay takes its energy from a table: there is no reading of the whole to check the sum with."
+    checks = []
+    if spent.gpu_closure is not None:
+        checks.append(
+            f"The GPUs' counters, read once when each session began and once when it ended, say "
+            f"{energy_text(spent.outer_gpu_kwh)}; the parts add up to {two_decimals_text(spent.gpu_closure)} of it."
+        )
+    if spent.closure is not None and (data.config.carbon.objective == "all" or not checks):
+        checks.append(
+            f"{'With CPU and RAM' if checks else 'The whole, read once when each session began and once when it ended'}"
+            f": {energy_text(spent.outer_kwh)}; the parts add up to {two_decimals_text(spent.closure)} of it."
+        )
+    return " ".join(checks) or "The sum was not checked by a reading of the whole."
 
 
-def limits(data: StudyData, rec: Recommendation, spent: Footprint) -> tuple[str, ...]:
+def limits(data: StudyData, rec: Recommendation, spent: Footprint, repeated: Sequence[Repeats]) -> tuple[str, ...]:
     """What the figures can't tell, in plain words."""
-    return (*_of_the_search(data, rec), *_of_the_measurement(data, spent), *_of_the_scope(data))
+    return (*_of_the_search(data, rec, repeated), *_of_the_measurement(data, spent), *_of_the_scope(data))
 
 
-def _of_the_search(data: StudyData, rec: Recommendation) -> list[str]:
+def _of_the_search(data: StudyData, rec: Recommendation, repeated: Sequence[Repeats]) -> list[str]:
     found = []
     if data.ended is None:
         found.append("The study has not ended: these figures will change.")
@@ -143,9 +162,17 @@ def _of_the_search(data: StudyData, rec: Recommendation) -> list[str]:
     if rec.perplexity is not None and rec.perplexity > rec.target_perplexity * (1 - NEAR_TARGET):
         margin = percent_text(1 - rec.perplexity / rec.target_perplexity)
         found.append(f"The recommended trial is only {margin} below the target: with another seed it may miss it.")
-    configurations = {record.params for record in data.records if record.state is TrialState.COMPLETE}
-    if completed and len(configurations) == completed:
-        found.append("Every configuration ran once, with one seed: how far a repetition would differ is not known.")
+    if completed and not repeated:
+        found.append(
+            "One run each, with one seed: no repeat spread is known, so how far a repetition would differ is not known."
+        )
+    elif rec.met and _repeats_of(rec, repeated) is None:
+        found.append(
+            "The recommended configuration ran once: how far it would differ when run again is not known. The table of "
+            "repeats says it of others."
+        )
+    if repeated and all(len(one.seeds) == 1 for one in repeated):
+        found.append("Repeated runs had the same seed: they don't tell how far another seed changes the perplexity.")
     found.append(
         "The evaluation data that judged the trials also chose among them, which flatters the winner a little."
     )
@@ -155,7 +182,11 @@ def _of_the_search(data: StudyData, rec: Recommendation) -> list[str]:
 def _of_the_measurement(data: StudyData, spent: Footprint) -> list[str]:
     found = []
     modelled = [name.upper() for name, how in data.provenance.known.items() if how == "modelled"]
-    if modelled:
+    if data.config.carbon.objective == "gpu":
+        found.append(
+            "Only the GPUs are counted (carbon.objective: gpu): the energy of CPU and RAM is shown beside them."
+        )
+    elif modelled:
         found.append(
             f"Modelled, not measured: the energy of {' and '.join(modelled)}. The model goes by time and by the load "
             "of the whole machine, so that other work on it raises these figures and can change which trial is stopped."
@@ -170,9 +201,38 @@ def _of_the_measurement(data: StudyData, spent: Footprint) -> list[str]:
     if spent.unmeasured_trials:
         numbers = ", ".join(map(str, spent.unmeasured_trials))
         found.append(f"What these trials used is not known and not in the study's total: {numbers}.")
-    if spent.closure is not None and abs(spent.closure - 1) > CLOSURE_TOLERANCE:
-        found.append(f"The parts add up to {percent_text(spent.closure)} of a second reading: the total is uncertain.")
+    found += _disagreements(data)
+    for what, fraction in (("GPUs' energy", spent.gpu_closure), ("whole energy", spent.closure)):
+        if fraction is not None and abs(fraction - 1) > CLOSURE_TOLERANCE:
+            found.append(
+                f"The parts of the {what} add up to {two_decimals_text(fraction)} of one reading of the whole: the "
+                "study's total is uncertain by that much."
+            )
+    if spent.gpu_by_phase_kwh:
+        found.append(
+            "The uncertainty of GPU energy is that of the counters' resolution alone. How true a counter is, only "
+            "another instrument can tell: CodeCarbon reads the same sensor."
+        )
     return found
+
+
+def _disagreements(data: StudyData) -> list[str]:
+    """Trials whose two readings differ by more than the windows' edges can explain."""
+    found = {
+        record.trial: record.gpu_disagreement
+        for record in data.records
+        if record.gpu_disagreement is not None and abs(record.gpu_disagreement) > LARGEST_DISAGREEMENT
+    }
+    if not found:
+        return []
+    worst = max(found, key=lambda trial: abs(found[trial]))
+    by = percent_text(abs(found[worst]))
+    if len(found) == 1:
+        return [f"CodeCarbon and the GPUs' counters disagree by {by} on trial {worst}."]
+    return [
+        f"CodeCarbon and the GPUs' counters disagree by more than {percent_text(LARGEST_DISAGREEMENT)} on "
+        f"{count_text(len(found), 'trial')}, most on trial {worst}: by {by}."
+    ]
 
 
 def _of_the_scope(data: StudyData) -> list[str]:
@@ -214,6 +274,34 @@ def _comparison(rec: Recommendation) -> str:
         f"reaches {perplexity_text(rec.baseline.perplexity)}: the recommendation's perplexity is {worse}. "
         f"Why this baseline: {rec.baseline.why}."
     )
+
+
+def _certainty(data: StudyData, rec: Recommendation, repeated: Sequence[Repeats]) -> list[str]:
+    """What is known of the recommended run's own spread and uncertainty; nothing where nothing is."""
+    known = []
+    again = _repeats_of(rec, repeated)
+    if again is not None:
+        scale = emissions_scale([again.emissions_kg_co2e.highest])
+        known.append(
+            f"Its configuration completed {count_text(again.n, 'time')} (trials {', '.join(map(str, again.trials))}): "
+            f"n = {again.n}, {spread_text(again.emissions_kg_co2e, scale)} {scale.unit} and perplexity "
+            f"{spread_text(again.perplexity)} (mean ± standard deviation)."
+        )
+    split = next((record.gpu_energy_kwh for record in data.records if record.trial == rec.trial), None)
+    training = split[Phase.TRAIN] if split is not None else None
+    if training is not None and training.counter:
+        known.append(
+            f"The GPU part of its training energy is {energy_text(training.counter)} "
+            f"{uncertainty_text(training.uncertainty / training.counter)} by the counters (one standard uncertainty, "
+            f"from their resolution), {energy_text(training.net_of_idle)} of it net of idle; CodeCarbon's reading of "
+            f"the same window differs by {difference_text(difference_of(training))}."
+        )
+    return [" ".join(known)] if known else []
+
+
+def _repeats_of(rec: Recommendation, repeated: Sequence[Repeats]) -> Repeats | None:
+    """Of the recommended configuration."""
+    return next((one for one in repeated if one.params == rec.params), None)
 
 
 def _study_cost(rec: Recommendation) -> str:

@@ -1,0 +1,243 @@
+"""The report's tables of energy: where it went, how it is known, and how sure it is. Each has one unit."""
+
+from collections.abc import Sequence
+
+from carbonopt import units
+from carbonopt.analysis.footprint import Footprint, summed
+from carbonopt.analysis.recommend import Recommendation
+from carbonopt.analysis.repricing import Repricing
+from carbonopt.record import StudyData
+from carbonopt.report.quantities import (
+    MISSING,
+    Scale,
+    count_text,
+    difference_text,
+    emissions_scale,
+    energy_scale,
+    percent_text,
+    uncertainty_text,
+)
+from carbonopt.report.view import Cell, Column, Table, columns, number, word
+from carbonopt.trial import COMPARED_FROM_S, LARGEST_DISAGREEMENT, GpuEnergy, Phase, TrialRecord
+
+PHASES = {
+    Phase.PREPARE: "preparation, once per study",
+    Phase.GAP: "between trials",
+    Phase.SETUP: "start-up of trials",
+    Phase.TRAIN: "training",
+    Phase.EVAL: "evaluation",
+}
+COMPONENTS = ("gpu", "cpu", "ram")
+UNCERTAINTY_NOTE = "± is one standard uncertainty, from how rarely the counters tick."
+
+
+def by_phase(data: StudyData, spent: Footprint) -> Table:
+    parts = [(PHASES[phase], energy_kwh) for phase, energy_kwh in spent.by_phase_kwh.items()]
+    if spent.earlier_attempts_kwh:
+        parts.append(("attempts that were interrupted and run again", spent.earlier_attempts_kwh))
+    return _energy_table("Energy of the study by phase", "Phase", parts, data, spent)
+
+
+def by_state(data: StudyData, rec: Recommendation, spent: Footprint) -> Table:
+    parts = [
+        (f"{state.value} ({count_text(rec.trials_by_state[state], 'trial')})", energy_kwh)
+        for state, energy_kwh in spent.by_state_kwh.items()
+    ]
+    parts.append(
+        ("no trial: preparation and pauses", spent.by_phase_kwh[Phase.PREPARE] + spent.by_phase_kwh[Phase.GAP])
+    )
+    return _energy_table("Energy of the study by what became of the trials", "State", parts, data, spent)
+
+
+def by_component(data: StudyData, spent: Footprint) -> Table:
+    """Training energy by component, how each is known, and its share of what the objective counts."""
+    energies, known = spent.train_by_component_kwh, data.provenance.known
+    scale = energy_scale(energies.values())
+    counted_kwh = sum(energy_kwh for component, energy_kwh in energies.items() if is_counted(data, component))
+    rows = []
+    for component in COMPONENTS:
+        if component not in known and component not in energies:
+            continue
+        energy_kwh = energies.get(component)
+        share = None
+        if energy_kwh is not None and counted_kwh and is_counted(data, component):
+            share = energy_kwh / counted_kwh
+        rows.append(
+            (
+                word(component.upper()),
+                word(known.get(component, MISSING) + ("" if is_counted(data, component) else ", not counted")),
+                number(scale.text(energy_kwh), energy_kwh),
+                number(percent_text(share), share, share=share),
+            )
+        )
+    return Table(
+        caption="Training energy of all trials by component",
+        columns=columns("Component", "How known", scale.label("Energy"), "Share", numeric_from=2),
+        rows=tuple(rows),
+    )
+
+
+def readings(spent: Footprint) -> Table:
+    """The GPUs' energy in the trials by both readings."""
+    parts = [(PHASES[phase], gpu) for phase, gpu in spent.gpu_by_phase_kwh.items()]
+    if parts:
+        parts.append(("sum", summed(gpu for _, gpu in parts)))
+    scale = energy_scale(value for _, gpu in parts for value in (gpu.counter, gpu.codecarbon))
+
+    def row(label: str, gpu: GpuEnergy) -> tuple[Cell, ...]:
+        total = label == "sum"
+        difference, idle_share = difference_of(gpu), gpu.idle / gpu.counter if gpu.counter else None
+        return (
+            word(label, strong=total),
+            number(scale.text(gpu.counter), gpu.counter, strong=total),
+            _uncertainty_cell(gpu),
+            number(scale.text(gpu.codecarbon), gpu.codecarbon, strong=total),
+            number(difference_text(difference), difference),
+            number(percent_text(idle_share), idle_share),
+            number(scale.text(gpu.net_of_idle), gpu.net_of_idle, strong=total),
+        )
+
+    counter, codecarbon, net = map(scale.label, ("Counters", "CodeCarbon", "Net of idle"))
+    return Table(
+        caption="GPU energy of the trials, read twice",
+        columns=columns("Phase", counter, "±", codecarbon, "Difference", "Idle share", net),
+        rows=tuple(row(label, gpu) for label, gpu in parts),
+        note="The GPUs' own counters are the figure that is used; CodeCarbon read the same windows. Idle share: what "
+        f"the same GPUs use idle in as much time; net of idle: the rest. {UNCERTAINTY_NOTE}",
+    )
+
+
+def components(data: StudyData) -> Table:
+    """Each trial's training window by component; without rows where there is nothing to split."""
+    measured = [record for record in data.records if record.energy_kwh is not None]
+    names = [name for name in COMPONENTS if any(_component_kwh(record, name) is not None for record in measured)]
+    twice = any(record.gpu_energy_kwh is not None for record in measured)
+    scale = energy_scale(_component_kwh(record, name) for record in measured for name in names)
+    head = [Column(label="Trial", numeric=True)]
+    for name in names:
+        head.append(Column(label=scale.label(_component_label(data, name, twice)), numeric=True))
+        if name == "gpu" and twice:
+            head += columns("±", scale.label("GPU net of idle"), "CodeCarbon differs by", numeric_from=0)
+
+    def row(record: TrialRecord) -> tuple[Cell, ...]:
+        cells = [number(str(record.trial), record.trial)]
+        for name in names:
+            energy_kwh = _component_kwh(record, name)
+            cells.append(number(scale.text(energy_kwh), energy_kwh))
+            if name == "gpu" and twice:
+                cells += _gpu_cells(record, scale)
+        return tuple(cells)
+
+    return Table(
+        caption="Training energy of each trial by component",
+        columns=tuple(head),
+        rows=tuple(map(row, measured)) if twice or len(names) > 1 else (),
+        note=f"{UNCERTAINTY_NOTE} CodeCarbon differs by: the largest of a trial's phases of {COMPARED_FROM_S:g} s and "
+        f"more, in bold above {percent_text(LARGEST_DISAGREEMENT)}."
+        if twice
+        else "",
+    )
+
+
+def repricing(rec: Recommendation, found: Repricing | None) -> Table | None:
+    """The same joules, priced by the hour."""
+    if found is None:
+        return None
+    starts, reference_kg = found.starts, rec.emissions_kg_co2e
+    study = "the whole study"
+    parts: list[tuple[str, str, float | None]] = [
+        ("the recommended run, at the study's fixed intensity", MISSING, reference_kg),
+    ]
+    notes = []
+    if starts is None:
+        notes.append("The trace has nowhere as many hours in a row as the recommended run takes.")
+    else:
+        hours = count_text(starts.hours, "hour")
+        parts += [
+            (f"the same, mean of {hours} to start at", MISSING, starts.mean_kg_co2e),
+            ("the same, lowest", _minute(starts.lowest.start), starts.lowest.emissions_kg_co2e),
+            ("the same, highest", _minute(starts.highest.start), starts.highest.emissions_kg_co2e),
+        ]
+        if starts.lowest.emissions_kg_co2e:
+            factor = starts.highest.emissions_kg_co2e / starts.lowest.emissions_kg_co2e
+            notes.append(f"The highest is {factor:.3g} times the lowest.")
+        if starts.left_out:
+            notes.append(f"Left out: {count_text(starts.left_out, 'hour')} from which the run would leave the trace.")
+    parts.append((f"{study}, at the study's fixed intensity", MISSING, rec.study_emissions_kg_co2e))
+    if found.study_emissions_kg_co2e is not None:
+        parts.append((f"{study}, in the hours that it ran in", MISSING, found.study_emissions_kg_co2e))
+    else:
+        notes.append(f"The study in its own hours: not known, because {found.study_unknown}.")
+    scale = emissions_scale(emissions_kg for _, _, emissions_kg in parts)
+    return Table(
+        caption=f"The same joules at other hours, by {found.source}",
+        columns=(*columns("What", "Start (UTC)", numeric_from=2), Column(label=scale.label("Emissions"), numeric=True)),
+        rows=tuple((word(what), word(start), number(scale.text(kg), kg)) for what, start, kg in parts),
+        note=" ".join(notes),
+    )
+
+
+def is_counted(data: StudyData, component: str) -> bool:
+    """Whether the objective has it in."""
+    return component == "gpu" or data.config.carbon.objective == "all"
+
+
+def difference_of(gpu: GpuEnergy) -> float | None:
+    """CodeCarbon's reading against the counters', relative."""
+    return gpu.codecarbon / gpu.counter - 1 if gpu.counter else None
+
+
+def _energy_table(
+    caption: str, first: str, parts: Sequence[tuple[str, float]], data: StudyData, spent: Footprint
+) -> Table:
+    def emissions_kg(energy_kwh: float) -> float:
+        return units.emissions_kg_co2e(energy_kwh, data.provenance.intensity.g_co2e_per_kwh, data.config.carbon.pue)
+
+    energy, emissions = energy_scale([spent.energy_kwh]), emissions_scale([emissions_kg(spent.energy_kwh)])
+
+    def row(label: str, energy_kwh: float, *, total: bool = False) -> tuple[Cell, ...]:
+        share = energy_kwh / spent.energy_kwh if spent.energy_kwh else None
+        return (
+            word(label, strong=total),
+            number(energy.text(energy_kwh), energy_kwh, strong=total),
+            number(emissions.text(emissions_kg(energy_kwh)), emissions_kg(energy_kwh), strong=total),
+            number(percent_text(share), share, share=None if total else share),
+        )
+
+    return Table(
+        caption=caption,
+        columns=columns(first, energy.label("Energy"), emissions.label("Emissions"), "Share"),
+        rows=(*(row(label, energy_kwh) for label, energy_kwh in parts), row("sum", spent.energy_kwh, total=True)),
+    )
+
+
+def _component_kwh(record: TrialRecord, component: str) -> float | None:
+    return getattr(record.energy_kwh, f"train_{component}") if record.energy_kwh else None
+
+
+def _component_label(data: StudyData, component: str, twice: bool) -> str:
+    how = "by its counter" if component == "gpu" and twice else data.provenance.known.get(component, "not known how")
+    return f"{component.upper()} {how}" + ("" if is_counted(data, component) else ", not counted")
+
+
+def _gpu_cells(record: TrialRecord, scale: Scale) -> tuple[Cell, ...]:
+    """What is known beside the counter's figure."""
+    difference = record.gpu_disagreement
+    marked = difference is not None and abs(difference) > LARGEST_DISAGREEMENT
+    training = record.gpu_energy_kwh[Phase.TRAIN] if record.gpu_energy_kwh is not None else None
+    net_kwh = training.net_of_idle if training else None
+    return (
+        _uncertainty_cell(training),
+        number(scale.text(net_kwh), net_kwh),
+        number(difference_text(difference), difference, strong=marked),
+    )
+
+
+def _minute(iso: str) -> str:
+    """An instant without its seconds and its offset, which the column's head says."""
+    return iso[:16].replace("T", " ")
+
+
+def _uncertainty_cell(gpu: GpuEnergy | None) -> Cell:
+    fraction = gpu.uncertainty / gpu.counter if gpu and gpu.counter else None
+    return number(uncertainty_text(fraction), fraction)

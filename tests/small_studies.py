@@ -1,0 +1,133 @@
+"""Small studies made by hand, for the tests of reports."""
+
+import math
+from typing import Any
+
+from carbonopt.record import CarbonTrace, Hardware, IdlePower, Intensity, Provenance, SessionLedger, StudyData
+from carbonopt.study_file import parse_study
+from carbonopt.trial import (
+    Durations,
+    Energy,
+    EvalPoint,
+    GpuEnergy,
+    Phase,
+    StopReason,
+    TrialParams,
+    TrialRecord,
+    TrialState,
+)
+from carbonopt.units import emissions_kg_co2e, kwh_from_joules
+
+INTENSITY_G_PER_KWH = 230.0
+
+
+def trial(number: int, train_kwh: float = 1e-3, perplexity: float | None = 5.0, **changes) -> TrialRecord:
+    params: dict[str, Any] = {
+        "global_batch_size": 16,
+        "micro_batch_size_per_gpu": 8,
+        "learning_rate": 1e-3 * (1 + number),
+        "epochs": 2,
+    }
+    params |= changes.pop("params", {})
+    nll_sum = None if perplexity is None else math.log(perplexity) * 100
+    values: dict[str, Any] = {
+        "trial": number,
+        "state": TrialState.COMPLETE,
+        "seed": 3,
+        "params": TrialParams(**params),
+        "perplexity": perplexity,
+        "emissions_kg_co2e": emissions_kg_co2e(train_kwh, INTENSITY_G_PER_KWH, 1.1),
+        "energy_kwh": Energy(train=train_kwh, setup=1e-4, eval=1e-4, total=train_kwh + 2e-4, train_gpu=train_kwh / 2),
+        "duration_s": Durations(train=60, setup=5, eval=1, total=66),
+        "evals": (EvalPoint(step=10, tokens=100, nll_sum=nll_sum, eval_tokens=100),),
+        "total_steps": 40,
+    }
+    return TrialRecord(**{**values, **changes})
+
+
+def study(*records: TrialRecord, name: str = "small", target: float = 6.0, **changes) -> StudyData:
+    raw: dict[str, Any] = {
+        "name": name,
+        "workload": {
+            "model": {"from_config": {"model_type": "gpt2", "n_head": None}},
+            "tokenizer": {"kind": "char"},
+            "dataset": {"builtin": "python-docs"},
+            "sequence_length": 64,
+            "training_arguments": {"max_grad_norm": 0.5},
+        },
+        "target": {"perplexity": target},
+        "search": {
+            "space": {
+                "global_batch_size": {"choices": [8, 16]},
+                "learning_rate": {"low": 1e-5, "high": 1.0, "log": True},
+                "epochs": {"choices": [1, 2]},
+            }
+        },
+        "budget": {"trials": 5},
+        "carbon": {"country": "USA", "intensity_g_co2e_per_kwh": INTENSITY_G_PER_KWH, "pue": 1.1},
+        "launch": {"kind": "local", "gpus": [0]},
+    }
+    raw |= changes.pop("raw", {})
+    values: dict[str, Any] = {
+        "config": parse_study(raw, "test"),
+        "records": records,
+        "sessions": (SessionLedger(started_at="2026-01-01T00:00:00Z", duration_s=70.0, gap_kwh=1e-5),),
+        "provenance": Provenance(
+            hardware=Hardware(cpu="a CPU", cpu_cores=8, ram_gib=64, gpus=("a GPU",), driver="1.2"),
+            versions={"torch": "2.13.0"},
+            intensity=Intensity(g_co2e_per_kwh=INTENSITY_G_PER_KWH, source="given in the study file"),
+            known={"gpu": "measured", "cpu": "modelled"},
+            study_file=f"name: {name}\n",
+        ),
+        "ended": "all trials done",
+    }
+    return StudyData(**{**values, **changes})
+
+
+def pruned(number: int, last_perplexity: float | None = 12.0) -> TrialRecord:
+    nll_sum = None if last_perplexity is None else math.log(last_perplexity) * 100
+    last = EvalPoint(step=10, tokens=None, nll_sum=nll_sum, eval_tokens=100)
+    return trial(number, 2e-4, None, state=TrialState.PRUNED, stop_reason=StopReason.TARGET, evals=(last,))
+
+
+def on_gpu(number: int, joules: float = 10e3, *, disagreement: float = 0.005, **changes) -> TrialRecord:
+    """A trial whose GPU energy was read twice; its training took 30 s, in which the GPU uses 3 kJ idle."""
+
+    def twice(energy_j: float, idle_j: float) -> GpuEnergy:
+        return GpuEnergy(
+            counter=kwh_from_joules(energy_j),
+            codecarbon=kwh_from_joules(energy_j * (1 + disagreement)),
+            idle=kwh_from_joules(idle_j),
+            uncertainty=kwh_from_joules(25),
+        )
+
+    split = {Phase.SETUP: twice(1e3, 500), Phase.TRAIN: twice(joules, 3e3), Phase.EVAL: twice(500, 100)}
+    train = {"train_gpu": joules, "train_cpu": 100.0, "train_ram": 900.0}
+    parts = {"train": sum(train.values()), "setup": 1e3, "eval": 500.0, **train}
+    parts["total"] = parts["train"] + 1.5e3
+    energy = Energy(**{name: kwh_from_joules(energy_j) for name, energy_j in parts.items()})
+    duration = Durations(train=30, setup=5, eval=1, total=36)
+    values = {"energy_kwh": energy, "gpu_energy_kwh": split, "gpu_disagreement": disagreement, "duration_s": duration}
+    return trial(number, energy.train, **{**values, **changes})
+
+
+def gpu_study(*records: TrialRecord, outer: float = 1.0, **changes) -> StudyData:
+    """With a session's own 300 J and idle power; one outer reading says `outer` times what the parts add up to."""
+    spent_kwh = kwh_from_joules(300) + sum(record.spent_gpu_kwh or 0.0 for record in records)
+    session = SessionLedger(
+        started_at="2026-01-01T00:00:00+00:00",
+        duration_s=70.0,
+        gap_kwh=kwh_from_joules(300),
+        outer_kwh=kwh_from_joules(300) + sum(record.spent_kwh for record in records),
+        prepare_gpu_kwh=0.0,
+        gap_gpu_kwh=kwh_from_joules(300),
+        outer_gpu_kwh=outer * spent_kwh,
+        idle=(IdlePower(gpu=0, power_w=100.0, spread_w=0.72, windows=5, tick_s=0.1),),
+    )
+    known = {"cpu": "modelled", "ram": "modelled", "gpu": "measured"}
+    provenance = study().provenance.model_copy(update={"known": known})
+    return study(*records, **{"sessions": (session,), "provenance": provenance, **changes})
+
+
+SAME: dict[str, Any] = {"params": {"learning_rate": 2e-3}}
+TRACE = CarbonTrace(source="grid.csv", start="2026-01-01T00:00:00+00:00", g_co2e_per_kwh=(100.0, None, 400.0))
