@@ -14,6 +14,7 @@ from typing import Any, Literal
 from carbonopt.trial import EvalPoint, Frozen, Phase, StopReason
 
 CHANNEL_FD = "CARBONOPT_CHANNEL_FD"  # environment variable: the descriptor that rank 0 inherits
+GPU_UUIDS = "CARBONOPT_GPU_UUIDS"  # environment variable: the measured GPUs, as NVML names them, with commas
 
 FailureKind = Literal["out_of_memory", "diverged", "bad_input", "crash"]
 

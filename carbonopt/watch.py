@@ -115,6 +115,8 @@ class TrialWatch:
                 outcome = self._on_event(event, oom_kills)
                 if outcome is not None:
                     return outcome
+            if isinstance(event, Evaluated):
+                continue  # the trial is about to ask for its next phase: nothing that takes time before that answer
             reason = self._stop_now()
             if reason is not None:
                 self.processes.answer(stop=reason)
@@ -162,7 +164,7 @@ class TrialWatch:
         emissions = self.rules.emissions_kg_co2e(train_kwh)
         for observer in self.observers:
             observer.evaluated(self.spec.number, point, emissions)
-        self._store()
+        self._stored_at = 0.0  # due, once the trial is on its way again
         if not finite:
             return _Outcome(TrialState.DIVERGED, failure=self._failure("diverged", "the evaluation loss is not finite"))
         return _Outcome(TrialState.PRUNED, StopReason.TARGET) if stop else None

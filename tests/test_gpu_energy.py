@@ -152,7 +152,7 @@ def test_windows_of_a_recorded_counter_and_their_uncertainty(tmp_path: Path) -> 
         assert joules_from_kwh(gpu.uncertainty) == pytest.approx(tick_j / 6**0.5 * count**0.5, rel=0.25)
 
 
-# ------------------------------------------------------------------------------------------------ every trial is charged
+# ----------------------------------------------------------------------------------------------- every trial is charged
 
 STUDY = """
 import math

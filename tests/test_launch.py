@@ -143,7 +143,9 @@ time.sleep(600)
 def test_ranks_see_exactly_the_launchs_devices() -> None:
     user = {"CUDA_VISIBLE_DEVICES": "GPU-1234", "TORCH_CUDA_ARCH_LIST": "8.0;9.0a", "PATH": "/bin"}
     environment = work_environment(LocalLaunch(gpus=(2, 0)), ("GPU-c", "GPU-a"), user)
-    assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-c,GPU-a"
+    assert environment["CUDA_VISIBLE_DEVICES"] == "2,0"
+    assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert environment["CARBONOPT_GPU_UUIDS"] == "GPU-c,GPU-a"
     assert environment["TORCH_CUDA_ARCH_LIST"] == "8.0;9.0"
     assert environment["PATH"] == "/bin"
     on_cpu = work_environment(LocalLaunch(gpus=(), cpu_ranks=2), (), user)

@@ -119,7 +119,8 @@ def main() -> None:
         paths.root.mkdir()
         trackers = open_trackers(config, paths.trackers, print)
         data = study.run_study(study.check(config), "", paths, None, Silent(), trackers, lambda: False)
-        print(data.records[0].state, data.records[0].failure)
+        if data.records[0].failure is not None:
+            sys.exit(data.records[0].failure.text)
         timings = json.loads(timings_file.read_text())
     # Each unmeasured block against the mean of the measured ones beside it, so that a drift cancels.
     measured = dict(timings["measured_s"])

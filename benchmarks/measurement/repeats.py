@@ -3,6 +3,7 @@
 python benchmarks/measurement/repeats.py OUT.json [--gpus 0 1] [--repeats 10]
 """
 
+import sys
 import tempfile
 from pathlib import Path
 
@@ -45,7 +46,9 @@ def main() -> None:
             processes = launcher.start(spec, paths.trial_log(number, 1))
             watch = TrialWatch(spec, processes, meter, rules, [], lambda *_: None, lambda record: None)
             record = watch.run()
-            print(record.state, record.perplexity, record.energy_kwh, record.failure, flush=True)
+            if record.failure is not None:
+                sys.exit(record.failure.text)
+            print(record.perplexity, record.energy_kwh, flush=True)
             records.append(record.as_json())
         meter.close()
     common.write(options.out, options.gpus, {"idle": [one.model_dump() for one in meter.idle], "trials": records})

@@ -5,6 +5,7 @@ import re
 import socket
 from collections.abc import Mapping, Sequence
 
+from carbonopt.channel import GPU_UUIDS
 from carbonopt.config import LocalLaunch
 
 ARCH_LIST = "TORCH_CUDA_ARCH_LIST"
@@ -16,11 +17,14 @@ def work_environment(
 ) -> dict[str, str]:
     """What all ranks share: exactly the launch's devices visible, nothing that changes with the user's shell.
 
-    `gpu_uuids` are those of launch.gpus, in that order: a UUID names the same GPU to CUDA and to NVML, which measures
-    it, whatever either of them numbers it.
+    `gpu_uuids` are those of launch.gpus, in that order. Every rank compares them with what CUDA gave it: the GPUs that
+    NVML measures are those that train.
     """
     environment = dict(base)
-    environment[VISIBLE_DEVICES] = ",".join(gpu_uuids)
+    # By index, since DeepSpeed 0.19.8 dies on a UUID here; in the order of the bus, as NVML and nvidia-smi count.
+    environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    environment[VISIBLE_DEVICES] = ",".join(map(str, launch.gpus))
+    environment[GPU_UUIDS] = ",".join(gpu_uuids)
     environment["TOKENIZERS_PARALLELISM"] = "false"
     environment["PYTHONUNBUFFERED"] = "1"
     if not launch.gpus:

@@ -6,6 +6,7 @@ import resource
 import torch
 import torch.distributed as dist
 
+from carbonopt.channel import GPU_UUIDS
 from carbonopt.errors import BadInput
 from carbonopt.units import BYTES_PER_GIB
 
@@ -23,21 +24,21 @@ def device() -> torch.device:
 
 
 def check_devices() -> None:
-    """Makes sure that PyTorch has exactly the GPUs that the launch made visible, since those are measured; without a
-    launch, any.
+    """Makes sure that PyTorch has exactly the GPUs that the study measures; without a study, any.
 
     Raises:
-        BadInput: if it has not, rather than to train on the CPU in silence.
+        BadInput: if it has not, rather than to train on the CPU, or on a GPU that nobody measures, in silence.
     """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
+    if GPU_UUIDS not in os.environ:
         return
-    asked = [name for name in visible.split(",") if name]
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if found != len(asked):
+    measured = [uuid.removeprefix("GPU-") for uuid in os.environ[GPU_UUIDS].split(",") if uuid]
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    found = [str(torch.cuda.get_device_properties(index).uuid) for index in range(count)]
+    if found != measured:
         raise BadInput(
-            f"launch.gpus asks for {len(asked)} GPU(s), but PyTorch {torch.__version__} sees {found}; install a CUDA "
-            "build that fits the driver (`carbonopt doctor` says more), or set launch.gpus: [] for the CPU."
+            f"PyTorch must train on the GPUs of launch.gpus ({', '.join(measured) or 'none'}), but PyTorch "
+            f"{torch.__version__} sees {', '.join(found) or 'none'}; install a CUDA build that fits the driver "
+            "(`carbonopt doctor` says more), or set launch.gpus: [] for the CPU."
         )
 
 
