@@ -49,6 +49,8 @@ def trial(spec_file: str) -> int:
                 self._go(measuring=True)
                 control = super().on_step_end(args, state, control, **kwargs)
                 self._restart(state.global_step)
+                if ranks.rank() == 0:  # each time, since the study ends a trial that says it has finished
+                    Path(out).write_text(json.dumps(timings))
                 return control
             if self.measuring:
                 control = super().on_step_end(args, state, control, **kwargs)
@@ -58,7 +60,9 @@ def trial(spec_file: str) -> int:
                 ranks.together()
                 kind = "measured_s" if self.measuring else "unmeasured_s"
                 timings[kind].append((state.global_step, (time.perf_counter() - self.began) / block))
-                self._go(measuring=not self.measuring)
+                # The study measures again well before an evaluation, whose answer shall not wait for its waking up.
+                next_evaluation = min(step for step in self._plan.evaluation_steps if step > state.global_step)
+                self._go(measuring=not self.measuring or next_evaluation - state.global_step < 2 * block)
                 self._restart(state.global_step)
             return control
 
@@ -79,7 +83,6 @@ def trial(spec_file: str) -> int:
     finally:
         if ranks.rank() == 0:
             os.kill(study, signal.SIGCONT)
-            Path(out).write_text(json.dumps(timings))
     return code
 
 
