@@ -192,22 +192,11 @@ class Durations(Frozen):
     eval: float
     total: float
 
-    def of(self, phase: Phase) -> float:
-        """Of one of a trial's phases."""
-        return {Phase.SETUP: self.setup, Phase.TRAIN: self.train, Phase.EVAL: self.eval}[phase]
-
 
 # Two readings of the same counter can differ by a tick of 0.1 s at each end: 2 % of 10 s. What differs by more differs
 # for another reason.
 COMPARED_FROM_S = 10.0
 LARGEST_DISAGREEMENT = 0.02
-
-
-def gpu_disagreement(gpu: dict[Phase, GpuEnergy], duration_s: Durations) -> float | None:
-    """The largest relative difference of CodeCarbon's GPU energy from the counters' in a phase of COMPARED_FROM_S or
-    more, with its sign; None where no phase was that long."""
-    long = [gpu[phase] for phase in TRIAL_PHASES if duration_s.of(phase) >= COMPARED_FROM_S]
-    return max((one.codecarbon / one.counter - 1 for one in long if one.counter), key=abs, default=None)
 
 
 class Failure(Frozen):
@@ -238,7 +227,9 @@ class TrialRecord(Frozen):
     failure: Failure | None = None
     started_at: str | None = None  # ISO 8601, UTC
     gpu_energy_kwh: dict[Phase, GpuEnergy] | None = None  # by setup, train and eval; None: no GPU was measured
-    gpu_disagreement: float | None = None  # see `gpu_disagreement`; None: no phase was long enough, or no GPU
+    # CodeCarbon's GPU energy ÷ the counters' − 1, where they differ most: over windows of COMPARED_FROM_S and more and
+    # over the whole trial. None: no GPU was measured, or nothing was that long.
+    gpu_disagreement: float | None = None
     earlier_attempts_energy_kwh: float = 0.0  # what attempts of this trial that were interrupted had used
     earlier_attempts_gpu_kwh: float | None = None  # the GPUs' part of it
     total_steps: int | None = None  # optimizer steps the whole trial would have
@@ -250,10 +241,11 @@ class TrialRecord(Frozen):
 
     @property
     def spent_gpu_kwh(self) -> float | None:
-        """The GPUs' part of `spent_kwh`; None where no GPU was measured."""
-        if self.gpu_energy_kwh is None:
-            return self.earlier_attempts_gpu_kwh
-        return (self.earlier_attempts_gpu_kwh or 0.0) + sum(one.counter for one in self.gpu_energy_kwh.values())
+        """The GPUs' part of `spent_kwh`; None where it is not known of every attempt."""
+        earlier = self.earlier_attempts_gpu_kwh if self.attempt > 1 else 0.0
+        if self.gpu_energy_kwh is None or earlier is None:
+            return None
+        return earlier + sum(one.counter for one in self.gpu_energy_kwh.values())
 
     def meets(self, target_perplexity: float) -> bool:
         """Whether it ran to its end and reached the target."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from carbonopt.channel import Evaluated, Event, Exited, Failed, Finished, PhaseChanged, Progress
-from carbonopt.energy.meter import Meter, Reading
+from carbonopt.energy.meter import Meter, Reading, disagreement, largest
 from carbonopt.search.pruning import cannot_reach, passes_cap
 from carbonopt.train.exits import OUT_OF_MEMORY_EXIT
 from carbonopt.trial import (
@@ -22,7 +22,6 @@ from carbonopt.trial import (
     TrialRecord,
     TrialSpec,
     TrialState,
-    gpu_disagreement,
 )
 from carbonopt.units import now_utc
 
@@ -225,14 +224,16 @@ class TrialWatch:
         train, setup, evaluation = (readings[phase] for phase in (Phase.TRAIN, Phase.SETUP, Phase.EVAL))
         last = self._evals[-1] if outcome.state == TrialState.COMPLETE else None
         running = outcome.state == TrialState.RUNNING  # its emissions so far are no result
+        whole = train + setup + evaluation
         duration_s = Durations(
             train=train.duration_s,
             setup=setup.duration_s,
             eval=evaluation.duration_s,
-            total=train.duration_s + setup.duration_s + evaluation.duration_s,
+            total=whole.duration_s,
         )
         measured = {phase: gpu for phase, reading in readings.items() if (gpu := reading.gpu) is not None}
         gpu_energy = measured if len(measured) == len(TRIAL_PHASES) else None
+        differs = largest((whole.disagreement, disagreement(whole.gpu, whole.duration_s)))
         return TrialRecord(
             trial=self.spec.number,
             state=outcome.state,
@@ -248,7 +249,7 @@ class TrialWatch:
                 train=train.total_kwh,
                 setup=setup.total_kwh,
                 eval=evaluation.total_kwh,
-                total=math.fsum(reading.total_kwh for reading in readings.values()),
+                total=whole.total_kwh,
                 train_gpu=train.gpu_kwh,
                 train_cpu=train.cpu_kwh,
                 train_ram=train.ram_kwh,
@@ -259,7 +260,7 @@ class TrialWatch:
             failure=outcome.failure,
             started_at=self._started_at,
             gpu_energy_kwh=gpu_energy,
-            gpu_disagreement=None if gpu_energy is None else gpu_disagreement(gpu_energy, duration_s),
+            gpu_disagreement=differs,
             earlier_attempts_energy_kwh=0.0 if self.earlier is None else self.earlier.spent_kwh,
             earlier_attempts_gpu_kwh=None if self.earlier is None else self.earlier.spent_gpu_kwh,
             total_steps=self._total_steps,

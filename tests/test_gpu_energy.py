@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from carbonopt.energy.meter import Reading
-from carbonopt.trial import Durations, GpuEnergy, Phase, gpu_disagreement
+from carbonopt.energy.meter import Reading, disagreement
+from carbonopt.trial import GpuEnergy
 from carbonopt.units import joules_from_kwh
 
 TESTS = Path(__file__).resolve().parent
@@ -236,10 +236,13 @@ def test_codecarbon_that_sees_no_gpu_disagrees_and_changes_no_figure(tmp_path: P
     assert codecarbon == 0.0
 
 
-def test_disagreement_is_that_of_long_phases_only() -> None:
+def test_disagreement_is_that_of_single_long_windows() -> None:
     def gpu(codecarbon: float) -> GpuEnergy:
         return GpuEnergy(counter=1.0, codecarbon=codecarbon, idle=0.2, uncertainty=0.01)
 
-    phases = {Phase.SETUP: gpu(0.5), Phase.TRAIN: gpu(0.97), Phase.EVAL: gpu(1.01)}
-    assert gpu_disagreement(phases, Durations(setup=9.9, train=10.0, eval=30.0, total=49.9)) == pytest.approx(-0.03)
-    assert gpu_disagreement(phases, Durations(setup=1.0, train=1.0, eval=1.0, total=3.0)) is None
+    assert disagreement(gpu(0.97), 10.0) == pytest.approx(-0.03)
+    assert disagreement(gpu(0.97), 9.9) is None
+    assert disagreement(None, 60.0) is None
+    long, longer = Reading(disagreement=-0.03), Reading(disagreement=0.01)
+    assert (long + Reading() + longer).disagreement == -0.03
+    assert (Reading() + Reading()).disagreement is None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from carbonopt.energy.codecarbon import FRESH_AFTER_S, CodeCarbonTotals, Totals, has_rapl
 from carbonopt.energy.counter import EnergyCounters, measure_idle
-from carbonopt.energy.meter import Objective, Reading, Windows
+from carbonopt.energy.meter import Objective, Reading, Windows, disagreement
 from carbonopt.errors import MeasurementError
 from carbonopt.record import HowKnown, IdlePower
 from carbonopt.trial import Frozen, Phase
@@ -104,7 +104,8 @@ class MachineMeter(Windows):
             return
         window = self._window()
         self._refuse_silence(window)
-        self._add(self._open, window)
+        differs = disagreement(window.gpu, window.duration_s)
+        self._add(self._open, window.model_copy(update={"disagreement": differs}))
         self._powers_w = self._window_powers_w()
         self._opened = self._latest
 

@@ -1,10 +1,11 @@
 """A study's energy meter: which phase spent how much, by component; what all meters have in common."""
 
 import math
+from collections.abc import Iterable
 from typing import Literal, Protocol
 
 from carbonopt.record import HowKnown, IdlePower
-from carbonopt.trial import Frozen, GpuEnergy, Phase
+from carbonopt.trial import COMPARED_FROM_S, Frozen, GpuEnergy, Phase
 
 Objective = Literal["all", "gpu"]
 
@@ -20,6 +21,8 @@ class Reading(Frozen):
     idle_gpu_kwh: float | None = None  # what these GPUs use idle in as much time
     gpu_variance_kwh2: float | None = None  # of gpu_kwh, from the counters' ticks; windows are independent
     objective: Objective = "all"  # what counts
+    # CodeCarbon's GPU energy ÷ the counters' − 1 over the window of COMPARED_FROM_S or more where they differ most
+    disagreement: float | None = None
 
     @property
     def total_kwh(self) -> float:
@@ -49,7 +52,20 @@ class Reading(Frozen):
             idle_gpu_kwh=both(self.idle_gpu_kwh, other.idle_gpu_kwh),
             gpu_variance_kwh2=both(self.gpu_variance_kwh2, other.gpu_variance_kwh2),
             objective=self.objective,
+            disagreement=largest((self.disagreement, other.disagreement)),
         )
+
+
+def disagreement(gpu: GpuEnergy | None, duration_s: float) -> float | None:
+    """CodeCarbon's GPU energy ÷ the counters' − 1 over one window; None if it is too short to be compared."""
+    if gpu is None or not gpu.counter or duration_s < COMPARED_FROM_S:
+        return None
+    return gpu.codecarbon / gpu.counter - 1
+
+
+def largest(disagreements: Iterable[float | None]) -> float | None:
+    """The one farthest from 0, with its sign; None if there is none."""
+    return max((one for one in disagreements if one is not None), key=abs, default=None)
 
 
 class Meter(Protocol):
