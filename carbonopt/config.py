@@ -211,7 +211,7 @@ class Carbon(Frozen):
 
     country: Annotated[str, StringConstraints(pattern="^[A-Z]{3}$")] | None = None  # ISO 3166-1 alpha-3
     region: Name | None = None  # state, province or zone, where the bundled data has it
-    cloud_provider: Name | None = None  # aws, azure or gcp
+    cloud_provider: Name | None = None  # one that the data has (gcp), or any where the intensity is given
     cloud_region: Name | None = None  # as the provider names it, such as europe-west1
     intensity_g_co2e_per_kwh: float | None = Field(default=None, gt=0, le=5000)
     pue: float = Field(default=1.0, ge=1.0, le=5.0)

@@ -13,7 +13,7 @@ from carbonopt.trial import GpuEnergy
 from carbonopt.units import joules_from_kwh
 
 TESTS = Path(__file__).resolve().parent
-LOAD_AT_S, IDLE_W, LOAD_W = 14.0, 80.0, 690.0
+LOAD_AT_S, IDLE_W, LOAD_W = 28.0, 77.0, 690.0  # of GPU 0 in the recording
 RECORDED = "h200-counter.csv:0"
 OTHER = "h200-counter.csv:1"
 

@@ -84,7 +84,8 @@ def main(target: Path, indices: list[int]) -> None:
     done.set()
     watcher.join()
     target.write_text("seconds,gpu,energy_mj\n" + "".join(f"{t:.4f},{index},{mj}\n" for t, index, mj in rows))
-    ticks_s = [b[0] - a[0] for a, b in itertools.pairwise(rows[1:]) if a[1] == b[1] == indices[0]]
+    first = [t for t, index, _ in rows if index == indices[0]]
+    ticks_s = [b - a for a, b in itertools.pairwise(first[1:])]
     print(
         json.dumps(
             {

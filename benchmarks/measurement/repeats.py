@@ -50,8 +50,9 @@ def main() -> None:
                 sys.exit(record.failure.text)
             print(record.perplexity, record.energy_kwh, flush=True)
             records.append(record.as_json())
+            idle = [one.model_dump() for one in meter.idle]
+            common.write(options.out, options.gpus, {"idle": idle, "trials": records})
         meter.close()
-    common.write(options.out, options.gpus, {"idle": [one.model_dump() for one in meter.idle], "trials": records})
 
 
 if __name__ == "__main__":

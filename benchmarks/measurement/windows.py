@@ -12,7 +12,7 @@ from carbonopt.energy.machine import MachineMeter
 from carbonopt.trial import Phase
 from carbonopt.units import joules_from_kwh
 
-REPEATS = {2.0: 5, 10.0: 3, 60.0: 1}  # by seconds of a window
+REPEATS = {2.0: 5, 10.0: 2, 60.0: 1}  # by seconds of a window
 
 
 def main() -> None:
