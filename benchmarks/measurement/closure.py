@@ -47,7 +47,7 @@ def main() -> None:
         "exit_code": run.returncode,
         "footprint": footprint(found).model_dump(mode="json"),
         "sessions": [session.model_dump() for session in found.sessions],
-        "trials": [record.as_json() for record in found.records],
+        "trials": [{**record.as_json(), "failure": record.failure and record.failure.kind} for record in found.records],
     }
     common.write(options.out, options.gpus, results)
 

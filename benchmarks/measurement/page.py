@@ -1,0 +1,246 @@
+"""Writes reports/measurement.md from the results of the benchmarks beside this file.
+
+    python benchmarks/measurement/page.py [FOLDER OF RESULTS]
+
+The folder (default: reports/measurement) holds what windows.py, closure.py, repeats.py and overhead.py wrote; a table
+is made of each that is there. All numbers come from those files.
+"""
+
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from carbonopt.units import joules_from_kwh
+
+REPORTS = Path(__file__).parent.parent.parent / "reports"
+PHASES = ("setup", "train", "eval")
+
+Result = dict
+
+
+def main(folder: Path) -> None:
+    results = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    parts = ["# How well the energy is measured", INTRODUCTION, _machines(results)]
+    sections: tuple[tuple[str, Callable[[dict[str, Result]], str]], ...] = (
+        ("windows", _windows),
+        ("closure", _closure),
+        ("repeats", _repeats),
+        ("overhead", _overhead),
+    )
+    for name, section in sections:
+        found = {stem: result for stem, result in results.items() if stem.startswith(name)}
+        if found:
+            parts.append(section(found))
+    (REPORTS / "measurement.md").write_text("\n\n".join(parts) + "\n")
+
+
+INTRODUCTION = """\
+Made by `benchmarks/measurement/page.py` from the results in [measurement/](measurement/); each section names the
+benchmark that measured it. GPU energy is that of the GPUs' own counters (NVML). CodeCarbon reads the same counters by
+itself, at the same windows' edges, a few milliseconds later. ± is one standard deviation unless it says otherwise."""
+
+
+def _machines(results: dict[str, Result]) -> str:
+    lines = set()
+    for result in results.values():
+        hardware = result["hardware"]
+        gpus = f"{len(hardware['gpus'])} × {hardware['gpus'][0]}" if hardware["gpus"] else "no GPU"
+        driver = f", driver {hardware['driver']}" if hardware["driver"] else ""
+        versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+        lines.add(f"- {gpus}{driver}; {hardware['cpu']}, {hardware['cpu_cores']} cores; {versions}")
+    return "Measured on:\n\n" + "\n".join(sorted(lines))
+
+
+def _windows(found: dict[str, Result]) -> str:
+    rows, idle = [], []
+    for result in found.values():
+        gpus = len(result["hardware"]["gpus"])
+        for window_s in sorted({window["window_s"] for window in result["windows"]}):
+            windows = [window for window in result["windows"] if window["window_s"] == window_s]
+            differences = [100 * (window["codecarbon"] / window["counter"] - 1) for window in windows]
+            rows.append(
+                [
+                    gpus,
+                    f"{window_s:g}",
+                    len(windows),
+                    f"{statistics.fmean(window['counter'] for window in windows) / 1000:.3f}",
+                    f"{statistics.fmean(window['codecarbon'] for window in windows) / 1000:.3f}",
+                    f"{min(differences):+.2f} to {max(differences):+.2f}",
+                    f"{100 * statistics.fmean(one['uncertainty'] / one['counter'] for one in windows):.2f}",
+                ]
+            )
+        idle += [
+            [gpus, one["gpu"], f"{one['power_w']:.1f} ± {one['spread_w']:.1f}", one["windows"], f"{one['tick_s']:.3f}"]
+            for one in result["idle"]
+        ]
+    return "\n\n".join(
+        [
+            "## Two readings of the same windows",
+            "`windows.py`: full load (matrix products, about 690 W a GPU), the device synchronised at both ends.",
+            _table(
+                ["GPUs", "Window (s)", "Windows", "Counter (kJ)", "CodeCarbon (kJ)", "Difference (%)",
+                 "Counter's ticks (± %)"],
+                rows,
+            ),
+            "A difference is one tick that fell between the two readings; where none did, they agree to the joule. The "
+            "last column is what the counter's own ticks leave open: tick × power ÷ √6 of a window's energy.",
+            "Idle, before the load and with no CUDA context (a context alone draws some 45 W more):",
+            _table(["GPUs", "GPU", "Idle power (W)", "Windows of 1 s", "Counter's tick (s)"], idle),
+        ]
+    )  # fmt: skip
+
+
+def _closure(found: dict[str, Result]) -> str:
+    parts = [
+        "## Do the parts add up to the whole?",
+        "`closure.py`: a study of ten trials (a GPT-2 of 300 million parameters; the same command that users run), two "
+        "of which can't fit in the memory, and one killed from outside (SIGKILL to its ranks).",
+    ]
+    for result in found.values():
+        footprint, (session,) = result["footprint"], result["sessions"]
+        gpus = len(result["hardware"]["gpus"])
+        rows = [
+            [
+                trial["trial"],
+                trial["state"] + (f" ({trial['stop_reason']})" if trial["stop_reason"] else ""),
+                trial["failure"] or "",
+                *(f"{joules_from_kwh(trial['gpu_energy_kwh'][phase]['counter']):,.0f}" for phase in PHASES),
+                f"{100 * trial['gpu_disagreement']:+.2f}",
+            ]
+            for trial in result["trials"]
+        ]
+        labels = ["Trial", "State", "Failure", *(f"GPU, {phase} (J)" for phase in PHASES), "CodeCarbon differs (%)"]
+        trials_kwh = sum(trial["gpu_energy_kwh"][phase]["counter"] for trial in result["trials"] for phase in PHASES)
+        sums = [
+            ["trials", f"{joules_from_kwh(trials_kwh):,.0f}"],
+            ["preparation", f"{joules_from_kwh(session['prepare_gpu_kwh']):,.0f}"],
+            ["between trials", f"{joules_from_kwh(session['gap_gpu_kwh']):,.0f}"],
+            ["**sum of the parts**", f"{joules_from_kwh(footprint['gpu_kwh']):,.0f}"],
+            ["one outer reading", f"{joules_from_kwh(footprint['outer_gpu_kwh']):,.0f}"],
+            ["**parts ÷ outer, GPUs**", f"{footprint['gpu_closure']:.5f}"],
+            ["parts ÷ outer, with CPU and RAM (modelled)", f"{footprint['closure']:.5f}"],
+        ]
+        parts += [f"On {_count(gpus)}:", _table(labels, rows), _table(["Energy of the GPUs", "J"], sums)]
+    parts.append(
+        "Every window begins where the last one ended, so the sum can only miss what no window held; it missed "
+        "nothing. What is used while the meter sets itself up (1 to 3 s, before the first window) is in neither."
+    )
+    return "\n\n".join(parts)
+
+
+def _repeats(found: dict[str, Result]) -> str:
+    parts = [
+        "## One configuration, over and over",
+        "`repeats.py`: nanoGPT's character model, 300 steps of batch 128, each time in fresh processes and with "
+        "another seed. The model is small: the host, not the GPU, takes most of a step's time, and its hiccups become "
+        "energy.",
+    ]
+    for result in found.values():
+        trials = result["trials"]
+        quantities: dict[str, list[float]] = {
+            "training, GPU (J)": [joules_from_kwh(trial["gpu_energy_kwh"]["train"]["counter"]) for trial in trials],
+            "training, GPU net of idle (J)": [
+                joules_from_kwh(trial["gpu_energy_kwh"]["train"]["counter"] - trial["gpu_energy_kwh"]["train"]["idle"])
+                for trial in trials
+            ],
+            "training, CPU and RAM, modelled (J)": [
+                joules_from_kwh(trial["energy_kwh"]["train_cpu"] + trial["energy_kwh"]["train_ram"]) for trial in trials
+            ],
+            "training (s)": [trial["duration_s"]["train"] for trial in trials],
+            "set-up, GPU (J)": [joules_from_kwh(trial["gpu_energy_kwh"]["setup"]["counter"]) for trial in trials],
+            "perplexity": [trial["perplexity"] for trial in trials],
+        }
+        rows = [
+            [
+                name,
+                f"{statistics.fmean(values):,.5g}",
+                f"{100 * statistics.stdev(values) / statistics.fmean(values):.1f}",
+                f"{min(values):,.5g} to {max(values):,.5g}",
+            ]
+            for name, values in quantities.items()
+        ]
+        ticks = statistics.fmean(
+            trial["gpu_energy_kwh"]["train"]["uncertainty"] / trial["gpu_energy_kwh"]["train"]["counter"]
+            for trial in trials
+        )
+        parts += [
+            f"On {_count(len(result['hardware']['gpus']))}, {len(trials)} times:",
+            _table(["Quantity", "Mean", "± (%)", "Range"], rows),
+            f"The counter's ticks leave ± {100 * ticks:.1f} % open on the training's eight windows of a run: less than "
+            "the runs differ by.",
+            _by_phase(trials),
+        ]
+    parts.append(
+        "CodeCarbon does not measure twice within 50 ms: an evaluation that short reads 0 there, and its energy falls "
+        "into the training beside it. That is why the counters' own windows are the ones that are used. Over whole "
+        "trials the two agree."
+    )
+    return "\n\n".join(parts)
+
+
+def _by_phase(trials: list[Result]) -> str:
+    def difference(phases: tuple[str, ...]) -> list[float]:
+        sums = [
+            [sum(trial["gpu_energy_kwh"][phase][reading] for phase in phases) for reading in ("codecarbon", "counter")]
+            for trial in trials
+        ]
+        return [100 * (codecarbon / counter - 1) for codecarbon, counter in sums]
+
+    rows = [
+        [name, f"{statistics.fmean(values):+.2f}", f"{min(values):+.2f} to {max(values):+.2f}"]
+        for name, values in (
+            *((phase, difference((phase,))) for phase in PHASES),
+            ("whole trial", difference(PHASES)),
+        )
+    ]
+    return _table(["Phase", "CodeCarbon differs, mean (%)", "Range (%)"], rows)
+
+
+def _overhead(found: dict[str, Result]) -> str:
+    rows = []
+    for stem, result in found.items():
+        ratios = [100 * ratio for ratio in result["overhead_of_step_time"]]
+        more = "not measured"
+        if len(ratios) > 1:
+            more = f"{statistics.fmean(ratios):+.2f} ± {statistics.stdev(ratios) / len(ratios) ** 0.5:.2f}"
+        rows.append(
+            [
+                stem.removeprefix("overhead-"),
+                len(result["hardware"]["gpus"]) or "CPU",
+                f"{result['dose']:g}",
+                f"{result['step_ms']:.1f}",
+                len(ratios),
+                more,
+                f"{sum(result['waits_ms']):.1f} in {len(result['waits_ms'])}",
+                f"{max(result['waits_ms']):.1f}",
+            ]
+        )
+    return "\n\n".join(
+        [
+            "## What measuring costs",
+            "`overhead.py`: blocks of steps with the study running and measuring, against blocks of the same run with "
+            "the study stopped. ± is the standard error of the mean over the pairs of blocks. A dose of 10 reads the "
+            "meters ten times as often as a study does. The waits are all that a trial waits for the study's answers: "
+            "16 phase changes and 8 evaluations.",
+            _table(
+                ["Run", "GPUs", "Dose", "Step (ms)", "Pairs", "Step time, more (%)", "Waits of a trial (ms)",
+                 "Longest (ms)"],
+                rows,
+            ),
+        ]
+    )  # fmt: skip
+
+
+def _count(gpus: int) -> str:
+    return "one GPU" if gpus == 1 else f"{gpus} GPUs" if gpus else "the CPU"
+
+
+def _table(labels: list[str], rows: list[list]) -> str:
+    lines = [labels, ["---"] * len(labels), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else REPORTS / "measurement")
