@@ -15,8 +15,7 @@ def describe_study(checked: Checked) -> str:
         f"  target      perplexity {config.target.perplexity:g} or lower, with the least emissions",
         f"  workload    {_workload(config)}",
         f"  launch      {_launch(config)}",
-        f"  carbon      {checked.intensity.g_co2e_per_kwh:g} g CO2e/kWh ({checked.intensity.source}), "
-        f"PUE {config.carbon.pue:g}",
+        f"  carbon      {_carbon(checked)}",
         f"  sampler     {config.search.sampler}, seed {config.search.seed}",
         "  space       " + _space(checked.space),
         f"  stops       {_stops(config)}",
@@ -45,6 +44,17 @@ def _launch(config: StudyConfig) -> str:
     if config.launch.gpus:
         return f"this machine's GPUs {', '.join(map(str, config.launch.gpus))}"
     return f"this machine's CPU, {config.launch.cpu_ranks} rank(s)"
+
+
+def _carbon(checked: Checked) -> str:
+    intensity, carbon = checked.intensity, checked.config.carbon
+    source = ", ".join(part for part in (intensity.place, intensity.source) if part)
+    counted = "the GPUs' counters alone" if carbon.objective == "gpu" else "all that is measured and modelled"
+    lines = [f"{intensity.g_co2e_per_kwh:g} g CO2e/kWh ({source}), PUE {carbon.pue:g}; counts {counted}"]
+    if checked.trace is not None:
+        hours = f"{len(checked.trace.g_co2e_per_kwh):,} hours from {checked.trace.start}"
+        lines.append(f"prices the same joules at other hours by {checked.trace.source} ({hours})")
+    return "\n              ".join(lines)
 
 
 def _space(space: SearchSpace) -> str:
