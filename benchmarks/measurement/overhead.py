@@ -8,11 +8,12 @@ with the median of its steps, by the GPU's own clock, since the host of a virtua
 the trial waits for the study's answers, at its phase changes and evaluations, is timed where it waits.
 
 With --dose 10 the trial reports, and the study reads its meters, ten times as often: an effect too small to be seen in
-its natural dose shows there.
+its natural dose shows there. With --dose 0 the study is never stopped: what differs then is the benchmark's own error.
 """
 
 import itertools
 import json
+import math
 import os
 import signal
 import statistics
@@ -38,7 +39,7 @@ def trial(spec_file: str) -> int:
     timings: dict[str, list] = {"waits_s": [], "measured_s": [], "unmeasured_s": []}
 
     class TimedSpeaker(Speaker):
-        PROGRESS_INTERVAL_S = Speaker.PROGRESS_INTERVAL_S / dose
+        PROGRESS_INTERVAL_S = Speaker.PROGRESS_INTERVAL_S / (dose or 1.0)
 
         def _answer(self) -> dict:
             began = time.perf_counter()
@@ -55,7 +56,7 @@ def trial(spec_file: str) -> int:
             if evaluates:
                 self._go(measuring=True)
             speaker = self._speaker
-            if not self.measuring:
+            if dose and not self.measuring:
                 self._speaker = None
             control = super().on_step_end(args, state, control, **kwargs)
             self._speaker = speaker
@@ -77,7 +78,7 @@ def trial(spec_file: str) -> int:
         def _go(self, *, measuring: bool) -> None:
             self.measuring = measuring
             if ranks.rank() == 0:
-                os.kill(study, signal.SIGCONT if measuring else signal.SIGSTOP)
+                os.kill(study, signal.SIGSTOP if dose and not measuring else signal.SIGCONT)
                 time.sleep(0.05)  # until it runs or stands
 
     loop.Evaluations = Blocks
@@ -148,10 +149,11 @@ def main() -> None:
         if data.records[0].failure is not None:
             sys.exit(data.records[0].failure.text)
         timings = json.loads(timings_file.read_text())
-    # Each unmeasured block against the mean of the measured ones beside it, so that a drift cancels.
+    # Each unmeasured block against the measured ones beside it, so that a drift cancels; by logarithms, since a mean of
+    # quotients is too large by the noise of what it divides by.
     measured = dict(timings["measured_s"])
     ratios = [
-        statistics.fmean((measured[step - options.block], measured[step + options.block])) / step_s - 1
+        math.log(measured[step - options.block] * measured[step + options.block]) / 2 - math.log(step_s)
         for step, step_s in timings["unmeasured_s"]
         if step - options.block in measured and step + options.block in measured
     ]
@@ -159,7 +161,7 @@ def main() -> None:
         "block_steps": options.block,
         "dose": options.dose,
         "step_ms": 1000 * statistics.median(step_s for _, step_s in timings["unmeasured_s"]),
-        "overhead_of_step_time": ratios,
+        "overhead_of_step_time": ratios,  # logarithms: 0.001 is 0.1 %
         "waits_ms": [1000 * wait_s for wait_s in timings["waits_s"]],
         "evaluations": len(data.records[0].evals),
     }
