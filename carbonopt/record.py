@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pydantic import Field
+
 from carbonopt.config import StudyConfig
 from carbonopt.trial import Frozen, Prepared, TrialRecord
 
@@ -53,6 +55,9 @@ class Provenance(Frozen):
     versions: dict[str, str]
     intensity: Intensity
     known: dict[str, HowKnown]
+    models: dict[str, str] = Field(
+        default_factory=dict
+    )  # of cpu and ram: how what is not measured is modelled, in words
     study_file: str  # its text
 
 

@@ -140,6 +140,7 @@ def run_study(
             versions={**_own_versions(), **(prepared.versions if prepared else {})},
             intensity=checked.intensity,
             known=meter.known,
+            models=meter.models,
             study_file=study_file,
         )
         remember_storage(paths, url, config.name)

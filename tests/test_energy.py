@@ -17,7 +17,7 @@ from carbonopt.energy.machine import MachineMeter
 from carbonopt.energy.meter import Reading, ReplayMeter
 from carbonopt.errors import BadInput, MeasurementError
 from carbonopt.trial import Phase
-from carbonopt.units import kwh_from_joules
+from carbonopt.units import joules_from_kwh, kwh_from_joules
 
 ROOT = Path(__file__).resolve().parent.parent
 GPU_HERE = shutil.which("nvidia-smi") is not None
@@ -288,3 +288,25 @@ def test_gpus_without_nvidia_smi_are_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MeasurementError, match="nvidia-smi must be on PATH"):
         MachineMeter((0,))
+
+
+# ------------------------------------------------------------------------------------------------------------- models
+
+
+def test_how_cpu_and_ram_are_modelled_is_what_they_are_charged_with(monkeypatch):
+    """The words come from CodeCarbon's own model; the RAM's watts are those of a window."""
+    from codecarbon.core import cpu
+
+    watts, words = codecarbon.power_models()["ram"].split(" W ", 1)
+    measured = MachineMeter(())
+    measured.enter(Phase.TRAIN)
+    time.sleep(0.3)
+    measured.close()
+    reading = measured.take(Phase.TRAIN)[Phase.TRAIN]
+    assert joules_from_kwh(reading.ram_kwh) / reading.duration_s == pytest.approx(float(watts), rel=0.05)
+    assert words == "by its size, whatever is done with it"
+
+    monkeypatch.setattr(codecarbon, "has_rapl", lambda: False)
+    for model, guessed in (("Intel(R) Xeon(R) Gold 6154 CPU @ 3.00GHz", False), ("No such CPU 1", True)):
+        monkeypatch.setattr(cpu, "detect_cpu_model", lambda model=model: model)
+        assert ("it doesn't know this CPU" in codecarbon.power_models()["cpu"]) == guessed

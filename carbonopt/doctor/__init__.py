@@ -37,6 +37,7 @@ def examine(compile_ops: bool) -> Iterator[Check]:
             "nvidia-smi": lambda: gpu.nvidia_smi(machine.gpus),
             "energy counters": lambda: gpu.counters_alive(machine),
             "RAPL": lambda: host.rapl(bool(gpus)),
+            "CPU power": lambda: host.cpu_power(bool(gpus)),
             "CodeCarbon settings": services.codecarbon_config,
             "compilers": lambda: build.compilers(needed=not gpus),
             "ninja": lambda: build.ninja(needed=not gpus),

@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 
 from carbonopt.doctor.check import Finding, failure, ok, warning
+from carbonopt.energy.codecarbon import power_models
 from carbonopt.units import BYTES_PER_GIB
 
 _POWERCAP = Path("/sys/class/powercap")
@@ -31,6 +32,15 @@ def rapl(has_gpus: bool, powercap: Path = _POWERCAP) -> Finding:
         )
     found = "this machine has no RAPL: the CPU's energy is modelled"
     return warning(found, "carbon: {objective: gpu}") if has_gpus else ok(found)
+
+
+def cpu_power(has_gpus: bool) -> Finding | None:
+    """By what CodeCarbon models the CPU's energy; nothing where it is measured."""
+    model = power_models().get("cpu")
+    if model is None:
+        return None
+    found = f"CodeCarbon takes {model}"
+    return warning(found, "carbon: {objective: gpu}") if has_gpus and "guess" in model else ok(found)
 
 
 def shared_memory(folder: Path = _SHM) -> Finding:

@@ -76,6 +76,10 @@ class _Complaints(logging.Filter):
                 self._cause = f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
         return False
 
+    @property
+    def heard(self) -> bool:
+        return bool(self._cause or self._latest)
+
     def __str__(self) -> str:
         return self._cause or self._latest or "nothing"
 
@@ -171,3 +175,22 @@ def has_rapl() -> bool:
     from codecarbon.core.cpu import is_rapl_available
 
     return bool(is_rapl_available())
+
+
+def power_models() -> dict[str, str]:
+    """How CodeCarbon models what it can't measure here, by component (cpu, ram), in words for people."""
+    complaints = _hush_codecarbon()
+
+    from codecarbon.core.cpu import TDP
+    from codecarbon.external.ram import RAM
+
+    models = {"ram": f"{RAM(tracking_mode='machine').total_power().W:.0f} W by its size, whatever is done with it"}
+    if not has_rapl():
+        complaints.forget()
+        cpu = TDP()
+        full_w = f"{cpu.tdp:.0f} W at full load and a tenth of it idle"
+        # It says so in a warning alone, which nobody would see.
+        guess = ", a guess of 4 W a thread: it doesn't know this CPU" if complaints.heard else ""
+        models["cpu"] = f"{full_w}{guess}"
+        complaints.forget()
+    return models

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from carbonopt.energy.codecarbon import FRESH_AFTER_S, CodeCarbonTotals, Totals, has_rapl
+from carbonopt.energy.codecarbon import FRESH_AFTER_S, CodeCarbonTotals, Totals, has_rapl, power_models
 from carbonopt.energy.counter import EnergyCounters, measure_idle
 from carbonopt.energy.meter import Objective, Reading, Windows, disagreement
 from carbonopt.errors import MeasurementError
@@ -41,6 +41,7 @@ class MachineMeter(Windows):
         self._outer_counters = EnergyCounters(gpu_indices)
         self._codecarbon = CodeCarbonTotals(gpu_indices)
         self.known: dict[str, HowKnown] = {"cpu": "measured" if has_rapl() else "modelled", "ram": "modelled"}
+        self.models = power_models()
         if gpu_indices:
             self.known["gpu"] = "measured"
         none = 0.0 if gpu_indices else None

@@ -72,6 +72,7 @@ class Meter(Protocol):
     """Splits the energy of a study into windows, each of one phase, one after the other without a gap."""
 
     known: dict[str, HowKnown]  # of gpu, cpu, ram: how its energy is known; absent where not in the figures
+    models: dict[str, str]  # of cpu and ram: how what is not measured is modelled, in words
     idle: tuple[IdlePower, ...]  # of each GPU, before the first trial
 
     def enter(self, phase: Phase) -> None:
@@ -120,6 +121,7 @@ class ReplayMeter(Windows):
     def __init__(self) -> None:
         super().__init__(Reading(gpu_kwh=0.0))
         self.known: dict[str, HowKnown] = {"gpu": "recorded"}
+        self.models: dict[str, str] = {}
         self.idle: tuple[IdlePower, ...] = ()
         self._all = self._nothing
 
