@@ -174,7 +174,7 @@ class GpuEnergy(Frozen):
     """What is known of the GPUs' energy in one phase of a trial, in kWh, over all GPUs of the launch."""
 
     counter: float  # by the GPUs' own energy counters: the figure that is used
-    codecarbon: float  # the same windows as CodeCarbon read them: an independent check
+    codecarbon: float  # the same windows as CodeCarbon read them, by itself, from the same counters
     idle: float  # what the same GPUs use in as much time when nothing runs, measured before the study
     uncertainty: float  # standard uncertainty of `counter` that comes from how rarely the counters tick
 

@@ -39,7 +39,8 @@ def main(folder: Path) -> None:
 INTRODUCTION = """\
 Made by `benchmarks/measurement/page.py` from the results in [measurement/](measurement/); each section names the
 benchmark that measured it. GPU energy is that of the GPUs' own counters (NVML). CodeCarbon reads the same counters by
-itself, at the same windows' edges, a few milliseconds later. ± is one standard deviation unless it says otherwise."""
+itself, at the same windows' edges, a few milliseconds later: it checks the reading, not the sensor. How true the
+counters are can't be told from inside the machine. ± is one standard deviation unless it says otherwise."""
 
 
 def _machines(results: dict[str, Result]) -> str:
@@ -78,15 +79,16 @@ def _windows(found: dict[str, Result]) -> str:
     return "\n\n".join(
         [
             "## Two readings of the same windows",
-            "`windows.py`: full load (matrix products, about 690 W a GPU), the device synchronised at both ends.",
+            "`windows.py`: full load (matrix products), the device synchronised at both ends.",
             _table(
                 ["GPUs", "Window (s)", "Windows", "Counter (kJ)", "CodeCarbon (kJ)", "Difference (%)",
                  "Counter's ticks (± %)"],
                 rows,
             ),
-            "A difference is one tick that fell between the two readings; where none did, they agree to the joule. The "
-            "last column is what the counter's own ticks leave open: tick × power ÷ √6 of a window's energy.",
-            "Idle, before the load and with no CUDA context (a context alone draws some 45 W more):",
+            "Where the readings differ, a counter ticked between them; where none did, they agree to the joule. The last "
+            "column is what the counter's own ticks leave open at full power: tick × power ÷ √6 of a window's energy. "
+            "Here it is an upper bound, since the GPUs stand still at a window's edge.",
+            "Idle, before the load and with no CUDA context:",
             _table(["GPUs", "GPU", "Idle power (W)", "Windows of 1 s", "Counter's tick (s)"], idle),
         ]
     )  # fmt: skip
@@ -107,11 +109,17 @@ def _closure(found: dict[str, Result]) -> str:
                 trial["state"] + (f" ({trial['stop_reason']})" if trial["stop_reason"] else ""),
                 trial["failure"] or "",
                 *(f"{joules_from_kwh(trial['gpu_energy_kwh'][phase]['counter']):,.0f}" for phase in PHASES),
-                f"{100 * trial['gpu_disagreement']:+.2f}",
+                f"{100 * _whole(trial):+.2f}",
             ]
             for trial in result["trials"]
         ]
-        labels = ["Trial", "State", "Failure", *(f"GPU, {phase} (J)" for phase in PHASES), "CodeCarbon differs (%)"]
+        labels = [
+            "Trial",
+            "State",
+            "Failure",
+            *(f"GPU, {phase} (J)" for phase in PHASES),
+            "CodeCarbon, whole trial (%)",
+        ]
         trials_kwh = sum(trial["gpu_energy_kwh"][phase]["counter"] for trial in result["trials"] for phase in PHASES)
         sums = [
             ["trials", f"{joules_from_kwh(trials_kwh):,.0f}"],
@@ -124,18 +132,26 @@ def _closure(found: dict[str, Result]) -> str:
         ]
         parts += [f"On {_count(gpus)}:", _table(labels, rows), _table(["Energy of the GPUs", "J"], sums)]
     parts.append(
-        "Every window begins where the last one ended, so the sum can only miss what no window held; it missed "
-        "nothing. What is used while the meter sets itself up (1 to 3 s, before the first window) is in neither."
+        "Every window begins where the last one ended, and the outer reading is of the same counters: this checks the "
+        "book-keeping, that no window was lost or counted twice, through kills and failures too. What is used while "
+        "the meter sets itself up, before the first window, is in neither."
     )
     return "\n\n".join(parts)
+
+
+def _whole(trial: Result) -> float:
+    """CodeCarbon's reading ÷ the counters' − 1 over a whole trial."""
+    codecarbon, counter = (
+        sum(trial["gpu_energy_kwh"][phase][reading] for phase in PHASES) for reading in ("codecarbon", "counter")
+    )
+    return codecarbon / counter - 1
 
 
 def _repeats(found: dict[str, Result]) -> str:
     parts = [
         "## One configuration, over and over",
         "`repeats.py`: nanoGPT's character model, 300 steps of batch 128, each time in fresh processes and with "
-        "another seed. The model is small: the host, not the GPU, takes most of a step's time, and its hiccups become "
-        "energy.",
+        "another seed.",
     ]
     for result in found.values():
         trials = result["trials"]
@@ -148,6 +164,7 @@ def _repeats(found: dict[str, Result]) -> str:
             "training, CPU and RAM, modelled (J)": [
                 joules_from_kwh(trial["energy_kwh"]["train_cpu"] + trial["energy_kwh"]["train_ram"]) for trial in trials
             ],
+            "training, all of it (J)": [joules_from_kwh(trial["energy_kwh"]["train"]) for trial in trials],
             "training (s)": [trial["duration_s"]["train"] for trial in trials],
             "set-up, GPU (J)": [joules_from_kwh(trial["gpu_energy_kwh"]["setup"]["counter"]) for trial in trials],
             "perplexity": [trial["perplexity"] for trial in trials],
@@ -173,9 +190,9 @@ def _repeats(found: dict[str, Result]) -> str:
             _by_phase(trials),
         ]
     parts.append(
-        "CodeCarbon does not measure twice within 50 ms: an evaluation that short reads 0 there, and its energy falls "
-        "into the training beside it. That is why the counters' own windows are the ones that are used. Over whole "
-        "trials the two agree."
+        "CodeCarbon does not measure again so soon after it last did, so that the energy of a short evaluation falls "
+        "into the training beside it, and that of the first moments of training into the set-up. That is why the "
+        "counters' own windows are the ones that are used. Over whole trials the two agree."
     )
     return "\n\n".join(parts)
 
@@ -220,10 +237,11 @@ def _overhead(found: dict[str, Result]) -> str:
     return "\n\n".join(
         [
             "## What measuring costs",
-            "`overhead.py`: blocks of steps with the study running and measuring, against blocks of the same run with "
-            "the study stopped. ± is the standard error of the mean over the pairs of blocks. A dose of 10 reads the "
-            "meters ten times as often as a study does. The waits are all that a trial waits for the study's answers: "
-            "16 phase changes and 8 evaluations.",
+            "`overhead.py`: what a trial of eight evaluations waits for the study's answers, at its 16 phase changes "
+            "and 8 evaluations; and blocks of steps with the study running and measuring, against blocks of the same "
+            "run with the study stopped. ± is the standard error of the mean over the pairs of blocks. A dose of 10 "
+            "reads the meters ten times as often as a study does, one of 0 never stops the study: the benchmark's own "
+            "error.",
             _table(
                 ["Run", "GPUs", "Dose", "Step (ms)", "Pairs", "Step time, more (%)", "Waits of a trial (ms)",
                  "Longest (ms)"],
