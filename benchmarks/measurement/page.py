@@ -85,9 +85,9 @@ def _windows(found: dict[str, Result]) -> str:
                  "Counter's ticks (± %)"],
                 rows,
             ),
-            "Where the readings differ, a counter ticked between them; where none did, they agree to the joule. The last "
-            "column is what the counter's own ticks leave open at full power: tick × power ÷ √6 of a window's energy. "
-            "Here it is an upper bound, since the GPUs stand still at a window's edge.",
+            "Where the readings differ, a counter ticked between them; where none did, they agree to the joule. The "
+            "last column is what the counter's own ticks leave open at full power: tick × power ÷ √6 of a window's "
+            "energy. Here it is an upper bound, since the GPUs stand still at a window's edge.",
             "Idle, before the load and with no CUDA context:",
             _table(["GPUs", "GPU", "Idle power (W)", "Windows of 1 s", "Counter's tick (s)"], idle),
         ]

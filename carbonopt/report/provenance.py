@@ -95,7 +95,10 @@ def _energy(data: StudyData) -> list[tuple[str, str]]:
     names = [name for name in COMPONENTS if name in known]
     twice = any(record.gpu_energy_kwh for record in data.records)
     by_counter = " by its own energy counter, and beside it by CodeCarbon"
-    how = [f"{name.upper()} {known[name]}{by_counter if name == 'gpu' and twice else ''}" for name in names]
+    models = {name: f" ({text})" for name, text in data.provenance.models.items()}
+    if twice:
+        models["gpu"] = by_counter
+    how = [f"{name.upper()} {known[name]}{models.get(name, '')}" for name in names]
     counts = ", ".join(name.upper() for name in names)
     if data.config.carbon.objective == "gpu":
         counts = "the GPUs alone (carbon.objective: gpu)"
