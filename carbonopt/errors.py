@@ -30,3 +30,6 @@ class StudyInterrupted(CarbonoptError):
     """The study was asked to end (Ctrl-C, SIGTERM); the same command goes on with it."""
 
     exit_code = 130
+
+
+BEFORE_FIRST_TRIAL = "interrupted before the first trial; the same command begins again."

@@ -127,7 +127,7 @@ def run_study(
             found.set_trace(checked.trace)
             return found.read(live=False)  # nothing is left to do, and nothing shall be spent on finding that out
     display.preparing()
-    launcher, meter, hardware = _open(config)
+    launcher, meter, hardware = _open(config, interrupted)
     try:
         session = _Session(meter, now_utc())
         prepared = None
@@ -325,14 +325,14 @@ class _Loop:
         return emissions_kg_co2e(energy_kwh, self.checked.intensity.g_co2e_per_kwh, self.checked.config.carbon.pue)
 
 
-def _open(config: StudyConfig) -> tuple[Launcher, Meter, Hardware | None]:
+def _open(config: StudyConfig, interrupted: Callable[[], bool]) -> tuple[Launcher, Meter, Hardware | None]:
     """Launcher, meter and hardware; they belong together, because a replay's energy comes from its table."""
     launch = config.launch
     if isinstance(launch, ReplayLaunch):
         replay_meter = ReplayMeter()
         return ReplayLauncher(Path(launch.table), config.search.space, replay_meter.advance), replay_meter, None
     hardware = describe_hardware(launch.gpus)
-    meter = MachineMeter(launch.gpus, config.carbon.objective)
+    meter = MachineMeter(launch.gpus, config.carbon.objective, interrupted)
     return LocalLauncher(launch, gpu_uuids(launch.gpus)), meter, hardware
 
 

@@ -94,24 +94,41 @@ except MeasurementError as error:
     assert "the counter of GPU 1 stood still for 1 s" in said
 
 
-def test_a_counter_that_dies_or_goes_back_later_is_an_error(tmp_path: Path) -> None:
+def test_a_counter_that_dies_goes_back_jumps_or_is_lost_is_an_error(tmp_path: Path) -> None:
     script = """
 from carbonopt.errors import MeasurementError
 meter = MachineMeter([0, 1])
 pynvml._gpus[1].energy_mj = lambda at_s, last=pynvml._gpus[1].energy_mj(pynvml.elapsed_s()): last
 meter.enter(Phase.TRAIN)
 time.sleep(1.1)
-for energy in (None, lambda at_s: 5):
-    if energy:
-        pynvml._gpus[0].energy_mj = energy
+def gone(at_s):
+    raise pynvml.NVMLError("GPU is lost")
+for energy in (pynvml._gpus[0].energy_mj, lambda at_s: 5, lambda at_s: 2**62, gone):
+    pynvml._gpus[0].energy_mj = energy
     try:
         meter.enter(Phase.GAP)
     except MeasurementError as error:
         print(json.dumps(str(error)))
 """
-    dead, backwards = with_gpus([300, 300], script, tmp_path)
+    dead, backwards, jumped, lost = with_gpus([300, 300], script, tmp_path)
     assert "none was measured for GPU 1 during 1.1 s of train" in dead
     assert "an energy counter only grows, but that of GPU 0 went from" in backwards
+    assert "no GPU draws 3000 W, but the counter of GPU 0 went from" in jumped
+    assert "NVIDIA's driver must answer for the GPUs, but says: GPU is lost." in lost
+
+
+def test_the_idle_measurement_can_be_interrupted(tmp_path: Path) -> None:
+    script = """
+from carbonopt.errors import StudyInterrupted
+began = time.monotonic()
+try:
+    MachineMeter([0], "all", lambda: time.monotonic() > began + 3)
+except StudyInterrupted as error:
+    print(json.dumps([time.monotonic() - began, str(error)]))
+"""
+    ((took_s, said),) = with_gpus([300], script, tmp_path)
+    assert took_s < 6
+    assert said == "interrupted before the first trial; the same command begins again."
 
 
 # ------------------------------------------------------------------------------------------------- the recorded counter

@@ -1,12 +1,13 @@
 """The GPUs' own energy counters, read through NVML, and the power of idle GPUs."""
 
+import contextlib
 import itertools
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from carbonopt.energy.hardware import check_gpus
-from carbonopt.errors import MeasurementError
+from carbonopt.energy.hardware import check_gpus, lost_gpus
+from carbonopt.errors import BEFORE_FIRST_TRIAL, MeasurementError, StudyInterrupted
 from carbonopt.record import IdlePower
 
 _IDLE_WINDOWS, _IDLE_WINDOW_S = 5, 1.0
@@ -15,6 +16,8 @@ _POLL_S = 0.002
 # A counter ticks every 0.1 s on an H200; one that stands still for so long is dead.
 _DEAD_AFTER_S = 1.0
 _JOULES_PER_MJ = 1e-3
+# Twice what the largest GPU boards of 2026 are allowed; a counter that says more jumped.
+_MOST_W = 3000.0
 
 
 class EnergyCounters:
@@ -32,25 +35,34 @@ class EnergyCounters:
         if indices:
             import pynvml
 
-            pynvml.nvmlInit()
-            self._handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in indices]
+            try:
+                pynvml.nvmlInit()
+                self._handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in indices]
+            except pynvml.NVMLError as error:
+                raise lost_gpus(error) from error
         self._start_mj = self._read_mj()
-        self._last_mj = self._start_mj
+        self._last_mj, self._last_s = self._start_mj, time.monotonic()
 
     def read(self) -> tuple[float, ...]:
         """Joules that each GPU has used since this object was made, up to its counter's last tick.
 
         Raises:
-            MeasurementError: if a GPU doesn't answer any more or its counter has gone backwards.
+            MeasurementError: if a GPU doesn't answer any more, or its counter has gone backwards or jumped.
         """
-        now_mj = self._read_mj()
+        now_mj, now_s = self._read_mj(), time.monotonic()
+        most_mj = _MOST_W * 1000 * (now_s - self._last_s + _DEAD_AFTER_S)
         for index, before, now in zip(self.indices, self._last_mj, now_mj, strict=True):
             if now < before:
                 raise MeasurementError(
                     f"an energy counter only grows, but that of GPU {index} went from {before} to {now} mJ: its driver "
                     "was reloaded or the GPU was reset. The same command goes on with the study."
                 )
-        self._last_mj = now_mj
+            if now - before > most_mj:
+                raise MeasurementError(
+                    f"no GPU draws {_MOST_W:g} W, but the counter of GPU {index} went from {before} to {now} mJ within "
+                    f"{now_s - self._last_s:.1f} s. Take another GPU."
+                )
+        self._last_mj, self._last_s = now_mj, now_s
         return tuple((now - start) * _JOULES_PER_MJ for start, now in zip(self._start_mj, now_mj, strict=True))
 
     def close(self) -> None:
@@ -58,7 +70,8 @@ class EnergyCounters:
             import pynvml
 
             self._handles = []
-            pynvml.nvmlShutdown()
+            with contextlib.suppress(pynvml.NVMLError):  # everything has been read
+                pynvml.nvmlShutdown()
 
     def _read_mj(self) -> tuple[int, ...]:
         if not self._handles:
@@ -68,13 +81,10 @@ class EnergyCounters:
         try:
             return tuple(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in self._handles)
         except pynvml.NVMLError as error:
-            raise MeasurementError(
-                f"the energy counters of the GPUs {', '.join(map(str, self.indices))} can't be read any more: {error}. "
-                "Look at what `nvidia-smi` says."
-            ) from error
+            raise lost_gpus(error) from error
 
 
-def measure_idle(counters: EnergyCounters) -> tuple[IdlePower, ...]:
+def measure_idle(counters: EnergyCounters, interrupted: Callable[[], bool]) -> tuple[IdlePower, ...]:
     """The power of each GPU while nothing runs on it: five windows of a second, cut where its counter ticks.
 
     Takes five to six seconds. The caller sees to it that the GPUs are idle: one that holds a CUDA context draws more
@@ -82,12 +92,15 @@ def measure_idle(counters: EnergyCounters) -> tuple[IdlePower, ...]:
 
     Raises:
         MeasurementError: if a counter stands still.
+        StudyInterrupted: as soon as `interrupted` says so.
     """
     ticks: list[list[tuple[float, float]]] = [[] for _ in counters.indices]  # seconds, joules; by GPU
     began = time.monotonic()
     last_j: tuple[float, ...] = counters.read()
     wanted_s = _IDLE_WINDOWS * _IDLE_WINDOW_S
     while not all(one and one[-1][0] - one[0][0] >= wanted_s for one in ticks):
+        if interrupted():
+            raise StudyInterrupted(BEFORE_FIRST_TRIAL)
         now_s, now_j = time.monotonic(), counters.read()
         for index, gpu_ticks, before, energy_j in zip(counters.indices, ticks, last_j, now_j, strict=True):
             if energy_j != before:

@@ -2,13 +2,13 @@
 
 import platform
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
 import psutil
 
-from carbonopt.errors import BadInput
+from carbonopt.errors import BadInput, MeasurementError
 from carbonopt.record import Hardware
 from carbonopt.units import BYTES_PER_GIB
 
@@ -85,6 +85,7 @@ def open_nvml() -> Iterator[ModuleType]:
 
     Raises:
         BadInput: if there is no NVIDIA driver, or none that answers.
+        MeasurementError: if it fails later, inside the block.
     """
     import pynvml
 
@@ -96,8 +97,16 @@ def open_nvml() -> Iterator[ModuleType]:
         ) from error
     try:
         yield pynvml
+    except pynvml.NVMLError as error:
+        raise lost_gpus(error) from error
     finally:
-        pynvml.nvmlShutdown()
+        with suppress(pynvml.NVMLError):  # everything has been asked
+            pynvml.nvmlShutdown()
+
+
+def lost_gpus(error: Exception) -> MeasurementError:
+    """What to say of a driver that answered once and doesn't any more."""
+    return MeasurementError(f"NVIDIA's driver must answer for the GPUs, but says: {error}. See what `nvidia-smi` says.")
 
 
 def _cpu_model() -> str:

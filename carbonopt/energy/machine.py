@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from carbonopt.energy.codecarbon import FRESH_AFTER_S, CodeCarbonTotals, Totals, has_rapl, power_models
 from carbonopt.energy.counter import EnergyCounters, measure_idle
@@ -34,9 +34,15 @@ class MachineMeter(Windows):
     Raises:
         BadInput: if a GPU doesn't exist or has no energy counter.
         MeasurementError: if CodeCarbon can't measure here, or a counter stands still.
+        StudyInterrupted: if `interrupted` says so during the idle measurement.
     """
 
-    def __init__(self, gpu_indices: Sequence[int], objective: Objective = "all") -> None:
+    def __init__(
+        self,
+        gpu_indices: Sequence[int],
+        objective: Objective = "all",
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._counters = EnergyCounters(gpu_indices)
         self._outer_counters = EnergyCounters(gpu_indices)
         self._codecarbon = CodeCarbonTotals(gpu_indices)
@@ -52,7 +58,7 @@ class MachineMeter(Windows):
         self._ended: Reading | None = None
         self._open = Phase.PREPARE
         self.idle: tuple[IdlePower, ...] = ()
-        self.idle = measure_idle(self._counters) if gpu_indices else ()
+        self.idle = measure_idle(self._counters, interrupted) if gpu_indices else ()
         # The last known power of each GPU, for windows that are too short to tell their own.
         self._powers_w = [one.power_w for one in self.idle]
 

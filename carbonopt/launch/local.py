@@ -6,7 +6,7 @@ from pathlib import Path
 
 from carbonopt.channel import Exited, Failed, Finished
 from carbonopt.config import LocalLaunch, StudyConfig
-from carbonopt.errors import BadInput, CarbonoptError, StudyInterrupted
+from carbonopt.errors import BEFORE_FIRST_TRIAL, BadInput, CarbonoptError, StudyInterrupted
 from carbonopt.launch.environment import rank_environments, work_environment
 from carbonopt.launch.processes import WorkProcesses
 from carbonopt.paths import StudyPaths, write_json
@@ -66,6 +66,6 @@ class LocalLauncher:
                         raise CarbonoptError(
                             f"preparing the workload ended with code {code}:\n{work.log_tail()}\n(log: {log})"
                         )
-            raise StudyInterrupted("interrupted before the first trial; the same command begins again.")
+            raise StudyInterrupted(BEFORE_FIRST_TRIAL)
         finally:
             work.end()
