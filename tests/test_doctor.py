@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -111,6 +112,7 @@ def test_a_locked_operator_fails_and_a_build_mends_it(tmp_path: Path) -> None:
     operator = extensions / "deepspeed_shm_comm"
     operator.mkdir(parents=True)
     (operator / "lock").touch()
+    os.utime(operator / "lock", (0, 0))
     environment = {"TORCH_EXTENSIONS_DIR": str(extensions), "HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": "0"}
     code, checks = diagnosis("--build", cwd=tmp_path, **environment)
     assert code == 1
@@ -303,6 +305,27 @@ def test_another_cuda_than_torchs_only_warns_because_no_trial_needs_it() -> None
     assert advised(build.nvcc(machine())) == ("ok", None)
     other = build.nvcc(machine(torch_cuda="99.9", nvcc="13.0", nvcc_error="13.0 does not match"))
     assert advised(other) == ("warning", "sudo apt-get install cuda-nvcc-99-9")
+
+
+def test_a_lock_is_stale_only_when_it_is_old_and_nothing_compiles_there(tmp_path: Path) -> None:
+    lock = tmp_path / "cpu_adam" / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+    locked = machine(ops=(Op(name="cpu_adam", built=False, lock=str(lock)),))
+    fresh = build.ops(locked)
+    assert advised(fresh) == ("warning", "sleep 60; carbonopt doctor")
+    assert "being compiled now" in fresh.found
+    os.utime(lock, (0, 0))
+    assert advised(build.ops(locked)) == ("failure", f"rm {lock}")
+
+    ninja = tmp_path / "ninja"
+    shutil.copy(shutil.which("sleep"), ninja)
+    with subprocess.Popen([ninja, "60"], cwd=lock.parent) as process:
+        assert advised(build.ops(locked)) == ("warning", "sleep 60; carbonopt doctor")
+        process.kill()
+    assert advised(build.ops(locked)) == ("failure", f"rm {lock}")
+    lock.unlink()
+    assert advised(build.ops(locked)) == ("warning", "carbonopt doctor --build")
 
 
 def test_operators_that_are_not_compiled() -> None:
