@@ -7,7 +7,7 @@ from rich.live import Live
 from rich.text import Text
 
 from carbonopt.analysis.recommend import Recommendation
-from carbonopt.config import StudyConfig
+from carbonopt.config import LocalLaunch, StudyConfig
 from carbonopt.record import StudyData
 from carbonopt.trial import LARGEST_DISAGREEMENT, EvalPoint, TrialParams, TrialRecord, TrialSpec, TrialState
 from carbonopt.units import human_duration, human_emissions, human_energy
@@ -34,7 +34,11 @@ class LiveDisplay:
         self._print(f"warning: {text}", "yellow")
 
     def preparing(self) -> None:
-        self._live.update(Text("preparing the data, the tokenizer and DeepSpeed's ops …"))
+        text = "preparing the data, the tokenizer and DeepSpeed's ops …"
+        if self._console.is_terminal:
+            self._live.update(Text(text))
+        elif isinstance(self._config.launch, LocalLaunch):  # a replay has nothing to prepare
+            self._print(text)
 
     def study_started(self, data: StudyData) -> None:
         self._spent_kwh = data.spent_kwh()
@@ -126,7 +130,7 @@ def recommendation_text(recommendation: Recommendation) -> str:
             return f"No trial met perplexity {target}, and none was evaluated."
         return (
             f"No trial met perplexity {target}. Closest: trial {closest.trial} with {closest.perplexity:.4g} "
-            f"({closest.state.value}: {short(closest.params)})."
+            f"({closest.status}: {short(closest.params)})."
         )
     assert recommendation.perplexity is not None and recommendation.emissions_kg_co2e is not None
     lines = [

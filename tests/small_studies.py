@@ -129,5 +129,6 @@ def gpu_study(*records: TrialRecord, outer: float = 1.0, **changes) -> StudyData
     return study(*records, **{"sessions": (session,), "provenance": provenance, **changes})
 
 
+REPLAY: dict[str, Any] = {"workload": None, "launch": {"kind": "replay", "table": "/somewhere/runs.jsonl"}}
 SAME: dict[str, Any] = {"params": {"learning_rate": 2e-3}}
 TRACE = CarbonTrace(source="grid.csv", start="2026-01-01T00:00:00+00:00", g_co2e_per_kwh=(100.0, None, 400.0))

@@ -12,9 +12,10 @@ from carbonopt.analysis.front import pareto_front
 from carbonopt.analysis.recommend import recommend
 from carbonopt.analysis.repeats import repeats
 from carbonopt.errors import BadInput
+from carbonopt.live import recommendation_text
 from carbonopt.record import Intensity, Provenance, SessionLedger, StudyData
 from carbonopt.study_file import parse_study
-from carbonopt.trial import Energy, EvalPoint, GpuEnergy, Phase, TrialParams, TrialRecord, TrialState
+from carbonopt.trial import Energy, EvalPoint, GpuEnergy, Phase, StopReason, TrialParams, TrialRecord, TrialState
 from carbonopt.units import emissions_kg_co2e
 
 INTENSITY_G_PER_KWH = 200.0
@@ -185,7 +186,11 @@ def test_closest_of_unfinished_trials_has_the_lowest_last_evaluation():
     rec = recommend(study(unfinished(0), unfinished(1, 2.0, 6.0), unfinished(2, 5.0), unfinished(3, 3.0, None)))
     assert rec.closest is not None and rec.closest.trial == 2
     assert rec.closest.perplexity == pytest.approx(math.exp(5.0))
-    assert "step 10 of 80" in rec.closest.why
+    assert "step 10 of 80" in rec.closest.why and "interrupted" not in recommendation_text(rec)
+    stopped = {"stop_reason": StopReason.INTERRUPTED}
+    rec = recommend(study(unfinished(0), unfinished(1, 2.0, **stopped)))
+    assert "interrupted and will be run again" in rec.closest.why
+    assert "(interrupted, to be run again: " in recommendation_text(rec)
 
 
 def test_a_study_without_trials_has_no_answer():

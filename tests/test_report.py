@@ -6,11 +6,10 @@ import re
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from small_studies import INTENSITY_G_PER_KWH, SAME, TRACE, gpu_study, on_gpu, pruned, study, trial
+from small_studies import INTENSITY_G_PER_KWH, REPLAY, SAME, TRACE, gpu_study, on_gpu, pruned, study, trial
 
 from carbonopt.analysis.recommend import recommend
 from carbonopt.record import Intensity, Provenance, StudyData
@@ -25,7 +24,6 @@ from carbonopt.trial import Failure, TrialState
 
 EVIL = """<script>alert(1)</script> | `x` [a](javascript:b) "'&{{7*7}} </script>"""
 
-REPLAY: dict[str, Any] = {"raw": {"workload": None, "launch": {"kind": "replay", "table": "/somewhere/runs.jsonl"}}}
 ODD_STUDIES = {
     "no trials": study(),
     "one trial": study(trial(0)),
@@ -50,7 +48,7 @@ ODD_STUDIES = {
         ),
         sessions=(),
         ended=None,
-        **REPLAY,
+        raw=REPLAY,
     ),
     "read twice": gpu_study(on_gpu(0), on_gpu(1, 20e3, disagreement=-0.04, perplexity=4.0)),
     "GPUs alone": gpu_study(on_gpu(0), raw={"carbon": {"country": "USA", "objective": "gpu"}}),

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from small_studies import SAME, TRACE, gpu_study, on_gpu, study, trial
+from small_studies import REPLAY, SAME, TRACE, gpu_study, on_gpu, study, trial
 
 from carbonopt.analysis.repeats import Spread
 from carbonopt.live import LiveDisplay
@@ -124,6 +124,14 @@ def test_the_display_says_where_the_readings_disagree(capsys):
     display.close()
     first, second = capsys.readouterr().err.splitlines()
     assert "CodeCarbon reads +3.1% against the GPUs' counters" in first and "CodeCarbon" not in second
+
+
+def test_without_a_terminal_one_line_says_that_preparation_began(capsys):
+    for config in (study().config, study(raw=REPLAY).config):
+        display = LiveDisplay(config)
+        display.preparing()
+        display.close()
+    assert capsys.readouterr().err == "preparing the data, the tokenizer and DeepSpeed's ops …\n"
 
 
 def test_a_column_has_one_unit():

@@ -7,7 +7,7 @@ from carbonopt.analysis.footprint import footprint
 from carbonopt.analysis.front import is_finite, objectives, pareto_front
 from carbonopt.errors import BadInput
 from carbonopt.record import StudyData
-from carbonopt.trial import Frozen, TrialParams, TrialRecord, TrialState
+from carbonopt.trial import Frozen, StopReason, TrialParams, TrialRecord, TrialState
 
 START = "the study's start configuration"
 MOST_ACCURATE = "the most accurate complete trial, which choosing by perplexity alone would take"
@@ -37,6 +37,11 @@ class Closest(Frozen):
     params: TrialParams
     perplexity: float
     emissions_kg_co2e: float | None  # of an unfinished trial: as far as it got
+    interrupted: bool  # it will be run again when the study goes on
+
+    @property
+    def status(self) -> str:
+        return "interrupted, to be run again" if self.interrupted else self.state.value
 
     def as_json(self) -> dict[str, Any]:
         return {**self.model_dump(mode="json"), "params": self.params.as_record()}
@@ -184,7 +189,10 @@ def _closest(records: tuple[TrialRecord, ...]) -> Closest | None:
         return None
     perplexity, record = min(unfinished, key=lambda entry: (entry[0], entry[1].trial))
     progress = f"step {record.evals[-1].step}" + (f" of {record.total_steps}" if record.total_steps else "")
-    return _as_closest(record, perplexity, f"no trial completed; the lowest last evaluation, at {progress}")
+    why = f"no trial completed; the lowest last evaluation, at {progress}"
+    if record.stop_reason is StopReason.INTERRUPTED:
+        why += "; it was interrupted and will be run again when the study goes on"
+    return _as_closest(record, perplexity, why)
 
 
 def _as_closest(record: TrialRecord, perplexity: float, why: str) -> Closest:
@@ -195,4 +203,5 @@ def _as_closest(record: TrialRecord, perplexity: float, why: str) -> Closest:
         params=record.params,
         perplexity=perplexity,
         emissions_kg_co2e=record.emissions_kg_co2e if is_finite(record.emissions_kg_co2e) else None,
+        interrupted=record.stop_reason is StopReason.INTERRUPTED,
     )
