@@ -64,6 +64,15 @@ def test_both_readings_their_difference_and_what_is_idle(tmp_path):
 
 def test_closure_of_the_gpus_and_of_the_whole(tmp_path):
     shown = shown_of(gpu_study(on_gpu(0), outer=1.004), tmp_path)
+    assert "checks the book-keeping" in shown["closure"] and "the same model on both" in shown["closure"]
+    assert [(row["Phase"], row["of it GPUs (kJ)"]) for row in rows_of(shown["by_phase"])] == [
+        ("preparation, at each start of carbonopt run", "0"),
+        ("between trials", "0.300"),
+        ("start-up of trials", "1.00"),
+        ("training", "10.0"),
+        ("evaluation", "0.500"),
+        ("sum", "11.8"),
+    ]
     assert "add up to 99.60 % of it" in shown["closure"] and "add up to 100.00 % of it" in shown["closure"]
     assert not any("add up to" in limit for limit in shown["limits"])
     shown = shown_of(gpu_study(on_gpu(0), outer=0.99), tmp_path)
@@ -83,7 +92,8 @@ def test_where_only_the_gpus_count_the_rest_is_shown_and_says_so(tmp_path):
     assert facts["Emissions count"] == "the GPUs alone (carbon.objective: gpu)"
     assert facts["PUE"] == "1 (given or the default, not measured)"
     assert facts["Idle power of GPU 0"].startswith("100.0 ± 0.7 W")
-    assert "(GPU measured)" in shown["sentence"]
+    assert "(GPU measured ± 0.25 % from the counters' resolution)" in shown["sentence"]
+    assert [column["label"] for column in shown["by_phase"]["columns"]][1:3] == ["Energy (kJ)", "Emissions (g CO2e)"]
 
 
 def test_a_repeated_configuration_shows_its_spread(tmp_path):
@@ -94,11 +104,35 @@ def test_a_repeated_configuration_shows_its_spread(tmp_path):
     # 11 and 12 kJ × 230 g/kWh × 1.1: 0.773 and 0.843 g
     assert row["Emissions (g CO2e)"] == "0.81 ± 0.05"
     assert "n = 2, 0.81 ± 0.05 g CO2e and perplexity 5.10 ± 0.14" in shown["answer"][1]
+    assert (
+        "(one of n = 2, 0.81 ± 0.05 g CO2e and perplexity 5.10 ± 0.14 (mean ± standard deviation)" in shown["sentence"]
+    )
     assert not any("ran once" in limit or "One run each" in limit for limit in shown["limits"])
-    other = trial(2, 1e-5)
+    other = trial(2, 1e-5, 5.5)
     shown = shown_of(study(trial(0, **SAME), trial(1, **SAME), other), tmp_path)
     limits = " ".join(shown["limits"])
     assert "The recommended configuration ran once" in limits and "had the same seed" in limits
+    assert "the lowest of 3 that reached the target" in limits
+    assert "n = 1, spread not known; the baseline is one of n = 2" in shown["sentence"]
+
+
+def test_the_sentence_says_how_many_runs_and_on_what(tmp_path):
+    two = study().provenance.hardware.model_copy(update={"gpus": ("H200", "H200")})
+    data = study(trial(0), trial(1, 2e-3, 4.0))
+    data = data.model_copy(update={"provenance": data.provenance.model_copy(update={"hardware": two})})
+    sentence = shown_of(data, tmp_path)["sentence"]
+    assert "2 trials with carbonopt on 2 × H200" in sentence and "(n = 1 each, spread not known)" in sentence
+    assert "that replay recorded runs" in shown_of(study(trial(0), raw=REPLAY), tmp_path)["sentence"]
+
+
+def test_tables_say_where_interrupted_attempts_are(tmp_path):
+    again = {"attempt": 2, "earlier_attempts_energy_kwh": 1e-4, "earlier_attempts_gpu_kwh": 1e-4}
+    shown = shown_of(gpu_study(on_gpu(0, **again)), tmp_path)
+    assert "with its earlier attempts" in shown["by_state"]["note"] and "not in it" in shown["by_component"]["note"]
+    attempts, total = rows_of(shown["by_phase"])[-2:]
+    assert (attempts["of it GPUs (kJ)"], total["of it GPUs (kJ)"]) == ("0.360", "12.2")
+    shown = shown_of(gpu_study(on_gpu(0)), tmp_path)
+    assert shown["by_state"]["note"] == shown["by_component"]["note"] == ""
 
 
 def test_the_same_joules_at_other_hours(tmp_path):
@@ -113,6 +147,11 @@ def test_the_same_joules_at_other_hours(tmp_path):
         ("–", "0.900"),
         ("–", "0.391"),
     ]
+    assert [row["g CO2e/kWh"] for row in rows_of(shown["repricing"])] == ["230", "250", "100", "400", "230", "100"]
+    assert "from 2026-01-01 00:00 to 2026-01-01 02:00 (UTC)" in shown["repricing"]["note"]
+    facts = {row["What"]: row["Value"] for row in rows_of(shown["provenance"])}
+    assert facts["Carbon trace"].startswith("grid.csv: 3 hours from 2026-01-01T00:00:00")
+    assert any("are in the table of other hours alone" in limit for limit in shown["limits"])
     assert "4 times the lowest" in shown["repricing"]["note"] and "1 hour" in shown["repricing"]["note"]
     assert shown_of(gpu_study(on_gpu(0)), tmp_path)["repricing"] is None
 

@@ -24,7 +24,9 @@ class Footprint(Frozen):
     unmeasured_trials: tuple[int, ...]  # ended or running without an energy figure; they count as nothing above
     outer_kwh: float | None  # by one reading at each session's begin and end; None: at least one has no such figure
     closure: float | None  # energy_kwh ÷ outer_kwh: 1.0 when nothing was lost or counted twice
-    gpu_kwh: float | None  # by the GPUs' counters: the same parts; None: of at least one part it is not known
+    gpu_parts_kwh: dict[Phase, float | None]  # of by_phase_kwh what the GPUs' counters say; None: not known
+    gpu_earlier_attempts_kwh: float | None  # of earlier_attempts_kwh likewise
+    gpu_kwh: float | None  # the sum of these; None: one of them is not known
     outer_gpu_kwh: float | None  # as outer_kwh, of the GPUs' counters
     gpu_closure: float | None  # gpu_kwh ÷ outer_gpu_kwh
     gpu_by_phase_kwh: dict[Phase, GpuEnergy]  # of the trials that have both readings; empty: none has
@@ -41,7 +43,11 @@ def footprint(data: StudyData) -> Footprint:
     earlier_kwh = sum(record.earlier_attempts_energy_kwh for record in data.records)
     energy_kwh = data.spent_kwh()
     outer_kwh = _total(session.outer_kwh for session in data.sessions)
-    gpu_kwh, outer_gpu_kwh = _gpu_kwh(data), _total(session.outer_gpu_kwh for session in data.sessions)
+    gpu_parts = _gpu_parts_kwh(data)
+    interrupted = (record for record in data.records if record.earlier_attempts_energy_kwh)
+    gpu_earlier_kwh = _sum(record.earlier_attempts_gpu_kwh for record in interrupted)
+    gpu_kwh = _sum([*gpu_parts.values(), gpu_earlier_kwh])
+    outer_gpu_kwh = _total(session.outer_gpu_kwh for session in data.sessions)
     return Footprint(
         energy_kwh=energy_kwh,
         emissions_kg_co2e=units.emissions_kg_co2e(
@@ -54,6 +60,8 @@ def footprint(data: StudyData) -> Footprint:
         unmeasured_trials=tuple(record.trial for record in data.records if record.energy_kwh is None),
         outer_kwh=outer_kwh,
         closure=energy_kwh / outer_kwh if outer_kwh else None,
+        gpu_parts_kwh=gpu_parts,
+        gpu_earlier_attempts_kwh=gpu_earlier_kwh,
         gpu_kwh=gpu_kwh,
         outer_gpu_kwh=outer_gpu_kwh,
         gpu_closure=gpu_kwh / outer_gpu_kwh if gpu_kwh is not None and outer_gpu_kwh else None,
@@ -78,16 +86,13 @@ def _by_component_kwh(records: Iterable[TrialRecord]) -> dict[str, float]:
     return totals
 
 
-def _gpu_kwh(data: StudyData) -> float | None:
-    """Of the GPUs in all trials and attempts, preparation and gaps."""
-    parts = [part for session in data.sessions for part in (session.prepare_gpu_kwh, session.gap_gpu_kwh)]
-    for record in data.records:
-        if record.energy_kwh is not None:
-            gpu = record.gpu_energy_kwh
-            parts.append(None if gpu is None else math.fsum(phase.counter for phase in gpu.values()))
-        if record.earlier_attempts_energy_kwh:
-            parts.append(record.earlier_attempts_gpu_kwh)
-    return _total(parts)
+def _gpu_parts_kwh(data: StudyData) -> dict[Phase, float | None]:
+    split = [record.gpu_energy_kwh for record in data.records if record.energy_kwh is not None]
+    return {
+        Phase.PREPARE: _total(session.prepare_gpu_kwh for session in data.sessions),
+        Phase.GAP: _total(session.gap_gpu_kwh for session in data.sessions),
+        **{phase: _sum(None if gpu is None else gpu[phase].counter for gpu in split) for phase in TRIAL_PHASES},
+    }
 
 
 def _gpu_by_phase_kwh(records: Iterable[TrialRecord]) -> dict[Phase, GpuEnergy]:
@@ -110,4 +115,10 @@ def summed(parts: Iterable[GpuEnergy]) -> GpuEnergy:
 def _total(parts: Iterable[float | None]) -> float | None:
     """The sum; None if there are no parts or one of them is not known."""
     known = list(parts)
-    return None if not known or None in known else math.fsum(part for part in known if part is not None)
+    return _sum(known) if known else None
+
+
+def _sum(parts: Iterable[float | None]) -> float | None:
+    """The sum, 0 of no parts; None if one of them is not known."""
+    known = list(parts)
+    return None if None in known else math.fsum(part for part in known if part is not None)

@@ -49,6 +49,11 @@ def repeats(records: Iterable[TrialRecord]) -> tuple[Repeats, ...]:
     )
 
 
+def repeats_of(params: TrialParams | None, found: Iterable[Repeats]) -> Repeats | None:
+    """Those of one configuration."""
+    return next((one for one in found if one.params == params), None)
+
+
 def _spread(values: Sequence[float]) -> Spread:
     return Spread(
         mean=statistics.mean(values),

@@ -19,6 +19,7 @@ class AtHour(Frozen):
 
     start: str  # ISO 8601, UTC
     emissions_kg_co2e: float
+    g_co2e_per_kwh: float  # the trace's mean over the run
 
 
 class StartHours(Frozen):
@@ -27,6 +28,7 @@ class StartHours(Frozen):
     hours: int  # how many these are
     left_out: int  # hours of the trace from which the run would touch one without a value, or last beyond the end
     mean_kg_co2e: float
+    mean_g_co2e_per_kwh: float
     lowest: AtHour  # the earliest of several
     highest: AtHour
     by_hour_kg_co2e: tuple[float | None, ...]  # means of the starts at 0:00, 1:00, … 23:00 UTC; None: there is none
@@ -34,10 +36,13 @@ class StartHours(Frozen):
 
 class Repricing(Frozen):
     source: str  # of the trace
+    first_hour: str  # of the trace: where it begins; ISO 8601, UTC
+    last_hour: str
     energy_kwh: float  # of the recommended run's training window, as the objective counts it; PUE not in
     duration_s: float  # of that window
     starts: StartHours | None  # None: the trace has nowhere as many hours in a row as the run takes
     study_emissions_kg_co2e: float | None  # of the whole study in the hours that it ran in, PUE in
+    study_g_co2e_per_kwh: float | None  # the trace's mean over it, weighted by energy
     study_unknown: str | None  # why there is no such figure, in words
 
 
@@ -52,13 +57,19 @@ def repricing(data: StudyData, rec: Recommendation) -> Repricing | None:
     if rec.energy_kwh is None or durations is None:
         return None
     hours = _Hours(data.trace)
+    pue = data.config.carbon.pue
     study_kg, unknown = _study(data, hours)
+    study_kwh = math.fsum(session.outer_kwh or 0.0 for session in data.sessions)
+    one_g_kg = emissions_kg_co2e(study_kwh, 1.0, pue)  # at 1 g CO2e per kWh
     return Repricing(
         source=data.trace.source,
+        first_hour=hours.begin.isoformat(timespec="seconds"),
+        last_hour=hours.last.isoformat(timespec="seconds"),
         energy_kwh=rec.energy_kwh,
         duration_s=durations.train,
-        starts=_starts(hours, rec.energy_kwh, durations.train, data.config.carbon.pue),
+        starts=_starts(hours, rec.energy_kwh, durations.train, pue),
         study_emissions_kg_co2e=study_kg,
+        study_g_co2e_per_kwh=study_kg / one_g_kg if study_kg is not None and one_g_kg else None,
         study_unknown=unknown,
     )
 
@@ -76,6 +87,10 @@ class _Hours:
     @property
     def end(self) -> datetime:
         return self.begin + timedelta(hours=self.count)
+
+    @property
+    def last(self) -> datetime:
+        return self.end - timedelta(hours=1)
 
     def mean(self, start_s: float, duration_s: float) -> float | None:
         """In g CO2e per kWh, weighted by time; the span starts so long after the trace's begin.
@@ -99,24 +114,26 @@ def _starts(hours: _Hours, energy_kwh: float, duration_s: float, pue: float) -> 
     for hour in range(hours.count):
         rate = hours.mean(hour * _HOUR_S, duration_s)
         if rate is not None:
-            runs.append((emissions_kg_co2e(energy_kwh, rate, pue), hours.begin + timedelta(hours=hour)))
+            start = hours.begin + timedelta(hours=hour)
+            runs.append((emissions_kg_co2e(energy_kwh, rate, pue), start, rate))
     if not runs:
         return None
     by_hour: list[list[float]] = [[] for _ in range(24)]
-    for emissions_kg, start in runs:
+    for emissions_kg, start, _ in runs:
         by_hour[start.hour].append(emissions_kg)
     return StartHours(
         hours=len(runs),
         left_out=hours.count - len(runs),
-        mean_kg_co2e=fmean(emissions_kg for emissions_kg, _ in runs),
+        mean_kg_co2e=fmean(emissions_kg for emissions_kg, _, _ in runs),
+        mean_g_co2e_per_kwh=fmean(rate for _, _, rate in runs),
         lowest=_at_hour(*min(runs)),
         highest=_at_hour(*max(runs, key=lambda run: run[0])),  # of several the first, hence not by the start
         by_hour_kg_co2e=tuple(fmean(group) if group else None for group in by_hour),
     )
 
 
-def _at_hour(emissions_kg: float, start: datetime) -> AtHour:
-    return AtHour(start=start.isoformat(timespec="seconds"), emissions_kg_co2e=emissions_kg)
+def _at_hour(emissions_kg: float, start: datetime, rate: float) -> AtHour:
+    return AtHour(start=start.isoformat(timespec="seconds"), emissions_kg_co2e=emissions_kg, g_co2e_per_kwh=rate)
 
 
 def _study(data: StudyData, hours: _Hours) -> tuple[float | None, str | None]:

@@ -11,7 +11,7 @@ from carbonopt.analysis.repeats import Repeats, repeats
 from carbonopt.analysis.repricing import Repricing, repricing
 from carbonopt.paths import write_bytes, write_json, write_text
 from carbonopt.record import StudyData
-from carbonopt.report import energy, figure, markdown, page, tables, winner, words
+from carbonopt.report import energy, figure, limits, markdown, page, tables, winner, words
 from carbonopt.report.points import Scatter, scatter
 from carbonopt.report.provenance import provenance
 from carbonopt.report.quantities import count_text
@@ -62,7 +62,7 @@ def build_view(data: StudyData, found: Found, plot: Scatter) -> View:
         met=rec.met,
         answer=words.answer(data, rec, repeated),
         tiles=words.tiles(rec),
-        sentence=words.sentence(data, rec),
+        sentence=words.sentence(data, rec, repeated),
         figure_note=_figure_note(data, plot),
         trade_offs=tables.trade_offs(data, rec),
         configuration=tables.configuration(rec),
@@ -75,9 +75,9 @@ def build_view(data: StudyData, found: Found, plot: Scatter) -> View:
         by_component=energy.by_component(data, spent),
         readings=energy.readings(spent),
         components=energy.components(data),
-        repricing=energy.repricing(rec, priced),
+        repricing=energy.repricing(data, rec, priced),
         provenance=provenance(data),
-        limits=words.limits(data, rec, spent, repeated),
+        limits=limits.limits(data, rec, spent, repeated, priced),
         study_file=data.provenance.study_file,
     )
 

@@ -14,6 +14,7 @@ from carbonopt.report.quantities import (
     difference_text,
     emissions_scale,
     energy_scale,
+    intensity_text,
     percent_text,
     uncertainty_text,
 )
@@ -21,21 +22,28 @@ from carbonopt.report.view import Cell, Column, Table, columns, number, word
 from carbonopt.trial import COMPARED_FROM_S, LARGEST_DISAGREEMENT, GpuEnergy, Phase, TrialRecord
 
 PHASES = {
-    Phase.PREPARE: "preparation, once per study",
+    Phase.PREPARE: "preparation, at each start of carbonopt run",
     Phase.GAP: "between trials",
     Phase.SETUP: "start-up of trials",
     Phase.TRAIN: "training",
     Phase.EVAL: "evaluation",
 }
 COMPONENTS = ("gpu", "cpu", "ram")
-UNCERTAINTY_NOTE = "± is one standard uncertainty, from how rarely the counters tick."
+UNCERTAINTY_NOTE = (
+    "± is one standard uncertainty, from how rarely the counters tick; their own accuracy is not known and not in it."
+)
 
 
 def by_phase(data: StudyData, spent: Footprint) -> Table:
+    """With the GPUs' part of each, which their counters' reading of the whole checks, where not only the GPUs count."""
     parts = [(PHASES[phase], energy_kwh) for phase, energy_kwh in spent.by_phase_kwh.items()]
+    gpu_kwh = list(spent.gpu_parts_kwh.values())
     if spent.earlier_attempts_kwh:
         parts.append(("attempts that were interrupted and run again", spent.earlier_attempts_kwh))
-    return _energy_table("Energy of the study by phase", "Phase", parts, data, spent)
+        gpu_kwh.append(spent.gpu_earlier_attempts_kwh)
+    gpu_kwh.append(spent.gpu_kwh)
+    split = data.config.carbon.objective == "all" and spent.outer_gpu_kwh is not None
+    return _energy_table("Energy of the study by phase", "Phase", parts, data, spent, gpu_kwh if split else None)
 
 
 def by_state(data: StudyData, rec: Recommendation, spent: Footprint) -> Table:
@@ -46,7 +54,9 @@ def by_state(data: StudyData, rec: Recommendation, spent: Footprint) -> Table:
     parts.append(
         ("no trial: preparation and pauses", spent.by_phase_kwh[Phase.PREPARE] + spent.by_phase_kwh[Phase.GAP])
     )
-    return _energy_table("Energy of the study by what became of the trials", "State", parts, data, spent)
+    table = _energy_table("Energy of the study by what became of the trials", "State", parts, data, spent)
+    note = "A trial counts with its earlier attempts that were interrupted." if spent.earlier_attempts_kwh else ""
+    return table.model_copy(update={"note": note})
 
 
 def by_component(data: StudyData, spent: Footprint) -> Table:
@@ -74,6 +84,9 @@ def by_component(data: StudyData, spent: Footprint) -> Table:
         caption="Training energy of all trials by component",
         columns=columns("Component", "How known", scale.label("Energy"), "Share", numeric_from=2),
         rows=tuple(rows),
+        note="Of each trial's last attempt: earlier ones that were interrupted are not in it."
+        if spent.earlier_attempts_kwh
+        else "",
     )
 
 
@@ -103,7 +116,9 @@ def readings(spent: Footprint) -> Table:
         columns=columns("Phase", counter, "±", codecarbon, "Difference", "Idle share", net),
         rows=tuple(row(label, gpu) for label, gpu in parts),
         note="The GPUs' own counters are the figure that is used; CodeCarbon read the same windows. Idle share: what "
-        f"the same GPUs use idle in as much time; net of idle: the rest. {UNCERTAINTY_NOTE}",
+        "the same GPUs use idle in as much time; net of idle: the rest. CodeCarbon doesn't measure twice within 50 ms: "
+        "the energy of an evaluation shorter than that is in its figure of the training beside it. "
+        f"{UNCERTAINTY_NOTE}",
     )
 
 
@@ -132,47 +147,60 @@ def components(data: StudyData) -> Table:
         caption="Training energy of each trial by component",
         columns=tuple(head),
         rows=tuple(map(row, measured)) if twice or len(names) > 1 else (),
-        note=f"{UNCERTAINTY_NOTE} CodeCarbon differs by: the largest of a trial's phases of {COMPARED_FROM_S:g} s and "
-        f"more, in bold above {percent_text(LARGEST_DISAGREEMENT)}."
+        note=f"{UNCERTAINTY_NOTE} CodeCarbon differs by: the largest over single windows of {COMPARED_FROM_S:g} s and "
+        f"more and over the whole trial, in bold above {percent_text(LARGEST_DISAGREEMENT)}."
         if twice
         else "",
     )
 
 
-def repricing(rec: Recommendation, found: Repricing | None) -> Table | None:
+def repricing(data: StudyData, rec: Recommendation, found: Repricing | None) -> Table | None:
     """The same joules, priced by the hour."""
     if found is None:
         return None
-    starts, reference_kg = found.starts, rec.emissions_kg_co2e
-    study = "the whole study"
-    parts: list[tuple[str, str, float | None]] = [
-        ("the recommended run, at the study's fixed intensity", MISSING, reference_kg),
+    starts, fixed_g = found.starts, data.provenance.intensity.g_co2e_per_kwh
+    run, study = "the recommended run", "the whole study"
+    parts: list[tuple[str, str, float | None, float | None]] = [
+        (f"{run}, at the study's fixed intensity", MISSING, fixed_g, rec.emissions_kg_co2e),
     ]
-    notes = []
+    notes = [f"The trace has the hours from {_minute(found.first_hour)} to {_minute(found.last_hour)} (UTC)."]
     if starts is None:
         notes.append("The trace has nowhere as many hours in a row as the recommended run takes.")
     else:
         hours = count_text(starts.hours, "hour")
         parts += [
-            (f"the same, mean of {hours} to start at", MISSING, starts.mean_kg_co2e),
-            ("the same, lowest", _minute(starts.lowest.start), starts.lowest.emissions_kg_co2e),
-            ("the same, highest", _minute(starts.highest.start), starts.highest.emissions_kg_co2e),
+            (f"{run}, mean of {hours} to start at", MISSING, starts.mean_g_co2e_per_kwh, starts.mean_kg_co2e),
+            *(
+                (f"{run}, {which}", _minute(one.start), one.g_co2e_per_kwh, one.emissions_kg_co2e)
+                for which, one in (("lowest", starts.lowest), ("highest", starts.highest))
+            ),
         ]
         if starts.lowest.emissions_kg_co2e:
             factor = starts.highest.emissions_kg_co2e / starts.lowest.emissions_kg_co2e
             notes.append(f"The highest is {factor:.3g} times the lowest.")
         if starts.left_out:
-            notes.append(f"Left out: {count_text(starts.left_out, 'hour')} from which the run would leave the trace.")
-    parts.append((f"{study}, at the study's fixed intensity", MISSING, rec.study_emissions_kg_co2e))
-    if found.study_emissions_kg_co2e is not None:
-        parts.append((f"{study}, in the hours that it ran in", MISSING, found.study_emissions_kg_co2e))
+            notes.append(
+                f"Left out as a start: {count_text(starts.left_out, 'hour')} without a value, or from which the run "
+                "would reach such an hour or go past the trace's end."
+            )
+    parts.append((f"{study}, at the study's fixed intensity", MISSING, fixed_g, rec.study_emissions_kg_co2e))
+    own_kg = found.study_emissions_kg_co2e
+    if own_kg is not None:
+        parts.append((f"{study}, in the hours that it ran in", MISSING, found.study_g_co2e_per_kwh, own_kg))
     else:
         notes.append(f"The study in its own hours: not known, because {found.study_unknown}.")
-    scale = emissions_scale(emissions_kg for _, _, emissions_kg in parts)
+    notes.append(
+        "Power is taken as even over a run and over a session. The trace may count otherwise (direct or life-cycle "
+        "emissions) than the fixed intensity does: compare its hours with each other."
+    )
+    scale = emissions_scale(emissions_kg for *_, emissions_kg in parts)
     return Table(
         caption=f"The same joules at other hours, by {found.source}",
-        columns=(*columns("What", "Start (UTC)", numeric_from=2), Column(label=scale.label("Emissions"), numeric=True)),
-        rows=tuple((word(what), word(start), number(scale.text(kg), kg)) for what, start, kg in parts),
+        columns=columns("What", "Start (UTC)", "g CO2e/kWh", scale.label("Emissions"), numeric_from=2),
+        rows=tuple(
+            (word(what), word(start), number(intensity_text(rate_g), rate_g), number(scale.text(kg), kg))
+            for what, start, rate_g, kg in parts
+        ),
         note=" ".join(notes),
     )
 
@@ -188,26 +216,38 @@ def difference_of(gpu: GpuEnergy) -> float | None:
 
 
 def _energy_table(
-    caption: str, first: str, parts: Sequence[tuple[str, float]], data: StudyData, spent: Footprint
+    caption: str,
+    first: str,
+    parts: Sequence[tuple[str, float]],
+    data: StudyData,
+    spent: Footprint,
+    gpu_kwh: Sequence[float | None] | None = None,  # the GPUs' part of each row, the sum's last; None: no such column
 ) -> Table:
     def emissions_kg(energy_kwh: float) -> float:
         return units.emissions_kg_co2e(energy_kwh, data.provenance.intensity.g_co2e_per_kwh, data.config.carbon.pue)
 
     energy, emissions = energy_scale([spent.energy_kwh]), emissions_scale([emissions_kg(spent.energy_kwh)])
 
-    def row(label: str, energy_kwh: float, *, total: bool = False) -> tuple[Cell, ...]:
+    def row(label: str, energy_kwh: float, part_kwh: float | None, *, total: bool = False) -> tuple[Cell, ...]:
         share = energy_kwh / spent.energy_kwh if spent.energy_kwh else None
+        gpus = () if gpu_kwh is None else (number(energy.text(part_kwh), part_kwh, strong=total),)
         return (
             word(label, strong=total),
             number(energy.text(energy_kwh), energy_kwh, strong=total),
+            *gpus,
             number(emissions.text(emissions_kg(energy_kwh)), emissions_kg(energy_kwh), strong=total),
             number(percent_text(share), share, share=None if total else share),
         )
 
+    *of_parts, of_sum = gpu_kwh or [None] * (len(parts) + 1)
+    heads = (first, energy.label("Energy"), *([] if gpu_kwh is None else [energy.label("of it GPUs")]))
     return Table(
         caption=caption,
-        columns=columns(first, energy.label("Energy"), emissions.label("Emissions"), "Share"),
-        rows=(*(row(label, energy_kwh) for label, energy_kwh in parts), row("sum", spent.energy_kwh, total=True)),
+        columns=columns(*heads, emissions.label("Emissions"), "Share"),
+        rows=(
+            *(row(label, energy_kwh, part_kwh) for (label, energy_kwh), part_kwh in zip(parts, of_parts, strict=True)),
+            row("sum", spent.energy_kwh, of_sum, total=True),
+        ),
     )
 
 

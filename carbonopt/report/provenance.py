@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 
 from carbonopt.config import Carbon, LocalLaunch, Workload
-from carbonopt.record import Hardware, IdlePower, SessionLedger, StudyData
+from carbonopt.record import CarbonTrace, Hardware, IdlePower, SessionLedger, StudyData
 from carbonopt.report.energy import COMPONENTS
-from carbonopt.report.quantities import count_text
+from carbonopt.report.quantities import count_text, intensity_text
 from carbonopt.report.view import Table, columns, word
 from carbonopt.trial import Prepared
 from carbonopt.units import human_duration
@@ -22,6 +22,7 @@ def provenance(data: StudyData) -> Table:
         *_machine(data),
         *_search(data),
         *_carbon(data),
+        *_trace(data.trace),
     ]
     rows += _energy(data)
     rows.append(("Versions", ", ".join(f"{name} {version}" for name, version in data.provenance.versions.items())))
@@ -127,7 +128,16 @@ def _carbon(data: StudyData) -> list[tuple[str, str]]:
     default = Carbon.model_fields["pue"].default
     year = str(intensity.year or "not given")
     return [
-        ("Carbon intensity", f"{intensity.g_co2e_per_kwh:.4g} g CO2e/kWh ({source})"),
+        ("Carbon intensity", f"{intensity_text(intensity.g_co2e_per_kwh)} g CO2e/kWh ({source})"),
         ("Year of that intensity", year),
         ("PUE", f"{carbon.pue:.3g} ({'given or the default' if carbon.pue == default else 'given'}, not measured)"),
     ]
+
+
+def _trace(trace: CarbonTrace | None) -> list[tuple[str, str]]:
+    if trace is None:
+        return []
+    hours = trace.g_co2e_per_kwh
+    without = hours.count(None)
+    holes = f", {without:,} of them without a value" if without else ""
+    return [("Carbon trace", f"{trace.source}: {count_text(len(hours), 'hour')} from {trace.start} on{holes}")]

@@ -1,0 +1,144 @@
+"""What the report's figures can't tell, in plain words."""
+
+from collections.abc import Sequence
+
+from carbonopt.analysis.footprint import Footprint
+from carbonopt.analysis.recommend import Recommendation
+from carbonopt.analysis.repeats import Repeats, repeats_of
+from carbonopt.analysis.repricing import Repricing
+from carbonopt.config import ReplayLaunch
+from carbonopt.record import StudyData
+from carbonopt.report.quantities import count_text, percent_text, two_decimals_text
+from carbonopt.trial import LARGEST_DISAGREEMENT, TrialState
+
+FEW_TRIALS = 10  # completed; below this the front is a sketch
+# Of the target. A rule of thumb for what another seed can change, from recorded runs on an H200 (SEEDS_CHANGE).
+NEAR_TARGET = 0.01
+SEEDS_CHANGE = "in recorded runs of a small GPT on an H200, seeds changed the perplexity by 0.2 to 0.8 %"
+CLOSURE_TOLERANCE = 0.005
+
+
+def limits(
+    data: StudyData, rec: Recommendation, spent: Footprint, repeated: Sequence[Repeats], priced: Repricing | None
+) -> tuple[str, ...]:
+    return (*_of_the_search(data, rec, repeated), *_of_the_measurement(data, spent), *_of_the_scope(data, priced))
+
+
+def _of_the_search(data: StudyData, rec: Recommendation, repeated: Sequence[Repeats]) -> list[str]:
+    found = []
+    if data.ended is None:
+        found.append("The study has not ended: these figures will change.")
+    completed = rec.trials_by_state[TrialState.COMPLETE]
+    if completed < FEW_TRIALS:
+        found.append(
+            f"Few trials: {completed} completed. A cheaper configuration may well be among those that were not tried."
+        )
+    if rec.baseline is not None and not rec.baseline.is_start:
+        found.append(
+            "The saving is against the most accurate trial of this study, which is not what you would have run "
+            "otherwise. search.start in the study file names a configuration of your own as the baseline."
+        )
+    if rec.baseline is not None and not rec.baseline.meets_target:
+        found.append("The baseline misses the target, so the comparison is between two different qualities.")
+    if rec.perplexity is not None and rec.perplexity > rec.target_perplexity * (1 - NEAR_TARGET):
+        margin = percent_text(1 - rec.perplexity / rec.target_perplexity)
+        found.append(
+            f"The recommended trial is only {margin} below the target. As a rule of thumb another seed may miss it: "
+            f"{SEEDS_CHANGE}, which need not hold here."
+        )
+    if completed and not repeated:
+        found.append(
+            "One run each, with one seed: no repeat spread is known, so how far a repetition would differ is not known."
+        )
+    elif rec.met and repeats_of(rec.params, repeated) is None:
+        found.append(
+            "The recommended configuration ran once: how far it would differ when run again is not known. The table of "
+            "repeats says it of others."
+        )
+    candidates = sum(record.meets(rec.target_perplexity) for record in data.records)
+    if candidates > 1 and repeats_of(rec.params, repeated) is None:
+        found.append(
+            f"The recommended trial is the lowest of {candidates} that reached the target, and ran once: its energy is "
+            "likely to be a little lucky, and a repetition's a little higher."
+        )
+    if repeated and all(len(one.seeds) == 1 for one in repeated):
+        found.append("Repeated runs had the same seed: they don't tell how far another seed changes the perplexity.")
+    found.append(
+        "The evaluation data that judged the trials also chose among them, which flatters the winner a little."
+    )
+    return found
+
+
+def _of_the_measurement(data: StudyData, spent: Footprint) -> list[str]:
+    found = []
+    modelled = [name.upper() for name, how in data.provenance.known.items() if how == "modelled"]
+    if data.config.carbon.objective == "gpu":
+        found.append(
+            "Only the GPUs are counted (carbon.objective: gpu): the energy of CPU and RAM is shown beside them."
+        )
+    elif modelled:
+        found.append(
+            f"Modelled, not measured: the energy of {' and '.join(modelled)}. The model goes by time and by the load "
+            "of the whole machine, so that other work on it raises these figures and can change which trial is stopped."
+        )
+    if isinstance(data.config.launch, ReplayLaunch):
+        found.append(
+            "A replay: energy and perplexity come from a table of recorded runs, and nothing was trained. What the "
+            "study spent is what those runs would have cost."
+        )
+    elif "gpu" not in data.provenance.known:
+        found.append("No GPU is in these figures.")
+    if spent.unmeasured_trials:
+        numbers = ", ".join(map(str, spent.unmeasured_trials))
+        found.append(f"What these trials used is not known and not in the study's total: {numbers}.")
+    if not isinstance(data.config.launch, ReplayLaunch):
+        found.append(
+            "The meter's own set-up, 1 to 3 s at each start of carbonopt run before its first window, is in no sum."
+        )
+    found += _disagreements(data)
+    for what, fraction in (("GPUs' energy", spent.gpu_closure), ("whole energy", spent.closure)):
+        if fraction is not None and abs(fraction - 1) > CLOSURE_TOLERANCE:
+            found.append(
+                f"The parts of the {what} add up to {two_decimals_text(fraction)} of one reading of the whole: the "
+                "study's total is uncertain by that much."
+            )
+    if spent.gpu_by_phase_kwh:
+        found.append(
+            "The uncertainty of GPU energy is that of the counters' resolution alone. How true a counter is, is not "
+            "known: it was not checked by another instrument, no accuracy of NVIDIA's was taken for it, and CodeCarbon "
+            "reads the same sensor."
+        )
+    return found
+
+
+def _disagreements(data: StudyData) -> list[str]:
+    """Trials whose two readings differ by more than the windows' edges can explain."""
+    found = {
+        record.trial: record.gpu_disagreement
+        for record in data.records
+        if record.gpu_disagreement is not None and abs(record.gpu_disagreement) > LARGEST_DISAGREEMENT
+    }
+    if not found:
+        return []
+    worst = max(found, key=lambda trial: abs(found[trial]))
+    by = percent_text(abs(found[worst]))
+    if len(found) == 1:
+        return [f"CodeCarbon and the GPUs' counters disagree by {by} on trial {worst}."]
+    return [
+        f"CodeCarbon and the GPUs' counters disagree by more than {percent_text(LARGEST_DISAGREEMENT)} on "
+        f"{count_text(len(found), 'trial')}, most on trial {worst}: by {by}."
+    ]
+
+
+def _of_the_scope(data: StudyData, priced: Repricing | None) -> list[str]:
+    hourly = "The grid's hour-to-hour changes are not counted"
+    if priced is not None:
+        hourly = "The grid's hour-to-hour changes are in the table of other hours alone"
+    found = [
+        f"Emissions are energy × one fixed carbon intensity × PUE. {hourly}; making the hardware and the network are "
+        "not counted.",
+        "A trial's emissions are those of its training window; start-up and evaluation are in the study's total only.",
+    ]
+    if data.config.carbon.pue == 1.0:
+        found.append("PUE is 1: cooling and power delivery of the building are not counted.")
+    return found
