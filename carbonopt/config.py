@@ -1,12 +1,20 @@
 """What a study file holds, as frozen models. What a model can check by itself, it refuses."""
 
+import re
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from carbonopt import trial
 
-Name = Annotated[str, StringConstraints(min_length=1, max_length=200, strip_whitespace=True)]
+
+def _one_line(text: str) -> str:
+    if re.search(r"[\x00-\x1f\x7f-\x9f]", text):
+        raise ValueError(f"must hold no line break and no other control character, but got {text!r}")
+    return text
+
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=200, strip_whitespace=True), AfterValidator(_one_line)]
 Scalar = bool | int | float | str
 
 
@@ -217,7 +225,8 @@ class Carbon(Frozen):
     pue: float = Field(default=1.0, ge=1.0, le=5.0)
     # What emissions, caps and budgets count: everything measured and modelled, or the GPUs' energy counters alone.
     objective: Literal["all", "gpu"] = "all"
-    trace: str | None = None  # a CSV file of hourly intensities, to price the same joules at other hours
+    # A CSV file of hourly intensities, to price the same joules at other hours.
+    trace: Annotated[str, StringConstraints(min_length=1)] | None = None
 
     @model_validator(mode="after")
     def _known(self) -> "Carbon":

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ _Loader.add_implicit_resolver(
 
 # What may stand in a file of its own, for several studies to share: its path instead of its content.
 PIECES = (("search", "space"), ("carbon",), ("workload", "deepspeed"))
+MAX_MIB = 1  # of a study file and of each piece
 
 
 def load_study(path: Path) -> StudyConfig:
@@ -53,27 +55,43 @@ def load_study(path: Path) -> StudyConfig:
     """
     raw = _read_mapping(path, "the study file")
     folder = path.resolve().parent
-    for *parents, key in PIECES:
-        place: Any = raw
-        for parent in parents:
-            place = place.get(parent) if isinstance(place, dict) else None
-        if isinstance(place, dict) and isinstance(place.get(key), str):
-            place[key] = _read_mapping(folder / place[key], ".".join((*parents, key)))
     if isinstance(raw.get("launch"), dict):
         raw["launch"].setdefault("kind", "local")
     try:
+        for *parents, key in PIECES:
+            place: Any = raw
+            for parent in parents:
+                place = place.get(parent) if isinstance(place, dict) else None
+            if isinstance(place, dict) and isinstance(place.get(key), str) and place[key]:
+                place[key] = _read_mapping(folder / Path(place[key]).expanduser(), ".".join((*parents, key)))
         raw = _with_absolute_paths(raw, folder)
     except (RuntimeError, OSError, ValueError) as error:  # an unknown user's home, a name that no system takes
         raise BadInput(f"{path}: a path in it can't be used: {error}.") from error
     return parse_study(raw, str(path))
 
 
-def _read_mapping(path: Path, what: str) -> dict:
+def read_text(path: Path, what: str, max_mib: int) -> str:
+    """The text of a regular file in UTF-8: a pipe or a device may have no end.
+
+    Raises:
+        BadInput: that says why it can't be read.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise BadInput(f"can't read {what} {path}: it must be a regular file, but is none.")
+        if found.st_size > max_mib * 2**20:
+            raise BadInput(
+                f"can't read {what} {path}: it must have {max_mib} MiB at most, but has {found.st_size / 2**20:.1f}."
+            )
+        return path.read_bytes().decode("utf-8-sig")
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "its name or its text is not valid"
+        reason = error.strerror if isinstance(error, OSError) else "its name or its text is not valid UTF-8"
         raise BadInput(f"can't read {what} {path}: {reason}.") from error
+
+
+def _read_mapping(path: Path, what: str) -> dict:
+    text = read_text(path, what, MAX_MIB)
     try:
         raw = yaml.load(text, Loader=_Loader)  # noqa: S506, the loader is a SafeLoader
     except (yaml.YAMLError, ValueError, RecursionError) as error:

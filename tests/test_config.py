@@ -1,6 +1,7 @@
 """The study file: what is read, and what is refused with which sentence."""
 
 import copy
+import os
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,13 @@ def test_paths_are_taken_from_the_study_files_folder(tmp_path: Path, tiny_study:
         ("search.space.epochs", {1: 2}, ["search.space.epochs"]),
         ("search.space.learning_rate", {"low": 1e-4, "high": float("inf")}, ["search.space.learning_rate.high"]),
         ("workload.dataset", {"train_files": ["~nosuchuser/x"]}, ["path"]),
+        ("carbon", "~nosuchuser/carbon.yaml", ["path"]),
+        ("carbon", "", ["carbon", "''"]),
+        ("carbon", "/dev/zero", ["can't read carbon /dev/zero: it must be a regular file"]),
+        ("search.space", ".", ["can't read search.space", "it must be a regular file"]),
+        ("carbon.trace", "", ["carbon.trace", "at least 1 character", "''"]),
+        ("name", "two\nlines", ["name", "control character", r"'two\nlines'"]),
+        ("carbon.region", "\x1b[31m", ["carbon.region", "control character"]),
     ],
 )
 def test_what_is_wrong_is_named(path: str, value: object, words: list[str], tiny_study: dict, write_study) -> None:
@@ -129,3 +137,19 @@ def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BadInput, match="text is not valid"):
         load_study(binary)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BadInput, match=r"can't read the study file .*pipe: it must be a regular file"):
+        load_study(tmp_path / "pipe")
+    large = tmp_path / "large.yaml"
+    large.write_text("#" * (2**20 + 1))
+    with pytest.raises(BadInput, match="it must have 1 MiB at most"):
+        load_study(large)
+
+
+def test_a_piece_may_be_in_the_home_folder(tmp_path: Path, tiny_study: dict, write_study, monkeypatch) -> None:
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home" / "carbon.yaml").write_text("{country: FRA, trace: a.csv}")
+    tiny_study["carbon"] = "~/carbon.yaml"
+    carbon = load_study(write_study(tiny_study)).carbon
+    assert (carbon.country, carbon.trace) == ("FRA", str(tmp_path / "a.csv"))
