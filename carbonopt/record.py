@@ -1,8 +1,9 @@
 """Everything the storage knows of a study, as frozen values: what analysis and reports are made from, anywhere."""
 
+from datetime import datetime, timedelta
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from carbonopt.config import StudyConfig
 from carbonopt.trial import Frozen, Prepared, TrialRecord
@@ -25,6 +26,19 @@ class CarbonTrace(Frozen):
     source: str  # the file's name, without its folder
     start: str  # ISO 8601, UTC: where the first hour begins
     g_co2e_per_kwh: tuple[float | None, ...]  # of each hour, one after the other; None: the file has none for it
+
+    @model_validator(mode="after")
+    def _has_hours(self) -> "CarbonTrace":
+        try:
+            begin = datetime.fromisoformat(self.start)
+            begin + timedelta(hours=len(self.g_co2e_per_kwh))
+        except (ValueError, OverflowError) as error:
+            raise ValueError(
+                f"start must be a time in ISO 8601 before the year 10000, but is {self.start!r}"
+            ) from error
+        if begin.utcoffset() != timedelta(0):
+            raise ValueError(f"start must be in UTC, but is {self.start!r}")
+        return self
 
 
 class Hardware(Frozen):

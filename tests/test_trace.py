@@ -88,7 +88,7 @@ def test_times_without_an_offset_are_utc_and_the_source_says_so(write):
 
 
 def test_rows_are_sorted_and_averaged_by_the_hour(write):
-    rows = ["02:45,8", "00:30,30", "02:00,5", "00:00,10", "02:30,", "00:00,10.0", "", ",,"]
+    rows = ["02:45,8", "00:30,30", "02:00,5", "00:00,10", "02:30,", "", ",,"]
     text = "time,g_co2e_per_kwh\n" + "\n".join(f"2024-01-01T{row}" if row[:1].isdigit() else row for row in rows)
     assert read_trace(write(text)).g_co2e_per_kwh == (20.0, None, 6.5)
 
@@ -126,13 +126,22 @@ HEADER = "time,g_co2e_per_kwh\n"
         (HEADER + "2024-01-01T00:00Z,inf\n", "line 2: the intensity must be .*, but is 'inf'"),
         (HEADER + "2024-01-01T00:00Z,5001\n", "line 2: the intensity must be .*, but is '5001'"),
         (HEADER + '2024-01-01T00:00Z,"12,5"\n', "line 2: the intensity must be .*, but is '12,5'"),
+        (HEADER + "2024-01-01T00:00Z,1_0\n", "line 2: the intensity must be .*, but is '1_0'"),
+        (HEADER + "2024-01-01T00:00Z,٤٥\n", "line 2: the intensity must be .*, but is '٤٥'"),
         (HEADER + "2024-01-01T00:00Z\n", "line 2 must have the header's 2 columns, but has 1"),
+        (HEADER + "2024-01-01T00:00Z,450,5\n", "line 2 must have the header's 2 columns, but has 3"),
+        (HEADER + "9999-12-31T23:30Z,1\n", "line 2: the time must be like"),
+        ("date,date,g_co2e_per_kwh\n2024-01-01,2024-01-02,1\n", "must have one column date, but has 2"),
         (
             HEADER + "2024-01-01T00:00Z,1\n2024-01-01T01:00Z,2\n2024-01-01T02:00+01:00,3\n",
-            r"line 4: a time must have one value, but 2024-01-01T02:00\+01:00 has 3 here and 2 in line 3",
+            r"line 4: a time must stand in one row, but '2024-01-01T02:00\+01:00' is the time of line 3 too",
+        ),
+        (
+            "date,hour,g_co2e_per_kwh\n2024-01-01,0,7\n2024-01-01,1,7\n",
+            "line 3: a time must stand in one row, but '2024-01-01' is the time of line 2 too; .* in one column",
         ),
         (HEADER + "2024-01-01,1\n2024-01-02,2\n", "row for each hour, but no two are less than 24 h apart"),
-        (HEADER + '2024-01-01T00:00Z,"1', "must be a CSV file in UTF-8, but is none: unexpected end of data"),
+        (HEADER + '2024-01-01T00:00Z,"1', "must be a CSV file, but is none: unexpected end of data"),
     ],
 )
 def test_a_bad_trace_is_refused_with_the_line_and_the_value(write, text, message):
@@ -140,15 +149,42 @@ def test_a_bad_trace_is_refused_with_the_line_and_the_value(write, text, message
         read_trace(write(text))
 
 
+@pytest.mark.parametrize(
+    "other", ["kgCO2/kWh", "k gCO2/kWh", "μgCO2/kWh", "gCO2/kWh (1000 per MWh)", "gCO2/kWh change", "gCO2/kWh, lower"]
+)
+def test_another_unit_or_another_quantity_is_no_intensity(write, other):
+    with pytest.raises(BadInput, match="one column whose name says g CO2e per kWh"):
+        read_trace(write(f'time,"{other}"\n2024-01-01T00:00Z,5\n'))
+    assert read_trace(write(f'time,"{other}",gCO2/kWh\n2024-01-01T00:00Z,5,6\n')).g_co2e_per_kwh == (6.0,)
+
+
 def test_a_file_that_cannot_be_read_is_refused(tmp_path):
-    for path in (tmp_path, tmp_path / "none.csv", Path("/dev/zero")):
-        with pytest.raises(BadInput, match=f"carbon.trace: no file {re.escape(str(path))}"):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(BadInput, match=f"can't read carbon.trace {re.escape(str(path))}: it must be a regular"):
             read_trace(path)
-    with pytest.raises(BadInput, match=r"carbon.trace: can't read .*: File name too long"):
+    with pytest.raises(BadInput, match=r"can't read carbon.trace .*none.csv: No such file"):
+        read_trace(tmp_path / "none.csv")
+    with pytest.raises(BadInput, match=r"can't read carbon.trace .*: File name too long"):
         read_trace(tmp_path / ("a" * 300))
     (tmp_path / "binary.csv").write_bytes(os.urandom(8) + b"\xff\xfe\x00" * 50)
-    with pytest.raises(BadInput, match="must be a CSV file in UTF-8, but is none"):
+    with pytest.raises(BadInput, match=r"can't read carbon.trace .*its text is not valid UTF-8"):
         read_trace(tmp_path / "binary.csv")
+    with (tmp_path / "large.csv").open("wb") as file:
+        file.truncate(65 * 2**20)  # takes no room on the disk
+    with pytest.raises(BadInput, match=r"large.csv: it must have 64 MiB at most, but has 65.0"):
+        read_trace(tmp_path / "large.csv")
+
+
+def test_the_source_is_one_line_whatever_the_names_are(write):
+    found = read_trace(write('time,"g co2\nper \x1bkwh"\n2024-01-01T00:00Z,5\n', "a\nb.csv"))
+    assert found.source == "a b.csv, column g co2 per kwh"
+
+
+@pytest.mark.parametrize("start", ["yesterday", "2024-01-01T00:00:00", "9999-12-31T23:00:00+00:00"])
+def test_a_stored_trace_whose_hours_cannot_be_is_refused(start):
+    with pytest.raises(ValueError, match="start"):
+        CarbonTrace(source="a", start=start, g_co2e_per_kwh=(1.0,))
 
 
 def test_the_order_of_rows_does_not_matter(write):

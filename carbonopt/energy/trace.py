@@ -2,26 +2,33 @@
 some hour; the search never sees them. Read with the standard library alone: a bad file is refused at once."""
 
 import csv
+import io
 import itertools
-import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import fmean
-from typing import TextIO
 
 from carbonopt.errors import BadInput
 from carbonopt.record import CarbonTrace
+from carbonopt.study_file import read_text
 
 MAX_HOURS = 10 * 366 * 24  # ten years
+MAX_MIB = 64  # a row for each minute of two years
 MAX_G_CO2E_PER_KWH = 5000.0  # as for carbon.intensity_g_co2e_per_kwh: several times the dirtiest grid
 _HOUR_S = 3600
+_HOUR = timedelta(hours=1)
 # Names of columns in lower case, their words alone. The first that a file has is taken.
 _TIME_NAMES = ("datetime utc", "timestamp utc", "time utc", "datetime", "timestamp", "time", "date")
-_INTENSITY_NAME = re.compile(r"(?<![a-z])g ?co2(e|eq)? ?(per )?kwh(?![a-z])")  # not kg, not per MWh
+_INTENSITY_NAME = re.compile(r"(?<!\b[^\W\d] )\bg ?co2(e|eq)? ?(per )?kwh\b")  # not kg, k g, μg
+_NO_INTENSITY = re.compile(  # though it has the unit
+    r"mwh|\b(change|delta|diff|difference|error|uncertainty|std|stddev|deviation|variance|lower|upper|bounds?"
+    r"|low|high|(?<!\d )min|max|minimum|maximum|percentile|quantile)\b"
+)
 _LIFE_CYCLE = re.compile(r"\blca\b|\blife ?cycle\b")
+_NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def read_trace(path: Path) -> CarbonTrace:
@@ -29,20 +36,17 @@ def read_trace(path: Path) -> CarbonTrace:
 
     It needs a header with a column of times in ISO 8601 (without an offset they are UTC) and one of intensities, whose
     name has the unit, such as `g_co2e_per_kwh` or "gCO₂eq/kWh"; of several the life-cycle one is taken. Rows come in
-    any order. The hour of a time is that of UTC; rows within one hour are averaged; an hour without a value is None.
+    any order, one for each time. The hour of a time is that of UTC; rows within one hour are averaged; an hour without
+    a value is None.
 
     Raises:
         BadInput: that names the line, the value found and what is expected.
     """
+    text = read_text(path, "carbon.trace", MAX_MIB)
     try:
-        if not path.is_file():
-            raise BadInput(f"carbon.trace: no file {path}; give an existing one.")
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            return _trace(_rows(file), path)
-    except OSError as error:
-        raise BadInput(f"carbon.trace: can't read {path}: {error.strerror}.") from error
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise BadInput(f"carbon.trace: {path} must be a CSV file in UTF-8, but is none: {error}.") from error
+        return _trace(_rows(text), path)
+    except csv.Error as error:
+        raise BadInput(f"carbon.trace: {path} must be a CSV file, but is none: {error}.") from error
 
 
 def _trace(rows: Iterator[tuple[int, list[str]]], path: Path) -> CarbonTrace:
@@ -52,7 +56,7 @@ def _trace(rows: Iterator[tuple[int, list[str]]], path: Path) -> CarbonTrace:
     found: dict[float, tuple[float, int]] = {}  # by instant, seconds since 1970: the intensity, and in which line
     for line, row in rows:
         where = f"carbon.trace: {path}, line {line}"
-        if len(row) <= max(time_column, column):
+        if len(row) != len(header):
             raise BadInput(f"{where} must have the header's {len(header)} columns, but has {len(row)}.")
         time_text, rate_text = row[time_column].strip(), row[column].strip()
         if not rate_text:
@@ -61,14 +65,15 @@ def _trace(rows: Iterator[tuple[int, list[str]]], path: Path) -> CarbonTrace:
         if time.tzinfo is None:
             time = time.replace(tzinfo=UTC)
             assumed = "utc" not in _words(header[time_column])
-        before, first = found.setdefault(time.timestamp(), (rate, line))
-        if before != rate:
+        _, first = found.setdefault(time.timestamp(), (rate, line))
+        if first != line:  # even with one value: a date without the hour repeats, as local time does in autumn
             raise BadInput(
-                f"{where}: a time must have one value, but {time_text} has {rate:g} here and {before:g} in line "
-                f"{first}; give the rows of one place, with times in UTC or with their offset."
+                f"{where}: a time must stand in one row, but {time_text[:40]!r} is the time of line {first} too; give "
+                "the rows of one place, with date and hour in one column, in UTC or with their offset."
             )
     first_hour, rates = _by_hour({instant: rate for instant, (rate, _) in found.items()}, path)
-    source = f"{path.name}, column {header[column].strip()}{', times read as UTC' if assumed else ''}"
+    source = f"{path.name}, column {header[column]}{', times read as UTC' if assumed else ''}"
+    source = " ".join("".join(sign if sign.isprintable() else " " for sign in source).split())  # one line of text
     return CarbonTrace(source=source, start=_iso(first_hour), g_co2e_per_kwh=rates)
 
 
@@ -99,51 +104,51 @@ def _columns(header: list[str], path: Path) -> tuple[int, int]:
     """Where the times and the intensities stand."""
     names = [_words(name) for name in header]
     has = f"but its first line has {', '.join(header)[:200] or 'none'}"
-    times = [names.index(name) for name in _TIME_NAMES if name in names]
-    if not times:
+    time = next((name for name in _TIME_NAMES if name in names), None)
+    if time is None:
         raise BadInput(f"carbon.trace: {path} must have a column named datetime, timestamp or time, {has}.")
-    rates = [index for index, name in enumerate(names) if _INTENSITY_NAME.search(name)]
+    if names.count(time) > 1:
+        raise BadInput(f"carbon.trace: {path} must have one column {time}, but has {names.count(time)}; rename one.")
+    rates = [
+        index for index, name in enumerate(names) if _INTENSITY_NAME.search(name) and not _NO_INTENSITY.search(name)
+    ]
     rates = [index for index in rates if _LIFE_CYCLE.search(names[index])] or rates
     if len(rates) != 1:
         raise BadInput(
             f"carbon.trace: {path} must have one column whose name says g CO2e per kWh (of several, one of the life "
             f"cycle), {has}; name it g_co2e_per_kwh."
         )
-    return times[0], rates[0]
+    return names.index(time), rates[0]
 
 
 def _words(name: str) -> str:
     """A column's name in lower case, without punctuation."""
-    return " ".join(re.findall("[a-z0-9]+", name.lower().replace("₂", "2")))
+    return " ".join(re.findall(r"[^\W_]+", name.lower().replace("₂", "2")))
 
 
-def _rows(file: TextIO) -> Iterator[tuple[int, list[str]]]:
+def _rows(text: str) -> Iterator[tuple[int, list[str]]]:
     """Each row that has something in it, with its line in the file."""
-    lines = csv.reader(file, strict=True)
+    lines = csv.reader(io.StringIO(text, newline=""), strict=True)
     for row in lines:
-        if any(cell.strip() for cell in row):
+        if any(map(str.strip, row)):
             yield lines.line_num, row
 
 
 def _time(text: str, where: str) -> datetime:
     try:
         time = datetime.fromisoformat(text)
-        time.astimezone(UTC)  # which the first and the last day that there are may not survive
+        time.astimezone(UTC) + _HOUR  # which the first and the last day that there are may not survive
     except (ValueError, OverflowError) as error:
         raise BadInput(f"{where}: the time must be like 2024-12-31T23:00:00Z, but is {text[:40]!r}.") from error
     return time
 
 
 def _rate(text: str, where: str) -> float:
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = math.nan
-    if not 0 <= rate <= MAX_G_CO2E_PER_KWH:
+    if not _NUMBER.fullmatch(text) or not 0 <= float(text) <= MAX_G_CO2E_PER_KWH:
         raise BadInput(
             f"{where}: the intensity must be from 0 to {MAX_G_CO2E_PER_KWH:g} g CO2e per kWh, but is {text[:40]!r}."
         )
-    return rate
+    return float(text)
 
 
 def _iso(hour: int) -> str:
