@@ -8,7 +8,8 @@ from carbonopt.config import Choices, Dimension, Fixed, LocalLaunch, Scalar, Stu
 from carbonopt.doctor import build, gpu, host, services
 from carbonopt.doctor.check import Check, Finding, failure
 from carbonopt.doctor.machine import Machine
-from carbonopt.energy.hardware import check_gpus, gpu_uuids
+from carbonopt.energy.hardware import check_gpus
+from carbonopt.energy.occupancy import gpus_now
 from carbonopt.errors import CarbonoptError
 from carbonopt.launch.environment import work_environment
 
@@ -34,11 +35,13 @@ def examine(compile_ops: bool) -> Iterator[Check]:
             "GPUs": lambda: gpu.seen(machine),
             "GPUs given": lambda: gpu.hidden(machine.gpus, gpus),
             "other processes": lambda: gpu.others(machine.gpus, gpus),
-            "nvidia-smi": lambda: gpu.nvidia_smi(machine.gpus),
+            "nvidia-smi": lambda: gpu.nvidia_smi(machine, machine.gpus),
             "energy counters": lambda: gpu.counters_alive(machine),
             "RAPL": lambda: host.rapl(bool(gpus)),
-            "CPU power": lambda: host.cpu_power(bool(gpus)),
+            # CodeCarbon hangs with nvidia-smi.
+            "CPU power": lambda: host.cpu_power(bool(gpus)) if machine.smi_code is not None else None,
             "CodeCarbon settings": services.codecarbon_config,
+            "netrc": services.netrc,
             "compilers": lambda: build.compilers(needed=not gpus),
             "ninja": lambda: build.ninja(needed=not gpus),
             "CUDA architectures": lambda: build.arch_list(machine.gpus, machine.environment),
@@ -48,6 +51,7 @@ def examine(compile_ops: bool) -> Iterator[Check]:
             "DeepSpeed operators": lambda: build.ops(machine),
             "memory": host.memory,
             "shared memory": host.shared_memory,
+            "temporary files": host.temporary_files,
             "disk for runs": partial(host.disk, Path("runs"), _OTHER_DISK),
             "disk for operators": lambda: host.disk(host.extensions_folder(), _OTHER_EXTENSIONS),
             "disk for models": lambda: host.disk(host.hub_folder(), _OTHER_HUB),
@@ -65,6 +69,7 @@ def before_run(config: StudyConfig, folder: Path) -> list[Check]:
 
     Raises:
         BadInput: if a GPU of the launch doesn't exist or has no energy counter.
+        MeasurementError: if the driver doesn't answer for them.
     """
     checks: dict[str, Find] = {"disk for runs": partial(host.disk, folder, _OTHER_DISK)}
     launch = config.launch
@@ -74,20 +79,21 @@ def before_run(config: StudyConfig, folder: Path) -> list[Check]:
         loads_ops = not launch.gpus or _may_be_other_than(space.offload, "none")
         compiles = loads_ops or _may_be_other_than(space.torch_compile or Fixed(value=False), False)
         machine = Machine()
-        seen = machine.gpus if launch.gpus else ()
+        seen = gpus_now() if launch.gpus else ()
         ours = [one for one in seen if one.index in launch.gpus]
-        if launch.gpus:
-            checks["GPUs"] = lambda: gpu.seen(machine)
         checks |= {
             "GPUs given": lambda: gpu.hidden(seen, launch.gpus),
             "other processes": lambda: gpu.others(seen, launch.gpus),
-            "nvidia-smi": lambda: gpu.nvidia_smi(ours),
+            "nvidia-smi": lambda: gpu.nvidia_smi(machine, ours),
             "energy counters": lambda: gpu.counters_tick(launch.gpus),
             "CodeCarbon settings": services.codecarbon_config,
-            "CUDA architectures": lambda: build.arch_list(ours, work_environment(launch, gpu_uuids(launch.gpus))),
+            "CUDA architectures": lambda: build.arch_list(ours, work_environment(launch, [one.uuid for one in ours])),
+            "temporary files": host.temporary_files,
             "disk for operators": lambda: host.disk(host.extensions_folder(), _OTHER_EXTENSIONS),
             "disk for models": lambda: host.disk(host.hub_folder(), _OTHER_HUB),
         }
+        if config.track.wandb:
+            checks["netrc"] = services.netrc
         if compiles:
             checks["compilers"] = lambda: build.compilers(needed=True)
         if loads_ops:

@@ -22,7 +22,7 @@ from carbonopt.units import human_duration
 _OWN = ("optuna", "codecarbon")  # the packages that work in the study's process
 _FOR_WHAT = "offload and torch_compile need it"
 _FRESH_LOCK_S = 180.0  # an operator takes half a minute, several times that on a busy machine
-_READABLE = re.compile(r"\d+\.\d+(\+PTX)?")
+_READABLE = re.compile(r"[0-9]+\.[0-9]+(\+PTX)?")
 
 
 def stack_starts(machine: Machine) -> Finding:

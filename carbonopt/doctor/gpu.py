@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from carbonopt.doctor.check import Finding, failure, ok, warning
-from carbonopt.doctor.machine import Machine, ProbeError, by_hand
+from carbonopt.doctor.machine import SMI_S, Machine, ProbeError, by_hand
 from carbonopt.energy.counter import EnergyCounters
 from carbonopt.energy.occupancy import GpuNow
 from carbonopt.errors import BadInput
@@ -41,8 +41,7 @@ def hidden(gpus: Sequence[GpuNow], wanted: Sequence[int]) -> Finding | None:
     value = os.environ.get(VISIBLE_DEVICES)
     if value is None:
         return ok(f"{VISIBLE_DEVICES} is not set")
-    names = [name.strip() for name in value.split(",") if name.strip()]
-    given = [gpu.index for gpu in gpus if any(_is_named(gpu, name) for name in names)]
+    given = _given(gpus, value)
     outside = [index for index in wanted if index not in given]
     if not outside:
         return ok(f"{VISIBLE_DEVICES}={value}")
@@ -53,17 +52,37 @@ def hidden(gpus: Sequence[GpuNow], wanted: Sequence[int]) -> Finding | None:
     )
 
 
+def _given(gpus: Sequence[GpuNow], visible: str) -> list[int]:
+    given: list[int] = []
+    for name in visible.split(","):
+        named = [gpu.index for gpu in gpus if _is_named(gpu, name.strip())]
+        if not named:  # such as -1: CUDA stops there
+            break
+        given += named
+    return sorted(given)
+
+
 def _is_named(gpu: GpuNow, name: str) -> bool:
-    return gpu.index == int(name) if name.isdigit() else len(name) > len("GPU-") and gpu.uuid.startswith(name)
+    if name.isascii() and name.isdigit():
+        return gpu.index == int(name)
+    return len(name) > len("GPU-") and gpu.uuid.startswith(name)
 
 
-def nvidia_smi(gpus: Sequence[GpuNow]) -> Finding | None:
+def nvidia_smi(machine: Machine, gpus: Sequence[GpuNow]) -> Finding | None:
+    """By this program CodeCarbon decides whether there are GPUs; also where none of `gpus` is wanted."""
+    path = shutil.which("nvidia-smi")
+    if path is not None and machine.smi_code is None:
+        return failure(
+            f"{path} does not answer within {SMI_S:g} s, and CodeCarbon would wait for it without end", "sudo reboot"
+        )
     if not gpus:
         return None
-    path = shutil.which("nvidia-smi")
+    absent = "CodeCarbon takes every GPU for absent and its energy for 0"
+    if path is not None and machine.smi_code:
+        return failure(f"{path} --help ends with code {machine.smi_code}, so that {absent}", f"{path} --help")
     if path is not None:
         return ok(path)
-    found = "not on PATH: without it CodeCarbon takes every GPU for absent and its energy for 0"
+    found = f"not on PATH: without it {absent}"
     for folder in _SMI_FOLDERS:
         if Path(folder, "nvidia-smi").exists():
             return failure(found, f'export PATH="$PATH:{folder}"')

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -98,6 +99,13 @@ def disk(folder: Path, advice: str) -> Finding:
     if free_gib < _NO_DISK_GIB:
         return failure(found, advice)
     return warning(found, advice) if free_gib < _LOW_DISK_GIB else ok(found)
+
+
+def temporary_files() -> Finding:
+    try:
+        return ok(tempfile.gettempdir())
+    except FileNotFoundError:
+        return failure("no folder that temporary files can be written to", "export TMPDIR=/path/with/space")
 
 
 def extensions_folder() -> Path:

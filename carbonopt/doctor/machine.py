@@ -1,5 +1,6 @@
 """What several checks look at, each found out once: the GPUs, and torch and DeepSpeed in a process of their own."""
 
+import os
 import select
 import shlex
 import signal
@@ -19,6 +20,8 @@ from carbonopt.train import probe
 _START_S = 180.0  # importing torch and DeepSpeed from a cold network disk
 _BUILD_S = 900.0
 _END_S = 20.0
+SMI_S = 5.0
+_NOT_FOUND = 127  # as shells say it
 
 
 class ProbeError(CarbonoptError):
@@ -38,6 +41,25 @@ class Machine:
     def driver_error(self) -> str | None:
         """What is wrong with the driver of a machine that has NVIDIA GPUs."""
         return self._gpus_and_error[1]
+
+    @cached_property
+    def smi_code(self) -> int | None:
+        """What `nvidia-smi --help` ends with, which CodeCarbon runs when it is imported; None: it doesn't answer."""
+        try:
+            process = subprocess.Popen(
+                ["nvidia-smi", "--help"],  # noqa: S607, whichever CodeCarbon would find
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError:
+            return _NOT_FOUND
+        try:
+            return process.wait(SMI_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # not waited for: one that hangs in the driver doesn't end
+            return None
 
     @cached_property
     def environment(self) -> dict[str, str]:
@@ -101,23 +123,35 @@ class Machine:
 
 
 def _ask(environment: dict[str, str], *, build: bool) -> probe.Stack:
-    command = _command("build" if build else "stack")
     with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        _command("build" if build else "stack"),
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # a group of its own, with the compilers
     ) as process:
         try:
             answer, errors = process.communicate(timeout=_BUILD_S if build else _START_S)
         except subprocess.TimeoutExpired as error:
-            # As Ctrl-C does, so that torch takes away the lock of what it was compiling.
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
             raise ProbeError(f"no answer within {error.timeout:g} s") from error
+        finally:
+            _end(process)
     if process.returncode:
         raise ProbeError(_last_line(errors) or f"ended with code {process.returncode}")
     return probe.Stack.model_validate_json(answer)
+
+
+def _end(process: subprocess.Popen) -> None:
+    """Ends what still runs as Ctrl-C does, so that torch takes away the lock of what it was compiling."""
+    if process.poll() is not None:
+        return
+    os.killpg(process.pid, signal.SIGINT)
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def by_hand(what: str) -> str:

@@ -2,6 +2,7 @@
 
 import configparser
 import os
+import shlex
 import socket
 import urllib.request
 from importlib.util import find_spec
@@ -21,6 +22,8 @@ def codecarbon_config() -> Finding:
     """Settings that aren't ours are overridden, but a file that CodeCarbon can't parse makes it fail."""
     strays = []
     for path in (Path.home() / _CONFIG, Path.cwd() / _CONFIG):
+        if (odd := _no_file(path)) is not None:
+            return odd
         if not path.exists():
             continue
         parser = configparser.ConfigParser()
@@ -37,27 +40,67 @@ def codecarbon_config() -> Finding:
     return ok(f"{', '.join(strays)}: ignored, every setting is given" if strays else "no stray settings")
 
 
+def netrc() -> Finding | None:
+    """Where `wandb login` puts the key; only what can't be read there is told."""
+    return _no_file(Path(os.environ.get("NETRC") or Path.home() / ".netrc"))
+
+
+def _no_file(path: Path) -> Finding | None:
+    """Of what is there but no regular file: a pipe or /dev/zero would be read without end."""
+    if not path.exists() or path.is_file():
+        return None
+    return failure(f"{path} must be a regular file", shlex.join(["mv", str(path), f"{path}.bad"]))
+
+
 def hub() -> Finding:
     """Whether models and data sets can be fetched; opens a connection and sends nothing."""
-    from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
-
-    if HF_HUB_OFFLINE:
-        return ok("offline (HF_HUB_OFFLINE): only what is cached or local")
-    address = urlsplit(ENDPOINT)
-    host = address.hostname or ""
-    proxy = urllib.request.getproxies().get(address.scheme)
-    if proxy and not urllib.request.proxy_bypass(host):
-        address = urlsplit(proxy if "//" in proxy else f"//{proxy}")
-    port = address.port or _PORTS.get(address.scheme, 80)
     try:
-        with socket.create_connection((address.hostname or "", port), _CONNECT_S):
-            return ok(f"{address.hostname} answers")
+        from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
+
+        if HF_HUB_OFFLINE:
+            return ok("offline (HF_HUB_OFFLINE): only what is cached or local")
+        scheme = ENDPOINT.partition(":")[0].lower()
+        if scheme not in _PORTS:
+            raise ValueError("neither http nor https")
+        host, port = _peer(ENDPOINT)
+    except ValueError as error:  # some of them on import
+        name = "HF_ENDPOINT"
+        return warning(
+            f"{name}={os.environ.get(name)!r} must be an address such as https://huggingface.co: {error}",
+            f"unset {name}",
+        )
+    proxy = urllib.request.getproxies().get(scheme)
+    if proxy and not urllib.request.proxy_bypass(host):
+        try:
+            host, port = _peer(proxy if "//" in proxy else f"//{proxy}")
+        except ValueError as error:
+            name, shown = f"{scheme}_proxy", proxy.rpartition("@")[2]  # before the @ a password can stand
+            return warning(
+                f"{name}={shown!r} must be an address such as http://proxy:3128: {error}",
+                f"unset {name} {name.upper()}",
+            )
+    try:
+        with socket.create_connection((host, port), _CONNECT_S):
+            return ok(f"{host} answers")
     except OSError as error:
-        return warning(f"{address.hostname}:{port} can't be reached: {error}", "export HF_HUB_OFFLINE=1")
+        return warning(f"{host}:{port} can't be reached: {error}", "export HF_HUB_OFFLINE=1")
+
+
+def _peer(url: str) -> tuple[str, int]:
+    """Host and port.
+
+    Raises:
+        ValueError: if it has none that could exist.
+    """
+    address = urlsplit(url)
+    if not address.hostname:
+        raise ValueError("it names no host")
+    address.hostname.encode("idna")
+    return address.hostname, address.port or _PORTS.get(address.scheme, 80)
 
 
 def wandb() -> Finding | None:
-    if find_spec("wandb") is None:
+    if find_spec("wandb") is None or netrc() is not None:
         return None
     if has_wandb_key():
         return ok("logged in")

@@ -4,7 +4,6 @@ from types import ModuleType
 from typing import Any
 
 from carbonopt.energy.hardware import open_nvml
-from carbonopt.errors import MeasurementError
 from carbonopt.trial import Frozen
 from carbonopt.units import BYTES_PER_GIB
 
@@ -26,12 +25,7 @@ def gpus_now() -> tuple[GpuNow, ...]:
         MeasurementError: if it answers, but not for every GPU.
     """
     with open_nvml() as nvml:
-        try:
-            return tuple(_gpu_now(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
-        except nvml.NVMLError as error:
-            raise MeasurementError(
-                f"NVML can't say what GPUs there are: {error}. See what `nvidia-smi` says."
-            ) from error
+        return tuple(_gpu_now(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
 
 
 def _gpu_now(nvml: ModuleType, index: int) -> GpuNow:
