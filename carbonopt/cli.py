@@ -1,8 +1,10 @@
 """The command line: the only room that prints. Contracts: arguments, exit codes and output formats of the README."""
 
 import csv
+import errno
 import io
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import carbonopt
-from carbonopt.errors import BadInput, CarbonoptError
+from carbonopt.errors import BadInput, CarbonoptError, StudyInterrupted
 
 if TYPE_CHECKING:
     from carbonopt.config import StudyConfig
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 EXIT_MET = 0
 EXIT_NOT_MET = 3
 EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
 
 app = typer.Typer(
     add_completion=False,
@@ -197,7 +200,10 @@ def _version(value: bool) -> None:
 def _options(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
 ) -> None:
-    pass
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        raise BadInput("the working folder must exist, but it was deleted; change to another one: cd ~.") from error
 
 
 # The base of what typer raises for wrong arguments; typer brings its own copy of click and doesn't name this class.
@@ -206,17 +212,33 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 def main() -> None:
     """The `carbonopt` command: every error that is ours becomes one sentence on standard error and an exit code."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who called us, who then wants nothing of it
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))
+        getattr(sys, name).reconfigure(errors="backslashreplace")  # for terminals without →
     try:
-        sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        sys.stdout.flush()
     except _UsageError as error:
         _fail(error.format_message(), EXIT_BAD_INPUT)  # type: ignore[attr-defined]
     except CarbonoptError as error:
         _fail(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        _fail("interrupted; the same command goes on with the study.", 130)
     except BrokenPipeError:  # `carbonopt export … | head`
         sys.stderr.close()
         sys.exit(1)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _drop_output()
+        _fail(f"no space left for {error.filename or 'the output'}; make room and type the same command again.", 1)
+    if code == EXIT_INTERRUPTED:  # what typer makes of Ctrl-C
+        _fail("interrupted.", code)
+    sys.exit(code)
+
+
+def _drop_output() -> None:
+    """What standard output can't take is not tried again when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _fail(text: str, code: int) -> None:
@@ -256,6 +278,8 @@ def _interruptible() -> Iterator[Callable[[], bool]]:
     before = {number: signal.signal(number, wish) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield lambda: wished
+    except KeyboardInterrupt as error:
+        raise StudyInterrupted("interrupted; the same command goes on with the study.") from error
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
