@@ -191,11 +191,13 @@ def test_limits_name_what_applies(tmp_path):
     limits = " ".join(json.loads((tmp_path / "report.json").read_text())["shown"]["limits"])
     for phrase in ("replay", "Few trials: 2", "has not ended", "with one seed"):
         assert phrase in limits
-    assert "Modelled" not in limits
+    assert "Modelled" not in limits and "set-up" not in limits
+    assert "emits the least of 2 that reached the target, and ran once" in limits
     assert "/somewhere" not in (tmp_path / "report.md").read_text()
     write_report(study(trial(0, perplexity=5.99), trial(1, 2e-3, 4.0)), tmp_path)
     limits = " ".join(json.loads((tmp_path / "report.json").read_text())["shown"]["limits"])
     assert "the energy of CPU" in limits and "0.167 % below the target" in limits and "replay" not in limits
+    assert "As a rule of thumb another seed may miss it" in limits and "set-up, 1 to 3 s" in limits
 
 
 def test_same_data_same_bytes_and_a_new_report_replaces_the_old(tmp_path):

@@ -112,7 +112,7 @@ def test_a_repeated_configuration_shows_its_spread(tmp_path):
     shown = shown_of(study(trial(0, **SAME), trial(1, **SAME), other), tmp_path)
     limits = " ".join(shown["limits"])
     assert "The recommended configuration ran once" in limits and "had the same seed" in limits
-    assert "the lowest of 3 that reached the target" in limits
+    assert "emits the least of 3 that reached the target" in limits
     assert "n = 1, spread not known; the baseline is one of n = 2" in shown["sentence"]
 
 
