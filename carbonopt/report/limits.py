@@ -58,8 +58,8 @@ def _of_the_search(data: StudyData, rec: Recommendation, repeated: Sequence[Repe
     candidates = sum(record.meets(rec.target_perplexity) for record in data.records)
     if candidates > 1 and repeats_of(rec.params, repeated) is None:
         found.append(
-            f"The recommended trial emits the least of {candidates} that reached the target, and ran once: its energy is "
-            "likely to be a little lucky, and a repetition's a little higher."
+            f"The recommended trial emits the least of {candidates} that reached the target, and ran once: its energy "
+            "is likely to be a little lucky, and a repetition's a little higher."
         )
     if repeated and all(len(one.seeds) == 1 for one in repeated):
         found.append("Repeated runs had the same seed: they don't tell how far another seed changes the perplexity.")
