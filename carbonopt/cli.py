@@ -214,7 +214,7 @@ def main() -> None:
     """The `carbonopt` command: every error that is ours becomes one sentence on standard error and an exit code."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by who called us, who then wants nothing of it
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115, for as long as Python runs
         getattr(sys, name).reconfigure(errors="backslashreplace")  # for terminals without →
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)

@@ -4,11 +4,13 @@ import csv
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from carbonopt.trial import TrialRecord
@@ -146,7 +148,56 @@ def test_help_and_refusals_take_less_than_a_second(tiny_study: dict, write_study
         assert min(times) < 1.0
 
 
+def test_an_output_that_is_full_lacks_signs_or_is_closed(finished: Path) -> None:
+    command = [sys.executable, "-m", "carbonopt", "recommend", str(finished)]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "carbonopt: no space left for the output; make room and type the same command again.\n"
+    closed = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True)
+    assert (closed.returncode, closed.stderr) == (0, "")
+    plain = carbonopt("doctor", "--nonsense→", PYTHONIOENCODING="ascii")
+    assert plain.returncode == 2
+    assert "--nonsense\\u2192" in plain.stderr
+
+
+def _probes(doctor: int) -> list[psutil.Process]:
+    return [child for child in psutil.Process(doctor).children() if "carbonopt.train.probe" in child.cmdline()]
+
+
+def test_ctrl_c_outside_a_study_ends_at_once_with_all_processes(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "carbonopt", "doctor"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+    ) as doctor:  # fmt: skip
+        try:
+            until = time.monotonic() + 60
+            while not (probes := _probes(doctor.pid)):
+                assert time.monotonic() < until
+                time.sleep(0.05)
+            time.sleep(0.5)
+            doctor.send_signal(signal.SIGINT)
+            _, errors = doctor.communicate(timeout=30)
+        finally:
+            doctor.kill()
+    assert (doctor.returncode, errors) == (130, "carbonopt: interrupted.\n")
+    assert not any(probe.is_running() for probe in probes)
+
+
 # ----------------------------------------------------------------------------------------------------------- bad input
+
+
+def test_a_deleted_working_folder_gets_one_sentence(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["sh", "-c", 'rmdir "$PWD"; exec "$@"', "sh", sys.executable, "-m", "carbonopt", "check", "x.yaml"],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "carbonopt: the working folder must exist, but it was deleted; change to another one: cd ~.\n"
 
 
 def test_a_folder_of_another_study_is_refused(finished: Path, replay_study: dict, write_study) -> None:

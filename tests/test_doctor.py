@@ -17,8 +17,8 @@ from carbonopt.config import LocalLaunch
 from carbonopt.doctor import _checks, before_run, build, gpu, host, services
 from carbonopt.doctor.check import Finding, Status
 from carbonopt.doctor.machine import Machine
-from carbonopt.energy.occupancy import GpuNow
-from carbonopt.errors import CarbonoptError
+from carbonopt.energy.occupancy import GpuNow, gpus_now
+from carbonopt.errors import CarbonoptError, MeasurementError
 from carbonopt.launch.environment import work_environment
 from carbonopt.study_file import load_study
 from carbonopt.train.probe import Op, Stack, TorchGpu
@@ -168,6 +168,8 @@ def test_a_gpu_that_does_not_answer_is_no_traceback(monkeypatch) -> None:
 
     nvml = {"nvmlInit": lambda: None, "nvmlShutdown": lambda: None, "nvmlDeviceGetCount": lambda: 1, "NVMLError": Lost}
     monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(**nvml, nvmlDeviceGetHandleByIndex=lost))
+    with pytest.raises(MeasurementError, match="GPU is lost"):  # which `run` tells once
+        gpus_now()
     assert advised(gpu.seen(Machine())) == ("failure", "sudo reboot")
 
 
@@ -223,6 +225,8 @@ def advised(finding: Finding | None) -> tuple[str, str | None]:
         ("", ("warning", "launch: {gpus: []}")),
         ("-1", ("warning", "launch: {gpus: []}")),
         ("MIG-7f", ("warning", "launch: {gpus: []}")),
+        ("1,-1,0", ("warning", "launch: {gpus: [1]}")),
+        ("²,0", ("warning", "launch: {gpus: []}")),
     ],
 )
 def test_gpus_that_a_scheduler_gave_to_others(monkeypatch, value: str | None, expected: tuple) -> None:
@@ -254,6 +258,7 @@ def test_a_gpu_in_use_by_processes_that_cannot_be_seen() -> None:
         ("8.0,9.0", "failure"),
         ("8.0;;9.0", "failure"),
         ("90", "failure"),
+        ("٨.٠", "failure"),
     ],
 )
 def test_architectures_that_deepspeed_reads(monkeypatch, value: str | None, status: str) -> None:
@@ -392,6 +397,43 @@ def test_a_configuration_that_codecarbon_fails_on(monkeypatch, tmp_path: Path, t
         get_hierarchical_config()
 
 
+def test_what_would_be_read_without_end_is_not_opened(monkeypatch, tmp_path: Path) -> None:
+    config, key = tmp_path / ".codecarbon.config", tmp_path / ".netrc"
+    os.mkfifo(config)
+    key.symlink_to("/dev/zero")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("NETRC", raising=False)
+    assert advised(services.codecarbon_config()) == ("failure", f"mv {config} {config}.bad")
+    assert advised(services.netrc()) == ("failure", f"mv {key} {key}.bad")
+    assert services.wandb() is None
+    key.unlink()
+    assert services.netrc() is None
+
+
+@pytest.mark.parametrize(
+    ("script", "cpu", "gpu_advice"),
+    [("sleep 60", ("failure", "sudo reboot"), "sudo reboot"), ("exit 9", None, "{} --help"), ("exit 0", None, None)],
+)
+def test_an_nvidia_smi_that_codecarbon_would_trip_over(
+    monkeypatch, tmp_path: Path, script: str, cpu: tuple | None, gpu_advice: str | None
+) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\n{script}\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    found = gpu.nvidia_smi(here := Machine(), ())
+    assert (found and advised(found)) == cpu
+    assert gpu.nvidia_smi(here, gpus(0)).advice == (gpu_advice and gpu_advice.format(smi))
+
+
+def test_no_folder_for_temporary_files(monkeypatch) -> None:
+    assert host.temporary_files().status == Status.OK
+    monkeypatch.setattr(host.tempfile, "tempdir", None)
+    monkeypatch.setattr(host.tempfile, "_candidate_tempdir_list", lambda: ["/proc/nowhere"])
+    assert advised(host.temporary_files()) == ("failure", "export TMPDIR=/path/with/space")
+
+
 def test_stray_settings_are_named_and_ignored(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -422,6 +464,35 @@ def test_a_hub_that_answers_and_one_that_does_not(monkeypatch) -> None:
     assert advised(services.hub()) == ("warning", "export HF_HUB_OFFLINE=1")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert advised(services.hub()) == ("ok", None)
+
+
+@pytest.mark.parametrize(
+    "value", ["http://h:port", "http://[::1", "http://127.0.0.1:99999", "http://a..b", "garbage", "", "file:///x"]
+)
+def test_a_hub_address_that_cannot_be_one(tmp_path: Path, value: str) -> None:
+    # In a process of its own: huggingface_hub reads it when it is imported.
+    done = subprocess.run(
+        [sys.executable, "-c", "from carbonopt.doctor import services; print(services.hub().as_text())"],
+        env={**os.environ, "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": value, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.startswith(f"HF_ENDPOINT={value!r} must be an address"), done.stderr
+    assert done.stdout.endswith("→ unset HF_ENDPOINT\n")
+
+
+def test_a_proxy_that_cannot_be_one_is_named_without_its_password(monkeypatch) -> None:
+    from huggingface_hub import constants
+
+    for name in ("no_proxy", "NO_PROXY", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://hub.invalid")
+    monkeypatch.setenv("http_proxy", "http://me:s3cret@proxy:99999")
+    found = services.hub()
+    assert advised(found) == ("warning", "unset http_proxy HTTP_PROXY")
+    assert "'proxy:99999'" in found.found
+    assert "s3cret" not in found.found
 
 
 def raising(error: Exception) -> Finding:
