@@ -299,6 +299,9 @@ def test_a_gpu_that_is_not_there_is_refused(tiny_study: dict, write_study, tmp_p
 
 def test_what_the_preparation_finds_wrong_is_refused(tiny_study: dict, write_study, tmp_path: Path) -> None:
     tiny_study["workload"]["deepspeed"] = {"zero_optimization": {"stage3_prefetch_buket_size": 1}}
-    sentence = refusal("run", write_study(tiny_study), "--out", tmp_path / "out")
+    done = carbonopt("run", write_study(tiny_study), "--out", tmp_path / "out")
+    assert done.returncode == 2
+    begun, sentence = done.stderr.splitlines()
+    assert begun.startswith("preparing ")
     assert "stage3_prefetch_bucket_size" in sentence
     assert not (tmp_path / "out").exists()
