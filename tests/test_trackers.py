@@ -174,7 +174,7 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, track, message):
 
 def test_one_broken_tracker_leaves_the_other_alone(tmp_path):
     warnings: list[str] = []
-    hostile = {"project": "a/../#?%:", "entity": "../..\n%00"}
+    hostile = {"project": "a/../#?%:", "entity": "../..%00"}
     tracked = open_trackers(study(wandb=hostile, tensorboard=True), tmp_path / "track", warnings.append)
     run_trial(tracked, 0)
     tracked.close()
