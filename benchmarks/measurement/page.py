@@ -109,7 +109,7 @@ def _closure(found: dict[str, Result]) -> str:
                 trial["state"] + (f" ({trial['stop_reason']})" if trial["stop_reason"] else ""),
                 trial["failure"] or "",
                 *(f"{joules_from_kwh(trial['gpu_energy_kwh'][phase]['counter']):,.0f}" for phase in PHASES),
-                f"{100 * _whole(trial):+.2f}",
+                f"{_differs(trial):+.2f}",
             ]
             for trial in result["trials"]
         ]
@@ -139,12 +139,12 @@ def _closure(found: dict[str, Result]) -> str:
     return "\n\n".join(parts)
 
 
-def _whole(trial: Result) -> float:
-    """CodeCarbon's reading ÷ the counters' − 1 over a whole trial."""
+def _differs(trial: Result, phases: tuple[str, ...] = PHASES) -> float:
+    """CodeCarbon's reading ÷ the counters' − 1 over these phases of a trial together, in percent."""
     codecarbon, counter = (
-        sum(trial["gpu_energy_kwh"][phase][reading] for phase in PHASES) for reading in ("codecarbon", "counter")
+        sum(trial["gpu_energy_kwh"][phase][reading] for phase in phases) for reading in ("codecarbon", "counter")
     )
-    return codecarbon / counter - 1
+    return 100 * (codecarbon / counter - 1)
 
 
 def _repeats(found: dict[str, Result]) -> str:
@@ -198,19 +198,10 @@ def _repeats(found: dict[str, Result]) -> str:
 
 
 def _by_phase(trials: list[Result]) -> str:
-    def difference(phases: tuple[str, ...]) -> list[float]:
-        sums = [
-            [sum(trial["gpu_energy_kwh"][phase][reading] for phase in phases) for reading in ("codecarbon", "counter")]
-            for trial in trials
-        ]
-        return [100 * (codecarbon / counter - 1) for codecarbon, counter in sums]
-
     rows = [
         [name, f"{statistics.fmean(values):+.2f}", f"{min(values):+.2f} to {max(values):+.2f}"]
-        for name, values in (
-            *((phase, difference((phase,))) for phase in PHASES),
-            ("whole trial", difference(PHASES)),
-        )
+        for name, phases in (*((phase, (phase,)) for phase in PHASES), ("whole trial", PHASES))
+        for values in ([_differs(trial, phases) for trial in trials],)
     ]
     return _table(["Phase", "CodeCarbon differs, mean (%)", "Range (%)"], rows)
 
