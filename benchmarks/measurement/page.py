@@ -210,9 +210,12 @@ def _overhead(found: dict[str, Result]) -> str:
     rows = []
     for stem, result in found.items():
         ratios = [100 * ratio for ratio in result["overhead_of_step_time"]]
-        more = "not measured"
+        more, of_one_dose = "not measured", "not measured"
         if len(ratios) > 1:
-            more = f"{statistics.fmean(ratios):+.2f} ± {statistics.stdev(ratios) / len(ratios) ** 0.5:.2f}"
+            mean, error = statistics.fmean(ratios), statistics.stdev(ratios) / len(ratios) ** 0.5
+            more = f"{mean:+.2f} ± {error:.2f}"
+            dose = result["dose"]
+            of_one_dose = f"{mean / dose:+.3f} ± {error / dose:.3f}" if dose else "(control)"
         rows.append(
             [
                 stem.removeprefix("overhead-"),
@@ -221,6 +224,7 @@ def _overhead(found: dict[str, Result]) -> str:
                 f"{result['step_ms']:.1f}",
                 len(ratios),
                 more,
+                of_one_dose,
                 f"{sum(result['waits_ms']):.1f} in {len(result['waits_ms'])}",
                 f"{max(result['waits_ms']):.1f}",
             ]
@@ -231,11 +235,11 @@ def _overhead(found: dict[str, Result]) -> str:
             "`overhead.py`: what a trial of eight evaluations waits for the study's answers, at its 16 phase changes "
             "and 8 evaluations; and blocks of steps with the study running and measuring, against blocks of the same "
             "run with the study stopped. ± is the standard error of the mean over the pairs of blocks. A dose of 10 "
-            "reads the meters ten times as often as a study does, one of 0 never stops the study: the benchmark's own "
-            "error.",
+            "reads the meters ten times as often as a study does: a tenth of its effect is a study's, with a tenth of its "
+            "error. A dose of 0 never stops the study: the benchmark's own error.",
             _table(
-                ["Run", "GPUs", "Dose", "Step (ms)", "Pairs", "Step time, more (%)", "Waits of a trial (ms)",
-                 "Longest (ms)"],
+                ["Run", "GPUs", "Dose", "Step (ms)", "Pairs", "Step time, more (%)", "Of dose 1 (%)",
+                 "Waits of a trial (ms)", "Longest (ms)"],
                 rows,
             ),
         ]
