@@ -235,8 +235,8 @@ def _overhead(found: dict[str, Result]) -> str:
             "`overhead.py`: what a trial of eight evaluations waits for the study's answers, at its 16 phase changes "
             "and 8 evaluations; and blocks of steps with the study running and measuring, against blocks of the same "
             "run with the study stopped. ± is the standard error of the mean over the pairs of blocks. A dose of 10 "
-            "reads the meters ten times as often as a study does: a tenth of its effect is a study's, with a tenth of its "
-            "error. A dose of 0 never stops the study: the benchmark's own error.",
+            "reads the meters ten times as often as a study does: a tenth of its effect is a study's, and a tenth of "
+            "its error. A dose of 0 never stops the study: the benchmark's own error.",
             _table(
                 ["Run", "GPUs", "Dose", "Step (ms)", "Pairs", "Step time, more (%)", "Of dose 1 (%)",
                  "Waits of a trial (ms)", "Longest (ms)"],
