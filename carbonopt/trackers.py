@@ -152,11 +152,15 @@ def has_wandb_key() -> bool:
     if os.environ.get("WANDB_API_KEY"):
         return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
-    path = os.environ.get("NETRC") or Path.home() / ".netrc"
     try:
-        return netrc.netrc(path).authenticators(host) is not None
+        return netrc.netrc(netrc_file()).authenticators(host) is not None
     except (OSError, netrc.NetrcParseError):
         return False
+
+
+def netrc_file() -> Path:
+    """Where `wandb login` puts the key."""
+    return Path(os.environ.get("NETRC") or Path.home() / ".netrc")
 
 
 def _point_scalars(point: EvalPoint, emissions_kg_co2e: float) -> dict[str, float]:

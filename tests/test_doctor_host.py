@@ -4,14 +4,16 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from test_doctor import ROOT, advised
 
-from carbonopt.doctor import host, services
+from carbonopt.doctor import before_run, host, services
 from carbonopt.doctor.check import Status
+from carbonopt.study_file import load_study
 
 
 @pytest.mark.parametrize(
@@ -22,6 +24,22 @@ def test_space_that_is_left(monkeypatch, tmp_path: Path, free_gib: float, disk: 
     monkeypatch.setattr(host.shutil, "disk_usage", lambda _: SimpleNamespace(free=free_gib * 2**30))
     assert host.disk(tmp_path / "not" / "there", "type this").status == disk
     assert host.shared_memory(tmp_path).status == shm
+
+
+def test_other_work_on_the_cpu_is_told_before_a_study(monkeypatch, tmp_path: Path, tiny_study, write_study) -> None:
+    config = load_study(write_study(tiny_study))
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        time.sleep(0.5)  # until they have started
+        (told,) = (check for check in before_run(config, tmp_path) if check.name == "CPU load")
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    assert advised(told) == ("warning", "top")
+    assert "busy with other work: timings and modelled energy will be off" in told.found
+    monkeypatch.setattr(host.psutil, "cpu_percent", lambda interval: 4.4)  # nothing here can be sure to be alone
+    assert advised(host.cpu_load()) == ("ok", None)
 
 
 def test_memory_is_what_the_control_groups_leave(tmp_path: Path) -> None:
@@ -122,6 +140,22 @@ def test_a_hub_that_answers_and_one_that_does_not(monkeypatch) -> None:
     assert advised(services.hub()) == ("warning", "export HF_HUB_OFFLINE=1")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert advised(services.hub()) == ("ok", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "advice"),
+    [("HF_ENDPOINT", "http://[::1", "unset HF_ENDPOINT"), ("HF_HUB_ETAG_TIMEOUT", "soon", "env | grep ^HF_HUB_")],
+)
+def test_settings_that_no_trial_could_start_with_are_named(tmp_path: Path, name: str, value: str, advice: str) -> None:
+    script = "from carbonopt.doctor.services import hub, hub_disk; [print(one().as_text()) for one in (hub, hub_disk)]"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, name: value, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    hub, disk = done.stdout.splitlines()
+    assert hub == disk, done.stderr
+    assert hub.endswith(f" → {advice}")
+    assert ("HF_ENDPOINT" in hub) == (name == "HF_ENDPOINT")
 
 
 @pytest.mark.parametrize(

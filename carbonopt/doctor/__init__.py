@@ -17,7 +17,6 @@ __all__ = ["before_run", "examine"]
 
 _OTHER_DISK = "carbonopt run STUDY.yaml --out /another/disk/NAME"
 _OTHER_EXTENSIONS = "export TORCH_EXTENSIONS_DIR=/another/disk/torch_extensions"
-_OTHER_HUB = "export HF_HOME=/another/disk/huggingface"
 
 Find = Callable[[], Finding | None]  # None: nothing to look at here
 
@@ -37,6 +36,7 @@ def examine(compile_ops: bool) -> Iterator[Check]:
             "other processes": lambda: gpu.others(machine.gpus, gpus),
             "nvidia-smi": lambda: gpu.nvidia_smi(machine, machine.gpus),
             "energy counters": lambda: gpu.counters_alive(machine),
+            "CPU load": host.cpu_load,
             "RAPL": lambda: host.rapl(bool(gpus)),
             # CodeCarbon hangs with nvidia-smi.
             "CPU power": lambda: host.cpu_power(bool(gpus)) if machine.smi_code is not None else None,
@@ -54,7 +54,7 @@ def examine(compile_ops: bool) -> Iterator[Check]:
             "temporary files": host.temporary_files,
             "disk for runs": partial(host.disk, Path("runs"), _OTHER_DISK),
             "disk for operators": lambda: host.disk(host.extensions_folder(), _OTHER_EXTENSIONS),
-            "disk for models": lambda: host.disk(host.hub_folder(), _OTHER_HUB),
+            "disk for models": services.hub_disk,
             "hub": services.hub,
             "wandb": services.wandb,
         }
@@ -82,6 +82,7 @@ def before_run(config: StudyConfig, folder: Path) -> list[Check]:
         seen = gpus_now() if launch.gpus else ()
         ours = [one for one in seen if one.index in launch.gpus]
         checks |= {
+            "CPU load": host.cpu_load,
             "GPUs given": lambda: gpu.hidden(seen, launch.gpus),
             "other processes": lambda: gpu.others(seen, launch.gpus),
             "nvidia-smi": lambda: gpu.nvidia_smi(machine, ours),
@@ -90,7 +91,7 @@ def before_run(config: StudyConfig, folder: Path) -> list[Check]:
             "CUDA architectures": lambda: build.arch_list(ours, work_environment(launch, [one.uuid for one in ours])),
             "temporary files": host.temporary_files,
             "disk for operators": lambda: host.disk(host.extensions_folder(), _OTHER_EXTENSIONS),
-            "disk for models": lambda: host.disk(host.hub_folder(), _OTHER_HUB),
+            "disk for models": services.hub_disk,
         }
         if config.track.wandb:
             checks["netrc"] = services.netrc

@@ -16,9 +16,27 @@ _SHM = Path("/dev/shm")  # noqa: S108, not a temporary file
 _CGROUPS = Path("/sys/fs/cgroup")
 _SMALL_SHM_GIB = 1.0
 _SMALL_RAM_GIB = 4.0
+# A resting desktop stays below; a core at work is more of a machine with up to four, and of one with many it matters
+# little.
+_BUSY_CPU_PERCENT = 20.0
+_BUSY_CPU_S = 0.5
 _LOW_DISK_GIB, _NO_DISK_GIB = 10.0, 1.0
 # Master weights, gradients and Adam's two moments, 4 bytes each (arXiv 1910.02054, section 3.1).
 _OFFLOAD_BYTES_PER_PARAMETER = 16
+
+
+def cpu_load() -> Finding:
+    """What else works on the CPU while nothing of ours does.
+
+    Looked at now and not in the load average: that remembers minutes, and with them the installation or the study that
+    just ended, and takes what waits for a disk for work. It is by the same load of the whole machine that CodeCarbon
+    models.
+    """
+    busy_percent = psutil.cpu_percent(_BUSY_CPU_S)
+    found = f"{busy_percent:.0f} % busy with other work"
+    if busy_percent > _BUSY_CPU_PERCENT:
+        return warning(f"{found}: timings and modelled energy will be off", "top")
+    return ok(found)
 
 
 def rapl(has_gpus: bool, powercap: Path = _POWERCAP) -> Finding:
@@ -114,9 +132,3 @@ def extensions_folder() -> Path:
     if chosen:
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_extensions"
-
-
-def hub_folder() -> Path:
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    return Path(HF_HUB_CACHE)

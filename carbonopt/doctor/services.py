@@ -10,12 +10,15 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from carbonopt.doctor.check import Finding, failure, ok, warning
-from carbonopt.trackers import has_wandb_key
+from carbonopt.doctor.host import disk
+from carbonopt.trackers import has_wandb_key, netrc_file
 
 _CONFIG = ".codecarbon.config"
 _PREFIX = "codecarbon_"
 _CONNECT_S = 3.0
 _PORTS = {"http": 80, "https": 443}
+_ENDPOINT = "HF_ENDPOINT"
+_OTHER_HUB = "export HF_HOME=/another/disk/huggingface"
 
 
 def codecarbon_config() -> Finding:
@@ -41,8 +44,8 @@ def codecarbon_config() -> Finding:
 
 
 def netrc() -> Finding | None:
-    """Where `wandb login` puts the key; only what can't be read there is told."""
-    return _no_file(Path(os.environ.get("NETRC") or Path.home() / ".netrc"))
+    """Only a file that can't be read there is told."""
+    return _no_file(netrc_file())
 
 
 def _no_file(path: Path) -> Finding | None:
@@ -56,19 +59,17 @@ def hub() -> Finding:
     """Whether models and data sets can be fetched; opens a connection and sends nothing."""
     try:
         from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
-
-        if HF_HUB_OFFLINE:
-            return ok("offline (HF_HUB_OFFLINE): only what is cached or local")
-        scheme = ENDPOINT.partition(":")[0].lower()
+    except ValueError as error:
+        return _not_importable(error)
+    if HF_HUB_OFFLINE:
+        return ok("offline (HF_HUB_OFFLINE): only what is cached or local")
+    scheme = ENDPOINT.partition(":")[0].lower()
+    try:
         if scheme not in _PORTS:
             raise ValueError("neither http nor https")
         host, port = _peer(ENDPOINT)
-    except ValueError as error:  # some of them on import
-        name = "HF_ENDPOINT"
-        return warning(
-            f"{name}={os.environ.get(name)!r} must be an address such as https://huggingface.co: {error}",
-            f"unset {name}",
-        )
+    except ValueError as error:
+        return warning(*_no_address(error))
     proxy = urllib.request.getproxies().get(scheme)
     if proxy and not urllib.request.proxy_bypass(host):
         try:
@@ -84,6 +85,30 @@ def hub() -> Finding:
             return ok(f"{host} answers")
     except OSError as error:
         return warning(f"{host}:{port} can't be reached: {error}", "export HF_HUB_OFFLINE=1")
+
+
+def hub_disk() -> Finding:
+    """Space for models and data sets, where huggingface_hub keeps them."""
+    try:
+        from huggingface_hub.constants import HF_HUB_CACHE
+    except ValueError as error:
+        return _not_importable(error)
+    return disk(Path(HF_HUB_CACHE), _OTHER_HUB)
+
+
+def _not_importable(error: ValueError) -> Finding:
+    """huggingface_hub reads its settings when it is imported, and every trial imports it."""
+    try:
+        urlsplit(os.environ.get(_ENDPOINT, ""))
+    except ValueError:
+        return failure(*_no_address(error))
+    return failure(f"huggingface_hub can't read one of its variables: {error}", "env | grep ^HF_HUB_")
+
+
+def _no_address(error: ValueError) -> tuple[str, str]:
+    """What to say of HF_ENDPOINT, and what to type."""
+    found = f"{_ENDPOINT}={os.environ.get(_ENDPOINT)!r} must be an address such as https://huggingface.co: {error}"
+    return found, f"unset {_ENDPOINT}"
 
 
 def _peer(url: str) -> tuple[str, int]:
