@@ -4,6 +4,7 @@ import json
 import math
 import re
 import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -36,6 +37,7 @@ ODD_STUDIES = {
     "identical trials": study(trial(0), trial(1), trial(2)),
     "infinite perplexity": study(trial(0, perplexity=math.inf), trial(1), pruned(2, None)),
     "far apart": study(trial(0, 1e-6, 5.9), trial(1, 1e2, 2.0), trial(2, 1.0, 1e30)),
+    "as far apart as floats go": study(trial(0), trial(1, 2e-3, 1e300), trial(2, 1e-310, sys.float_info.max)),
     "replay": study(
         trial(0),
         trial(1, 2e-3, 4.0),
@@ -86,6 +88,7 @@ class Page(HTMLParser):
             self.text += data
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("data", ODD_STUDIES.values(), ids=ODD_STUDIES)
 def test_odd_studies_render(data, tmp_path):
     index = write_report(data, tmp_path)

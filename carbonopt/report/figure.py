@@ -55,6 +55,7 @@ def _draw(axes: Axes, plot: Scatter, rec: Recommendation) -> None:
         axes.set_xticks([])
         axes.set_yticks([])
         return
+    _scale(axes, plot)  # first: matplotlib's own scaling has no room around values at the end of floats
     axes.step(*_xy(plot.of("front")), where="post", color=COLOURS["front"], linewidth=0.8, zorder=1)
     beyond = plot.outside()
     for name, points in layers(plot, rec).items():
@@ -63,7 +64,6 @@ def _draw(axes: Axes, plot: Scatter, rec: Recommendation) -> None:
     axes.axhline(
         rec.target_perplexity, color=COLOURS["target"], linestyle="--", linewidth=0.8, label="target", zorder=1
     )
-    _scale(axes, plot)
 
 
 def _scale(axes: Axes, plot: Scatter) -> None:

@@ -4,6 +4,7 @@ import base64
 import html
 import math
 import re
+from sys import float_info
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -126,7 +127,10 @@ def _axis(title: str, frame: Axis) -> dict[str, Any]:
     stride = max(1, (last - first) // 6)
     digits = (1, 2, 5) if last - first <= 3 else (1,)
     ticks = [
-        digit * 10.0**decade for decade in range(first - 3 * stride, last + 4 * stride, stride) for digit in digits
+        digit * 10.0**decade
+        for decade in range(first - 3 * stride, last + 4 * stride, stride)
+        if float_info.min_10_exp <= decade < float_info.max_10_exp
+        for digit in digits
     ]
     return axis | {
         "type": "log",

@@ -1,5 +1,7 @@
 """The points of the Pareto figure, sorted into groups, and the unit of its axis; for the page and for paper alike."""
 
+import math
+from sys import float_info
 from typing import Literal
 
 from carbonopt.analysis.front import is_finite
@@ -138,7 +140,8 @@ def _axis(values: list[float]) -> Axis:
     """The range of the values and a margin around them; logarithmic where they are far apart."""
     low, high = min(values), max(values)
     if low > 0 and high / low >= LOG_FROM_RATIO:
-        margin = (high / low) ** MARGIN
-        return Axis(log=True, low=low / margin, high=high * margin)
+        # A diverged trial's perplexity can be so large that neither its ratio to another nor a margin fits a float.
+        margin = 10 ** (MARGIN * (math.log10(high) - math.log10(low)))
+        return Axis(log=True, low=max(low / margin, float_info.min), high=min(high * margin, float_info.max))
     space = MARGIN * (high - low) or MARGIN * abs(high) or 1.0
     return Axis(log=False, low=low - space, high=high + space)
