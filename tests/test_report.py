@@ -312,7 +312,15 @@ def test_no_winner_no_files():
     assert winner_of(study(pruned(0))) == {}
 
 
-PERCENTS = {0.4234: "42.3 %", 0.99996: "over 99.9 %", 1.0: "100 %", 12.3456: "1,235 %", 0.0: "0 %", None: "–"}
+PERCENTS = {
+    0.4234: "42.3 %",
+    0.99996: "over 99.9 %",
+    1.0: "100 %",
+    12.3456: "1,235 %",
+    1e300: "over 1,000,000 %",
+    0.0: "0 %",
+    None: "–",
+}
 
 
 @pytest.mark.parametrize(("fraction", "text"), PERCENTS.items())

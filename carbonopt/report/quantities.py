@@ -66,6 +66,8 @@ def percent_text(fraction: float | None) -> str:
     percent = 100 * fraction
     if 99.95 <= percent < 100:
         return "over 99.9 %"
+    if percent > 1e6:  # a diverged trial's perplexity can be hundreds of digits above the others
+        return "over 1,000,000 %"
     return f"{percent:,.0f} %" if abs(percent) >= 99.95 else f"{percent:.3g} %"
 
 
