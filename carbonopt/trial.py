@@ -179,9 +179,10 @@ class GpuEnergy(Frozen):
     uncertainty: float  # standard uncertainty of `counter` that comes from how rarely the counters tick
 
     @property
-    def net_of_idle(self) -> float:
-        """What the work itself used, beyond what the GPUs would have used anyway."""
-        return self.counter - self.idle
+    def net_of_idle(self) -> float | None:
+        """What the work itself used, beyond what the GPUs would have used anyway; None where that would be more than
+        they did use."""
+        return self.counter - self.idle if 0 <= self.idle <= self.counter else None
 
 
 class Durations(Frozen):

@@ -10,6 +10,7 @@ from small_studies import REPLAY, SAME, TRACE, gpu_study, on_gpu, study, trial
 from carbonopt.analysis.repeats import Spread
 from carbonopt.live import LiveDisplay
 from carbonopt.record import StudyData
+from carbonopt.report import energy
 from carbonopt.report.build import write_report
 from carbonopt.report.quantities import (
     difference_text,
@@ -60,6 +61,26 @@ def test_both_readings_their_difference_and_what_is_idle(tmp_path):
     assert marked == [[], ["-3 %"]]
     assert "CodeCarbon and the GPUs' counters disagree by 3 % on trial 1." in shown["limits"]
     assert "10 kJ ± 0.25 %" in shown["answer"][1] and "differs by +0.5 %" in shown["answer"][1]
+
+
+def test_a_net_of_idle_that_can_not_be_is_not_known_and_says_why(tmp_path):
+    shown = shown_of(gpu_study(on_gpu(0, 2e3), on_gpu(1, 20e3, perplexity=4.0)), tmp_path)  # 3 kJ idle in each training
+    assert [row["GPU net of idle (kJ)"] for row in rows_of(shown["components"])] == ["–", "17.0"]
+    training = next(row for row in rows_of(shown["readings"]) if row["Phase"] == "training")
+    assert (training["Idle share"], training["Net of idle (kJ)"]) == ("27.3 %", "16.0")  # of both: 22 and 6 kJ
+    why = "by the idle power measured before the study the GPUs would have used more idle than their counters say"
+    assert f"not known, because {why}" in shown["answer"][1]
+    assert why in shown["components"]["note"] and why not in shown["readings"]["note"]
+
+    shown = shown_of(gpu_study(on_gpu(0, 2e3)), tmp_path)
+    row = next(row for row in rows_of(shown["readings"]) if row["Phase"] == "training")
+    assert (row["Idle share"], row["Net of idle (kJ)"]) == ("–", "–")
+    assert why in shown["readings"]["note"]
+
+
+def test_the_time_within_which_codecarbon_is_deaf_is_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(energy, "FRESH_AFTER_S", 0.07)
+    assert "twice within 70 ms" in shown_of(gpu_study(on_gpu(0)), tmp_path)["readings"]["note"]
 
 
 def test_closure_of_the_gpus_and_of_the_whole(tmp_path):

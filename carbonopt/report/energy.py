@@ -1,11 +1,12 @@
 """The report's tables of energy: where it went, how it is known, and how sure it is. Each has one unit."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from carbonopt import units
 from carbonopt.analysis.footprint import Footprint, summed
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.analysis.repricing import Repricing
+from carbonopt.energy.codecarbon import FRESH_AFTER_S
 from carbonopt.record import StudyData
 from carbonopt.report.quantities import (
     MISSING,
@@ -32,6 +33,11 @@ COMPONENTS = ("gpu", "cpu", "ram")
 UNCERTAINTY_NOTE = (
     "± is one standard uncertainty, from how rarely the counters tick; their own accuracy is not known and not in it."
 )
+NET_UNKNOWN_BECAUSE = (
+    "by the idle power measured before the study the GPUs would have used more idle than their counters say in all: "
+    "they were at work then, or the time is too short for the counters' ticks"
+)
+_NET_NOTE = f"Net of idle is not known (–) where {NET_UNKNOWN_BECAUSE}."
 
 
 def by_phase(data: StudyData, spent: Footprint) -> Table:
@@ -99,7 +105,8 @@ def readings(spent: Footprint) -> Table:
 
     def row(label: str, gpu: GpuEnergy) -> tuple[Cell, ...]:
         total = label == "sum"
-        difference, idle_share = difference_of(gpu), gpu.idle / gpu.counter if gpu.counter else None
+        difference, net_kwh = difference_of(gpu), gpu.net_of_idle
+        idle_share = gpu.idle / gpu.counter if gpu.counter and net_kwh is not None else None
         return (
             word(label, strong=total),
             number(scale.text(gpu.counter), gpu.counter, strong=total),
@@ -107,7 +114,7 @@ def readings(spent: Footprint) -> Table:
             number(scale.text(gpu.codecarbon), gpu.codecarbon, strong=total),
             number(difference_text(difference), difference),
             number(percent_text(idle_share), idle_share),
-            number(scale.text(gpu.net_of_idle), gpu.net_of_idle, strong=total),
+            number(scale.text(net_kwh), net_kwh, strong=total),
         )
 
     counter, codecarbon, net = map(scale.label, ("Counters", "CodeCarbon", "Net of idle"))
@@ -116,9 +123,9 @@ def readings(spent: Footprint) -> Table:
         columns=columns("Phase", counter, "±", codecarbon, "Difference", "Idle share", net),
         rows=tuple(row(label, gpu) for label, gpu in parts),
         note="The GPUs' own counters are the figure that is used; CodeCarbon read the same windows. Idle share: what "
-        "the same GPUs use idle in as much time; net of idle: the rest. CodeCarbon doesn't measure twice within 50 ms: "
-        "the energy of an evaluation shorter than that is in its figure of the training beside it. "
-        f"{UNCERTAINTY_NOTE}",
+        "the same GPUs use idle in as much time; net of idle: the rest. CodeCarbon doesn't measure twice within "
+        f"{FRESH_AFTER_S * 1000:g} ms: the energy of an evaluation shorter than that is in its figure of the training "
+        f"beside it. {UNCERTAINTY_NOTE}{_net_note(gpu for _, gpu in parts)}",
     )
 
 
@@ -149,6 +156,7 @@ def components(data: StudyData) -> Table:
         rows=tuple(map(row, measured)) if twice or len(names) > 1 else (),
         note=f"{UNCERTAINTY_NOTE} CodeCarbon differs by: the largest over single windows of {COMPARED_FROM_S:g} s and "
         f"more and over the whole trial, in bold above {percent_text(LARGEST_DISAGREEMENT)}."
+        f"{_net_note(training for record in measured if (training := _training(record)))}"
         if twice
         else "",
     )
@@ -264,13 +272,22 @@ def _gpu_cells(record: TrialRecord, scale: Scale) -> tuple[Cell, ...]:
     """What is known beside the counter's figure."""
     difference = record.gpu_disagreement
     marked = difference is not None and abs(difference) > LARGEST_DISAGREEMENT
-    training = record.gpu_energy_kwh[Phase.TRAIN] if record.gpu_energy_kwh is not None else None
+    training = _training(record)
     net_kwh = training.net_of_idle if training else None
     return (
         _uncertainty_cell(training),
         number(scale.text(net_kwh), net_kwh),
         number(difference_text(difference), difference, strong=marked),
     )
+
+
+def _training(record: TrialRecord) -> GpuEnergy | None:
+    return record.gpu_energy_kwh[Phase.TRAIN] if record.gpu_energy_kwh is not None else None
+
+
+def _net_note(shown: Iterable[GpuEnergy]) -> str:
+    """Why a figure net of idle is missing; nothing where none is."""
+    return f" {_NET_NOTE}" if any(gpu.net_of_idle is None for gpu in shown) else ""
 
 
 def _minute(iso: str) -> str:

@@ -8,7 +8,7 @@ from carbonopt.analysis.recommend import Baseline, Recommendation
 from carbonopt.analysis.repeats import Repeats, repeats_of
 from carbonopt.config import ReplayLaunch
 from carbonopt.record import StudyData
-from carbonopt.report.energy import COMPONENTS, difference_of, is_counted
+from carbonopt.report.energy import COMPONENTS, NET_UNKNOWN_BECAUSE, difference_of, is_counted
 from carbonopt.report.quantities import (
     count_text,
     difference_text,
@@ -225,11 +225,17 @@ def _certainty(data: StudyData, rec: Recommendation, repeated: Sequence[Repeats]
         known.append(
             f"The GPU part of its training energy is {energy_text(training.counter)} "
             f"{uncertainty_text(training.uncertainty / training.counter)} by the counters (one standard uncertainty, "
-            f"from their resolution; their own accuracy is not known), {energy_text(training.net_of_idle)} of it net "
-            "of idle. Training is a sum of windows, one from each evaluation to the next; CodeCarbon's sum over them "
-            f"differs by {difference_text(difference_of(training))}."
+            f"from their resolution; their own accuracy is not known), {_net_of_idle(training)}. Training is a sum of "
+            "windows, one from each evaluation to the next; CodeCarbon's sum over them differs by "
+            f"{difference_text(difference_of(training))}."
         )
     return [" ".join(known)] if known else []
+
+
+def _net_of_idle(gpu: GpuEnergy) -> str:
+    if gpu.net_of_idle is None:
+        return f"how much of it is net of idle is not known, because {NET_UNKNOWN_BECAUSE}"
+    return f"{energy_text(gpu.net_of_idle)} of it net of idle"
 
 
 def _training(data: StudyData, rec: Recommendation) -> GpuEnergy | None:
