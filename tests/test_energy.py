@@ -1,5 +1,6 @@
 import inspect
 import json
+import math
 import multiprocessing
 import os
 import shutil
@@ -275,6 +276,17 @@ def test_gpus_that_are_absent_or_uncounted_are_refused(monkeypatch):
         hardware.check_gpus((0, 3))
     with pytest.raises(BadInput, match=r"GPU 1 \(GPU model 1\) must have an energy counter.*Not Supported"):
         hardware.check_gpus((0, 1))
+
+
+@pytest.mark.parametrize("found", [None, math.nan, b"580"])
+@pytest.mark.parametrize(
+    "name",
+    ["nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetName", "nvmlDeviceGetUUID", "nvmlSystemGetDriverVersion"],
+)
+def test_gpus_of_which_nvml_says_what_it_does_not_promise_are_refused(monkeypatch, name, found):
+    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(**{**vars(fake_nvml([100])), name: lambda *_: found}))
+    with pytest.raises(MeasurementError, match=f"NVML must give the .*, but gave {found}.*reinstall nvidia-ml-py"):
+        (hardware.describe_hardware((0,)), hardware.gpu_uuids((0,)))
 
 
 @pytest.mark.skipif(GPU_HERE, reason="needs a machine without an NVIDIA driver")

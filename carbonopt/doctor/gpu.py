@@ -11,6 +11,7 @@ import psutil
 from carbonopt.doctor.check import Finding, failure, ok, warning
 from carbonopt.doctor.machine import SMI_S, Machine, ProbeError, by_hand
 from carbonopt.energy.counter import EnergyCounters
+from carbonopt.energy.hardware import REINSTALL_NVML
 from carbonopt.energy.occupancy import GpuNow
 from carbonopt.errors import BadInput
 from carbonopt.launch.environment import VISIBLE_DEVICES
@@ -24,10 +25,14 @@ _IN_CONTAINER = "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=all"  # the
 
 
 def seen(machine: Machine) -> Finding:
-    if machine.driver_error is not None:
+    error = machine.driver_error
+    if error is not None and error.__cause__ is None:
+        return failure(str(error), REINSTALL_NVML)
+    if error is not None:
+        says = str(error.__cause__)
         return failure(
-            f"there are NVIDIA GPUs, but their driver says: {machine.driver_error}",
-            _IN_CONTAINER if "Not Found" in machine.driver_error else "sudo reboot",
+            f"there are NVIDIA GPUs, but their driver says: {says}",
+            _IN_CONTAINER if "Not Found" in says else "sudo reboot",
         )
     if not machine.gpus:
         return ok("no NVIDIA driver: studies run on the CPU with launch.gpus: []")

@@ -38,8 +38,8 @@ class Machine:
         return self._gpus_and_error[0]
 
     @property
-    def driver_error(self) -> str | None:
-        """What is wrong with the driver of a machine that has NVIDIA GPUs."""
+    def driver_error(self) -> CarbonoptError | None:
+        """What is wrong on a machine that has NVIDIA GPUs; its cause is what the driver itself says."""
         return self._gpus_and_error[1]
 
     @cached_property
@@ -104,15 +104,15 @@ class Machine:
                 process.kill()
 
     @cached_property
-    def _gpus_and_error(self) -> tuple[tuple[GpuNow, ...], str | None]:
+    def _gpus_and_error(self) -> tuple[tuple[GpuNow, ...], CarbonoptError | None]:
         try:
             return gpus_now(), None
         except MeasurementError as error:
-            return (), str(error.__cause__)
+            return (), error
         except BadInput as error:
             # A GPU's device file without a driver that answers; other machines have no such file.
             has_gpu = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/proc/driver/nvidia/version").exists()
-            return (), str(error.__cause__) if has_gpu else None
+            return (), error if has_gpu else None
 
     @cached_property
     def _stack_and_error(self) -> tuple[probe.Stack | None, str | None]:

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-from carbonopt.energy.hardware import check_gpus, lost_gpus
+from carbonopt.energy.hardware import check_gpus, energy_mj, lost_gpus
 from carbonopt.errors import BEFORE_FIRST_TRIAL, MeasurementError, StudyInterrupted
 from carbonopt.record import IdlePower
 
@@ -79,7 +79,8 @@ class EnergyCounters:
         import pynvml
 
         try:
-            return tuple(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in self._handles)
+            pairs = zip(self.indices, self._handles, strict=True)
+            return tuple(energy_mj(pynvml, handle, index) for index, handle in pairs)
         except pynvml.NVMLError as error:
             raise lost_gpus(error) from error
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
+from typing import Any, TypeVar
 
 import psutil
 
@@ -14,6 +15,10 @@ from carbonopt.units import BYTES_PER_GIB
 
 _CPU_INFO = Path("/proc/cpuinfo")
 _CPU_INSTEAD = "to run on the CPU, set launch.gpus: []"
+# The older package pynvml puts a module of the same name, which answers in bytes, over nvidia-ml-py's.
+REINSTALL_NVML = "pip uninstall -y pynvml; pip install --force-reinstall nvidia-ml-py"
+
+Answer = TypeVar("Answer")
 
 
 def describe_hardware(gpu_indices: Sequence[int]) -> Hardware:
@@ -27,8 +32,8 @@ def describe_hardware(gpu_indices: Sequence[int]) -> Hardware:
     driver = None
     if gpu_indices:
         with open_nvml() as nvml:
-            names = tuple(nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(index)) for index in gpu_indices)
-            driver = nvml.nvmlSystemGetDriverVersion()
+            names = tuple(gpu_name(nvml, nvml.nvmlDeviceGetHandleByIndex(index), index) for index in gpu_indices)
+            driver = expect(str, nvml.nvmlSystemGetDriverVersion(), "the driver's version")
     return Hardware(
         cpu=_cpu_model(),
         # Some virtual machines don't tell how many physical cores they have.
@@ -48,18 +53,18 @@ def check_gpus(indices: Sequence[int]) -> None:
     if not indices:
         return
     with open_nvml() as nvml:
-        count = nvml.nvmlDeviceGetCount()
+        count = gpu_count(nvml)
         for index in indices:
             if index not in range(count):
                 seen = ", ".join(map(str, range(count))) or "none"
                 raise BadInput(f"GPU {index} not found: NVML sees {seen}; {_CPU_INSTEAD}.")
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             try:
-                nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+                energy_mj(nvml, handle, index)
             except nvml.NVMLError as error:
                 # CodeCarbon would integrate polled power instead, which samples a quarter of the time on A100 and
                 # H100 (arXiv 2312.02741).
-                name = nvml.nvmlDeviceGetName(handle)
+                name = gpu_name(nvml, handle, index)
                 raise BadInput(
                     f"GPU {index} ({name}) must have an energy counter, but NVML says: {error}; NVIDIA GPUs since "
                     f"Volta have one, MIG slices don't. Take another GPU; {_CPU_INSTEAD}."
@@ -76,7 +81,7 @@ def gpu_uuids(indices: Sequence[int]) -> tuple[str, ...]:
     if not indices:
         return ()
     with open_nvml() as nvml:
-        return tuple(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index)) for index in indices)
+        return tuple(gpu_uuid(nvml, nvml.nvmlDeviceGetHandleByIndex(index), index) for index in indices)
 
 
 @contextmanager
@@ -107,6 +112,37 @@ def open_nvml() -> Iterator[ModuleType]:
 def lost_gpus(error: Exception) -> MeasurementError:
     """What to say of a driver that answered once and doesn't any more."""
     return MeasurementError(f"NVIDIA's driver must answer for the GPUs, but says: {error}. See what `nvidia-smi` says.")
+
+
+def expect(kind: type[Answer], found: object, what: str) -> Answer:
+    """An answer of NVML's that is what NVML promises, and no None, NaN or bytes.
+
+    Raises:
+        MeasurementError: else.
+    """
+    if not isinstance(found, kind):
+        raise MeasurementError(
+            f"NVML must give {what} as {kind.__name__}, but gave {found!r}: another package may lie over nvidia-ml-py. "
+            f"Type: {REINSTALL_NVML}"
+        )
+    return found
+
+
+def gpu_count(nvml: ModuleType) -> int:
+    return expect(int, nvml.nvmlDeviceGetCount(), "the number of GPUs")
+
+
+def gpu_name(nvml: ModuleType, handle: Any, index: int) -> str:
+    return expect(str, nvml.nvmlDeviceGetName(handle), f"the name of GPU {index}")
+
+
+def gpu_uuid(nvml: ModuleType, handle: Any, index: int) -> str:
+    return expect(str, nvml.nvmlDeviceGetUUID(handle), f"the UUID of GPU {index}")
+
+
+def energy_mj(nvml: ModuleType, handle: Any, index: int) -> int:
+    """The GPU's energy counter."""
+    return expect(int, nvml.nvmlDeviceGetTotalEnergyConsumption(handle), f"the energy of GPU {index}")
 
 
 def _cpu_model() -> str:

@@ -3,7 +3,7 @@
 from types import ModuleType
 from typing import Any
 
-from carbonopt.energy.hardware import open_nvml
+from carbonopt.energy.hardware import expect, gpu_count, gpu_name, gpu_uuid, open_nvml
 from carbonopt.trial import Frozen
 from carbonopt.units import BYTES_PER_GIB
 
@@ -25,32 +25,36 @@ def gpus_now() -> tuple[GpuNow, ...]:
         MeasurementError: if it answers, but not for every GPU.
     """
     with open_nvml() as nvml:
-        return tuple(_gpu_now(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+        return tuple(_gpu_now(nvml, index) for index in range(gpu_count(nvml)))
 
 
 def _gpu_now(nvml: ModuleType, index: int) -> GpuNow:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    major, minor = expect(
+        tuple, nvml.nvmlDeviceGetCudaComputeCapability(handle), f"the compute capability of GPU {index}"
+    )
     return GpuNow(
         index=index,
-        name=nvml.nvmlDeviceGetName(handle),
-        uuid=nvml.nvmlDeviceGetUUID(handle),
+        name=gpu_name(nvml, handle, index),
+        uuid=gpu_uuid(nvml, handle, index),
         compute_capability=f"{major}.{minor}",
-        memory_used_gib=_memory_used_gib(nvml, handle),
-        processes=_processes(nvml, handle),
+        memory_used_gib=_memory_used_gib(nvml, handle, index),
+        processes=_processes(nvml, handle, index),
     )
 
 
-def _processes(nvml: ModuleType, handle: Any) -> tuple[int, ...]:
+def _processes(nvml: ModuleType, handle: Any, index: int) -> tuple[int, ...]:
     try:
-        return tuple(process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        found = expect(list, nvml.nvmlDeviceGetComputeRunningProcesses(handle), f"the processes on GPU {index}")
+        return tuple(process.pid for process in found)
     except (nvml.NVMLError_NotSupported, nvml.NVMLError_NoPermission):  # virtual GPUs; the memory tells there
         return ()
 
 
-def _memory_used_gib(nvml: ModuleType, handle: Any) -> float | None:
+def _memory_used_gib(nvml: ModuleType, handle: Any, index: int) -> float | None:
     try:
         # The first version of this call counts what the driver reserves as used.
-        return nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2).used / BYTES_PER_GIB
+        used_bytes = nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2).used
+        return expect(int, used_bytes, f"the memory used on GPU {index}") / BYTES_PER_GIB
     except nvml.NVMLError_NotSupported:  # GPUs that share the host's memory
         return None
