@@ -1,14 +1,21 @@
 """GPU energy without a GPU: a stand-in NVML plays back what a real H200's counter did, and real trial processes run."""
 
 import json
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from carbonopt.doctor.gpu import seen
+from carbonopt.doctor.machine import Machine
+from carbonopt.energy.hardware import REINSTALL_NVML
 from carbonopt.energy.meter import Reading, disagreement
+from carbonopt.energy.occupancy import gpus_now
+from carbonopt.errors import MeasurementError
 from carbonopt.trial import GpuEnergy
 from carbonopt.units import joules_from_kwh
 
@@ -103,31 +110,64 @@ meter.enter(Phase.TRAIN)
 time.sleep(1.1)
 def gone(at_s):
     raise pynvml.NVMLError("GPU is lost")
-for energy in (pynvml._gpus[0].energy_mj, lambda at_s: 5, lambda at_s: 2**62, gone):
+healthy = pynvml._gpus[0].energy_mj
+for energy in (healthy, lambda at_s: 5, lambda at_s: 2**62, gone, lambda at_s: None, lambda at_s: float("nan")):
     pynvml._gpus[0].energy_mj = energy
     try:
         meter.enter(Phase.GAP)
     except MeasurementError as error:
         print(json.dumps(str(error)))
 """
-    dead, backwards, jumped, lost = with_gpus([300, 300], script, tmp_path)
+    dead, backwards, jumped, lost, none, nan = with_gpus([300, 300], script, tmp_path)
     assert "none was measured for GPU 1 during 1.1 s of train" in dead
     assert "an energy counter only grows, but that of GPU 0 went from" in backwards
     assert "no GPU draws 3000 W, but the counter of GPU 0 went from" in jumped
     assert "NVIDIA's driver must answer for the GPUs, but says: GPU is lost." in lost
+    assert "NVML must give the energy of GPU 0 as int, but gave None" in none and "but gave nan" in nan
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("nvmlDeviceGetCount", None),
+        ("nvmlDeviceGetName", b"H200"),
+        ("nvmlDeviceGetUUID", None),
+        ("nvmlDeviceGetCudaComputeCapability", None),
+        ("nvmlDeviceGetComputeRunningProcesses", None),
+        ("nvmlDeviceGetMemoryInfo", SimpleNamespace(used=math.nan)),
+    ],
+)
+def test_answers_that_nvml_does_not_promise_are_told_and_not_used(monkeypatch, name: str, found: object) -> None:
+    nvml = {
+        "NVMLError": OSError, "NVMLError_NotSupported": OSError, "NVMLError_NoPermission": OSError, "nvmlMemory_v2": 2,
+        "nvmlInit": lambda: None, "nvmlShutdown": lambda: None, "nvmlDeviceGetCount": lambda: 1,
+        "nvmlDeviceGetHandleByIndex": lambda index: index, "nvmlDeviceGetName": lambda _: "H200",
+        "nvmlDeviceGetUUID": lambda _: "GPU-0", "nvmlDeviceGetCudaComputeCapability": lambda _: (9, 0),
+        "nvmlDeviceGetComputeRunningProcesses": lambda _: [],
+        "nvmlDeviceGetMemoryInfo": lambda *_: SimpleNamespace(used=0),
+    }  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(**nvml))
+    assert [one.name for one in gpus_now()] == ["H200"]
+    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(**{**nvml, name: lambda *_: found}))
+    with pytest.raises(MeasurementError, match=r"NVML must give the .*, but gave .*reinstall nvidia-ml-py"):
+        gpus_now()
+    told = seen(Machine())
+    assert (told.status, told.advice) == ("failure", REINSTALL_NVML)
 
 
 def test_the_idle_measurement_can_be_interrupted(tmp_path: Path) -> None:
     script = """
+import threading
 from carbonopt.errors import StudyInterrupted
 began = time.monotonic()
 try:
     MachineMeter([0], "all", lambda: time.monotonic() > began + 3)
 except StudyInterrupted as error:
-    print(json.dumps([time.monotonic() - began, str(error)]))
+    print(json.dumps([time.monotonic() - began, str(error), threading.active_count()]))
 """
-    ((took_s, said),) = with_gpus([300], script, tmp_path)
+    ((took_s, said, threads),) = with_gpus([300], script, tmp_path)
     assert took_s < 6
+    assert threads == 1, "CodeCarbon has ended too"
     assert said == "interrupted before the first trial; the same command begins again."
 
 

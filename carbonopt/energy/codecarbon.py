@@ -142,7 +142,11 @@ class CodeCarbonTotals:
             output_handlers=[self._latest],
         )
         self._tracker.start()
-        self.read()  # the first reading imports more and takes 60 ms
+        try:
+            self.read()  # the first reading imports more and takes 60 ms
+        except MeasurementError:
+            self.close()
+            raise
         time.sleep(FRESH_AFTER_S)  # so that the first window doesn't begin with energy from before it
 
     def read(self) -> Totals:

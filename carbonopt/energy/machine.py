@@ -1,5 +1,6 @@
 """The meter of this machine: the GPUs' own counters and CodeCarbon, read at the same windows' edges."""
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -43,9 +44,6 @@ class MachineMeter(Windows):
         objective: Objective = "all",
         interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._counters = EnergyCounters(gpu_indices)
-        self._outer_counters = EnergyCounters(gpu_indices)
-        self._codecarbon = CodeCarbonTotals(gpu_indices)
         self.known: dict[str, HowKnown] = {"cpu": "measured" if has_rapl() else "modelled", "ram": "modelled"}
         self.models = power_models()
         if gpu_indices:
@@ -53,12 +51,18 @@ class MachineMeter(Windows):
         none = 0.0 if gpu_indices else None
         gpu = {"gpu_kwh": none, "codecarbon_gpu_kwh": none, "idle_gpu_kwh": none, "gpu_variance_kwh2": none}
         super().__init__(Reading(cpu_kwh=0.0, ram_kwh=0.0, objective=objective).model_copy(update=gpu))
-        self._latest = self._opened = self._began = self._read()
-        self._outer_began_j = self._outer_counters.read()
         self._ended: Reading | None = None
         self._open = Phase.PREPARE
         self.idle: tuple[IdlePower, ...] = ()
-        self.idle = measure_idle(self._counters, interrupted) if gpu_indices else ()
+        with contextlib.ExitStack() as opened:  # CodeCarbon has threads, which end also if one of these fails
+            self._counters = opened.enter_context(contextlib.closing(EnergyCounters(gpu_indices)))
+            self._outer_counters = opened.enter_context(contextlib.closing(EnergyCounters(gpu_indices)))
+            self._codecarbon = opened.enter_context(contextlib.closing(CodeCarbonTotals(gpu_indices)))
+            self._latest = self._opened = self._began = self._read()
+            self._outer_began_j = self._outer_counters.read()
+            if gpu_indices:
+                self.idle = measure_idle(self._counters, interrupted)
+            self._instruments = opened.pop_all()
         # The last known power of each GPU, for windows that are too short to tell their own.
         self._powers_w = [one.power_w for one in self.idle]
 
@@ -92,9 +96,7 @@ class MachineMeter(Windows):
             self._ended = self.outer()
         finally:
             self._open = None
-            self._codecarbon.close()
-            self._counters.close()
-            self._outer_counters.close()
+            self._instruments.close()
 
     def _refresh(self) -> None:
         if time.monotonic() - self._latest.at_s > FRESH_AFTER_S:
