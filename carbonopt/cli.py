@@ -319,9 +319,12 @@ def _write_report(data: "StudyData", paths: "StudyPaths", folder: Path) -> Path:
 def _print_recommendation(data: "StudyData", target: float | None = None) -> bool:
     from carbonopt.analysis.recommend import recommend as recommend_for
     from carbonopt.live import recommendation_text
+    from carbonopt.report.limits import modelled_components
 
     recommendation = recommend_for(data, target)
     print(recommendation_text(recommendation))
+    if recommendation.met and "gpu" not in data.provenance.known and (modelled := modelled_components(data)):
+        print(f"  modelled, not measured: the energy of {modelled}; other work on the machine raises it")
     return recommendation.met
 
 

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from small_studies import study, trial
 
+from carbonopt.cli import _print_recommendation
 from carbonopt.trial import TrialRecord
 
 
@@ -77,6 +79,17 @@ def test_another_target_needs_no_new_trial(finished: Path) -> None:
     assert missed.returncode == 3
     answer = json.loads(missed.stdout)
     assert (answer["met"], answer["trial"], answer["closest"]["perplexity"]) == (False, None, best)
+
+
+def test_a_recommendation_by_modelled_energy_says_so(finished: Path, capsys) -> None:
+    known = study().provenance.model_copy(update={"known": {"cpu": "modelled", "ram": "modelled"}})
+    assert _print_recommendation(study(trial(0), provenance=known))
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "  modelled, not measured: the energy of CPU and RAM; other work on the machine raises it"
+    )
+    assert "modelled" not in carbonopt("recommend", finished).stdout
+    _print_recommendation(study(trial(0)))  # on a GPU
+    assert "modelled" not in capsys.readouterr().out
 
 
 def test_records_have_the_contracts_fields(finished: Path) -> None:

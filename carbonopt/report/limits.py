@@ -24,6 +24,11 @@ def limits(
     return (*_of_the_search(data, rec, repeated), *_of_the_measurement(data, spent), *_of_the_scope(data, priced))
 
 
+def modelled_components(data: StudyData) -> str:
+    """Of which the energy is not measured, such as 'CPU and RAM'; empty where all of it is."""
+    return " and ".join(name.upper() for name, how in data.provenance.known.items() if how == "modelled")
+
+
 def _of_the_search(data: StudyData, rec: Recommendation, repeated: Sequence[Repeats]) -> list[str]:
     found = []
     if data.ended is None:
@@ -71,14 +76,14 @@ def _of_the_search(data: StudyData, rec: Recommendation, repeated: Sequence[Repe
 
 def _of_the_measurement(data: StudyData, spent: Footprint) -> list[str]:
     found = []
-    modelled = [name.upper() for name, how in data.provenance.known.items() if how == "modelled"]
+    modelled = modelled_components(data)
     if data.config.carbon.objective == "gpu":
         found.append(
             "Only the GPUs are counted (carbon.objective: gpu): the energy of CPU and RAM is shown beside them."
         )
     elif modelled:
         found.append(
-            f"Modelled, not measured: the energy of {' and '.join(modelled)}. The model goes by time and by the load "
+            f"Modelled, not measured: the energy of {modelled}. The model goes by time and by the load "
             "of the whole machine, so that other work on it raises these figures and can change which trial is stopped."
         )
     if isinstance(data.config.launch, ReplayLaunch):
