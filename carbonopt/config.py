@@ -213,6 +213,13 @@ class Budget(Frozen):
         return self
 
 
+class Confirm(Frozen):
+    """After the search, its winner and the nearest rivals are run again with other seeds."""
+
+    seeds: int = Field(default=3, ge=2, le=100)  # runs of each configuration, the search's own included
+    rivals: int = Field(default=2, ge=0, le=100)  # configurations beside the winner
+
+
 class Carbon(Frozen):
     """The reference carbon intensity, and what it is applied to. A value given here wins; else it is looked up, for the
     country and region or for the cloud region, in data that CodeCarbon carries."""
@@ -295,6 +302,7 @@ class StudyConfig(Frozen):
     target: Target
     search: Search
     budget: Budget
+    confirm: Confirm | None = None  # none: the answer rests on one run of each configuration
     carbon: Carbon
     launch: Annotated[Union[LocalLaunch, ReplayLaunch], Field(discriminator="kind")] = LocalLaunch()
     track: Track = Track()
@@ -312,8 +320,10 @@ class StudyConfig(Frozen):
         return self
 
     def identity(self) -> dict:
-        """What makes two study files the same study: all of it but the budget, the trackers and the trace."""
-        return self.model_dump(mode="json", exclude={"budget": True, "track": True, "carbon": {"trace"}})
+        """What makes two study files the same study: all but budget, confirmation, trackers and trace."""
+        return self.model_dump(
+            mode="json", exclude={"budget": True, "confirm": True, "track": True, "carbon": {"trace"}}
+        )
 
 
 def _exactly_one(model: BaseModel, *keys: str) -> None:

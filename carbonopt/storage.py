@@ -23,6 +23,7 @@ from carbonopt.trial import (
 
 OBJECTIVES = ("emissions_kg_co2e", "perplexity")
 CONSTRAINT = "log perplexity over target"  # feasible at 0 and below
+REPEAT_OF, SEED = "repeat of", "seed"  # attributes of a trial that repeats another one's configuration
 WORST_VIOLATION = 10.0  # for a trial that taught nothing about its perplexity; e^10 times the target
 
 _FINISHED = (OptunaState.COMPLETE, OptunaState.PRUNED, OptunaState.FAIL)
@@ -93,7 +94,7 @@ class StudyStorage:
         if difference:
             raise BadInput(
                 f"{where} holds another study: {difference}. Give another --out (or another name), or restore the "
-                "study file; only budget, track and carbon.trace may change."
+                "study file; only budget, confirm, track and carbon.trace may change."
             )
 
     def set_prepared(self, prepared: Prepared) -> None:
@@ -140,7 +141,15 @@ class StudyStorage:
     # ------------------------------------------------------------------------------------------------------- trials
 
     def finished_count(self) -> int:
-        return sum(trial.state in _FINISHED for trial in self.study.get_trials(deepcopy=False))
+        """Of the search's own trials."""
+        trials = self.study.get_trials(deepcopy=False)
+        return sum(trial.state in _FINISHED and REPEAT_OF not in trial.user_attrs for trial in trials)
+
+    def queue_repeat(self, number: int, seed: int) -> None:
+        """Puts a trial's configuration into the queue again, unless a repeat waits there already."""
+        trials = self.study.get_trials(deepcopy=False)
+        if not any(trial.state == OptunaState.WAITING and REPEAT_OF in trial.user_attrs for trial in trials):
+            self.study.enqueue_trial(dict(trials[number].params), user_attrs={REPEAT_OF: number, SEED: seed})
 
     def next_number(self) -> int:
         """The number that the next proposal will have."""

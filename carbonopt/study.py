@@ -14,6 +14,7 @@ from typing import Protocol
 import optuna
 
 import carbonopt
+from carbonopt import confirm
 from carbonopt.config import LocalLaunch, ReplayLaunch, StudyConfig
 from carbonopt.energy.hardware import describe_hardware, gpu_uuids
 from carbonopt.energy.intensity import reference_intensity
@@ -27,7 +28,7 @@ from carbonopt.paths import StudyPaths
 from carbonopt.record import CarbonTrace, Hardware, Intensity, Provenance, SessionLedger, StudyData
 from carbonopt.search.sampler import distributions, exhausted, make_sampler
 from carbonopt.space import SearchSpace
-from carbonopt.storage import StudyStorage
+from carbonopt.storage import REPEAT_OF, SEED, StudyStorage
 from carbonopt.storage_url import connect, remember_storage, storage_url
 from carbonopt.trial import TRIAL_PHASES, Phase, StopReason, TrialParams, TrialRecord, TrialSpec
 from carbonopt.units import emissions_kg_co2e, now_utc
@@ -123,7 +124,11 @@ def run_study(
         raise BadInput(f"{paths.root} holds trials, but its storage has no study {config.name!r}; give another --out.")
     if found is not None:
         found.check_same(config, str(paths.root) if url is None else "the storage")
-        if config.budget.trials is not None and found.finished_count() >= config.budget.trials:
+        if (
+            config.budget.trials is not None
+            and found.finished_count() >= config.budget.trials
+            and (config.confirm is None or _is_confirmed(found, config))
+        ):
             found.set_trace(checked.trace)
             return found.read(live=False)  # nothing is left to do, and nothing shall be spent on finding that out
     display.preparing()
@@ -219,8 +224,8 @@ class _Loop:
             storage.study.enqueue_trial(self.checked.start, skip_if_exists=True)
         while True:
             ended = self._why_ended()
-            if ended:
-                storage.set_ended(ended)
+            if ended and not self._repeats():
+                storage.set_ended(ended if config.confirm is None else f"{ended}; {self._confirmed()}")
                 self.session.store(storage)
                 return
             if self.interrupted():
@@ -233,11 +238,13 @@ class _Loop:
         config, storage = self.checked.config, self.storage
         params = self.checked.space.params(trial.params)
         earlier = storage.interrupted(trial.number)
+        repeat_of = trial.user_attrs.get(REPEAT_OF)
         spec = TrialSpec(
             number=trial.number,
             attempt=1 if earlier is None else earlier.attempt + 1,
-            seed=self.launcher.seed(config.search.seed, params),
+            seed=trial.user_attrs.get(SEED, self.launcher.seed(config.search.seed, params)),
             params=params,
+            repeat_of=repeat_of,
             workload={} if config.workload is None else config.workload.model_dump(mode="json"),
             prepared_dir=str(self.paths.prepared.resolve()),
             trial_dir=str(self.paths.trial(trial.number).resolve()),
@@ -250,7 +257,10 @@ class _Loop:
             spec=spec,
             processes=self.launcher.start(spec, self.paths.trial_log(spec.number, spec.attempt).resolve()),
             meter=self.meter,
-            rules=self._rules(is_start=trial.number == 0 and self.checked.start is not None),
+            # The start is the baseline, a repeat says how far runs differ: only whole ones can be compared.
+            rules=self._rules(
+                to_its_end=repeat_of is not None or (trial.number == 0 and self.checked.start is not None)
+            ),
             observers=observers,
             progress=self.display.progress,
             store=lambda record: self._store(trial, record),
@@ -271,7 +281,7 @@ class _Loop:
         self.storage.tick(trial, record)
         self.session.store(self.storage)
 
-    def _rules(self, *, is_start: bool) -> Rules:
+    def _rules(self, *, to_its_end: bool) -> Rules:
         config = self.checked.config
         pruning = config.search.pruning
         data = self.storage.read(live=True)
@@ -287,9 +297,8 @@ class _Loop:
 
         return Rules(
             target_perplexity=config.target.perplexity,
-            # The start is the baseline: it must reach its end to be compared with.
-            prune_target=pruning.target and not is_start,
-            cap_kg_co2e=best if pruning.cap and not is_start else None,
+            prune_target=pruning.target and not to_its_end,
+            cap_kg_co2e=best if pruning.cap and not to_its_end else None,
             emissions_kg_co2e=self._emissions,
             budget_spent=budget_spent,
             interrupted=self.interrupted,
@@ -304,6 +313,22 @@ class _Loop:
         if exhausted(self.storage.study, self.checked.space):
             return "every configuration of the search space has been run"
         return self._spent(self.storage.read(live=True).spent_kwh())
+
+    def _repeats(self) -> bool:
+        """Whether the ended search's answer is still to be confirmed; the run that is due is in the queue then."""
+        data = self.storage.read(live=True)
+        if data.config.confirm is None or self._spent(data.spent_kwh()) is not None:
+            return False
+        due = confirm.plan(data, self._available).next
+        if due is not None:
+            self.storage.queue_repeat(due.trial, due.seed)
+        return due is not None
+
+    def _confirmed(self) -> str:
+        return confirm.outcome(self.storage.read(live=True), self._available)
+
+    def _available(self, seed: int, params: TrialParams) -> bool:
+        return self.launcher.seed(seed, params) == seed
 
     def _spent(self, energy_kwh: float) -> str | None:
         """Which of the budget's limits, but for the number of trials, is used up."""
@@ -334,6 +359,12 @@ def _open(config: StudyConfig, interrupted: Callable[[], bool]) -> tuple[Launche
     hardware = describe_hardware(launch.gpus)
     meter = MachineMeter(launch.gpus, config.carbon.objective, interrupted)
     return LocalLauncher(launch, gpu_uuids(launch.gpus)), meter, hardware
+
+
+def _is_confirmed(found: StudyStorage, config: StudyConfig) -> bool:
+    """Whether no repeat is left to run; a replay finds that out with its table, at no cost."""
+    data = found.read(live=False).model_copy(update={"config": config})
+    return isinstance(config.launch, LocalLaunch) and confirm.plan(data, lambda seed, params: True).next is None
 
 
 def _fingerprint(config: StudyConfig) -> str:

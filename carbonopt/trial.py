@@ -124,6 +124,7 @@ class TrialSpec(Frozen):
     attempt: int
     seed: int
     params: TrialParams
+    repeat_of: int | None = None  # the trial whose configuration it repeats with another seed
     workload: dict  # config.Workload, dumped
     prepared_dir: str  # the tokenized, memory-mapped data set and its tokenizer
     trial_dir: str  # for what the trial writes: log, DeepSpeed configuration, optionally its model
@@ -216,6 +217,7 @@ class TrialRecord(Frozen):
     stop_reason: StopReason | None = None
     attempt: int = 1
     seed: int
+    repeat_of: int | None = None  # the trial whose configuration it repeats with another seed; None: the search's own
     params: TrialParams
     perplexity: float | None = None
     nll_sum: float | None = None

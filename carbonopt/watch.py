@@ -240,6 +240,7 @@ class TrialWatch:
             stop_reason=outcome.stop_reason,
             attempt=self.spec.attempt,
             seed=self.spec.seed,
+            repeat_of=self.spec.repeat_of,
             params=self.spec.params,
             perplexity=last.perplexity if last else None,
             nll_sum=last.nll_sum if last else None,

@@ -127,7 +127,10 @@ def test_json_has_exactly_the_contract():
         "saving_fraction",
         "pareto_front",
         "study",
+        "confidence",
+        "ties",
     ]
+    assert answer["confidence"] is None and answer["ties"] == []  # nothing was repeated
     assert answer["met"] is True and answer["trial"] == 1 and answer["params"]["gradient_accumulation_steps"] == 2
     assert answer["energy_kwh"] == pytest.approx(KWH_OF_A_KG)
     assert set(answer["baseline"]) == {"trial", "why", "params", "perplexity", "emissions_kg_co2e"}

@@ -1,10 +1,12 @@
 """The study's answer: the cheapest configuration that reaches the target, and what it is compared with."""
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from carbonopt.analysis.confidence import Confidence, Configuration, Evidence, Standing
 from carbonopt.analysis.footprint import footprint
-from carbonopt.analysis.front import is_finite, objectives, pareto_front
+from carbonopt.analysis.front import is_finite, pareto_front
 from carbonopt.errors import BadInput
 from carbonopt.record import StudyData
 from carbonopt.trial import Frozen, StopReason, TrialParams, TrialRecord, TrialState
@@ -48,7 +50,10 @@ class Closest(Frozen):
 
 
 class Recommendation(Frozen):
-    """Which trial to take. `trial` to `energy_kwh` and `saving_fraction` are None when no trial met the target."""
+    """Which trial to take. `trial` to `energy_kwh` and `saving_fraction` are None when no trial met the target.
+
+    Of a configuration that was repeated with other seeds, all figures are means over them (of perplexity, geometric).
+    """
 
     target_perplexity: float
     trial: int | None
@@ -64,6 +69,8 @@ class Recommendation(Frozen):
     study_energy_kwh: float
     study_emissions_kg_co2e: float
     break_even_runs: int | None  # None: a run saves nothing, so the study never pays back
+    confidence: Confidence | None  # None: nothing was recommended, or nothing repeated
+    ties: tuple[int, ...]  # trials that hold the target, too, at emissions that can't be told from the winner's
 
     @property
     def met(self) -> bool:
@@ -88,6 +95,8 @@ class Recommendation(Frozen):
                 "emissions_kg_co2e": self.study_emissions_kg_co2e,
                 "break_even_runs": self.break_even_runs,
             },
+            "confidence": self.confidence.model_dump(mode="json") if self.confidence else None,
+            "ties": list(self.ties),
         }
         if not self.met:
             answer["closest"] = self.closest.as_json() if self.closest else None
@@ -95,10 +104,10 @@ class Recommendation(Frozen):
 
 
 def recommend(data: StudyData, target_perplexity: float | None = None) -> Recommendation:
-    """The complete trial with the least emissions among those at or below the target.
+    """The configuration with the least emissions among those at or below the target.
 
     Ties go to the lower perplexity, then to the lower trial number. Without `target_perplexity` the study's own target
-    counts; another one needs no new trial.
+    counts; another one needs no new trial. Where configurations were repeated with other seeds, see `_winner`.
 
     Raises:
         BadInput: if `target_perplexity` is not a positive, finite number.
@@ -106,80 +115,93 @@ def recommend(data: StudyData, target_perplexity: float | None = None) -> Recomm
     target = data.config.target.perplexity if target_perplexity is None else target_perplexity
     if not (math.isfinite(target) and target > 0):
         raise BadInput(f"the target perplexity must be a positive number, but got {target:g}.")
-    complete = _complete(data.records)
-    meets = [(emissions_kg, value, record.trial, record) for emissions_kg, value, record in complete if value <= target]
-    winner = min(meets, key=lambda entry: entry[:3])[3] if meets else None
-    baseline = _baseline(data, target)
+    evidence = Evidence.of(data, target)
+    winner = _winner(evidence, confirmed_for_it=target == data.config.target.perplexity)
+    baseline = _baseline(data, evidence.configurations, target)
     spent = footprint(data)
     return Recommendation(
         target_perplexity=target,
-        trial=winner.trial if winner else None,
-        params=winner.params if winner else None,
+        trial=winner.first.trial if winner else None,
+        params=winner.first.params if winner else None,
         perplexity=winner.perplexity if winner else None,
         emissions_kg_co2e=winner.emissions_kg_co2e if winner else None,
-        energy_kwh=winner.energy_kwh.train if winner and winner.energy_kwh else None,
+        energy_kwh=winner.energy_kwh if winner else None,
         baseline=baseline,
         saving_fraction=_saving_fraction(winner, baseline),
-        closest=None if winner else _closest(data.records),
-        pareto_front=pareto_front(data.records),
+        closest=None if winner else _closest(data.records, evidence.configurations),
+        pareto_front=pareto_front(record for record in data.records if record.repeat_of is None),
         trials_by_state={state: sum(record.state is state for record in data.records) for state in TrialState},
         study_energy_kwh=spent.energy_kwh,
         study_emissions_kg_co2e=spent.emissions_kg_co2e,
         break_even_runs=_break_even_runs(spent.emissions_kg_co2e, winner, baseline),
+        confidence=evidence.confidence(winner) if winner and evidence.has_repeats else None,
+        ties=evidence.ties(winner) if winner else (),
     )
 
 
-def _complete(records: tuple[TrialRecord, ...]) -> list[tuple[float, float, TrialRecord]]:
-    """Emissions in kg CO2e, perplexity and record of every trial that can be compared with others."""
-    return [(*point, record) for record in records if (point := objectives(record))]
+def _winner(evidence: Evidence, *, confirmed_for_it: bool) -> Configuration | None:
+    """The cheapest configuration that holds the target, by its means; else the cheapest that may, by its first run;
+    else the cheapest of which the repeats leave it in doubt.
+
+    For a target that the repeats were not made for, one that holds is no better than a cheaper one that ran once.
+    """
+    by_standing: dict[Standing, list[Configuration]] = {standing: [] for standing in Standing}
+    for one in evidence.configurations:
+        by_standing[evidence.standing(one)].append(one)
+    holds, may_hold = by_standing[Standing.HOLDS], by_standing[Standing.OPEN]
+    cheapest = min(holds + may_hold, key=lambda one: one.rank, default=None)
+    if holds and (confirmed_for_it or cheapest in holds):
+        return min(holds, key=lambda one: one.mean_rank)
+    return cheapest or min(by_standing[Standing.DOUBTFUL], key=lambda one: one.mean_rank, default=None)
 
 
-def _most_accurate(complete: list[tuple[float, float, TrialRecord]]) -> tuple[float, float, TrialRecord]:
-    return min(complete, key=lambda entry: (entry[1], entry[0], entry[2].trial))
+def _most_accurate(found: Iterable[Configuration]) -> Configuration:
+    return min(found, key=lambda one: (one.perplexity, one.emissions_kg_co2e, one.first.trial))
 
 
-def _baseline(data: StudyData, target: float) -> Baseline | None:
+def _baseline(data: StudyData, found: Sequence[Configuration], target: float) -> Baseline | None:
     """The start configuration (always trial 0) if it completed, else the most accurate trial."""
-    complete = _complete(data.records)
-    if not complete:
+    if not found:
         return None
-    start = next((entry for entry in complete if entry[2].trial == 0), None) if data.config.search.start else None
-    emissions_kg, perplexity, record = start or _most_accurate(complete)
+    start = next((one for one in found if one.first.trial == 0), None) if data.config.search.start else None
+    chosen = start or _most_accurate(found)
     why = START if start else MOST_ACCURATE
     if data.config.search.start and not start:
         why += "; the start configuration did not complete"
-    if perplexity > target:
+    if chosen.perplexity > target:
         why += "; it misses the target"
     return Baseline(
-        trial=record.trial,
+        trial=chosen.first.trial,
         why=why,
-        params=record.params,
-        perplexity=perplexity,
-        emissions_kg_co2e=emissions_kg,
+        params=chosen.first.params,
+        perplexity=chosen.perplexity,
+        emissions_kg_co2e=chosen.emissions_kg_co2e,
         is_start=start is not None,
-        meets_target=perplexity <= target,
+        meets_target=chosen.perplexity <= target,
     )
 
 
-def _saving_fraction(winner: TrialRecord | None, baseline: Baseline | None) -> float | None:
-    if winner is None or winner.emissions_kg_co2e is None or baseline is None or not baseline.emissions_kg_co2e:
+def _saving_fraction(winner: Configuration | None, baseline: Baseline | None) -> float | None:
+    if winner is None or baseline is None or not baseline.emissions_kg_co2e:
         return None  # without a winner there is nothing to compare, and no share of zero
     return 1 - winner.emissions_kg_co2e / baseline.emissions_kg_co2e
 
 
-def _break_even_runs(study_emissions_kg: float, winner: TrialRecord | None, baseline: Baseline | None) -> int | None:
-    if winner is None or winner.emissions_kg_co2e is None or baseline is None:
+def _break_even_runs(study_emissions_kg: float, winner: Configuration | None, baseline: Baseline | None) -> int | None:
+    if winner is None or baseline is None:
         return None
     saved_kg = baseline.emissions_kg_co2e - winner.emissions_kg_co2e
     return math.ceil(study_emissions_kg / saved_kg) if saved_kg > 0 else None
 
 
-def _closest(records: tuple[TrialRecord, ...]) -> Closest | None:
+def _closest(records: tuple[TrialRecord, ...], found: Sequence[Configuration]) -> Closest | None:
     """The complete trial with the lowest perplexity, else the unfinished one with the lowest last evaluation."""
-    complete = _complete(records)
-    if complete:
-        _, perplexity, record = _most_accurate(complete)
-        return _as_closest(record, perplexity, "the complete trial with the lowest perplexity")
+    if found:
+        one = _most_accurate([one for one in found if not one.lost] or found)
+        why = "the complete trial with the lowest perplexity"
+        if one.lost:
+            why += "; with another seed it did not complete"
+        return _as_closest(one.first, one.perplexity, one.emissions_kg_co2e, why)
     unfinished = [
         (record.evals[-1].perplexity, record)
         for record in records
@@ -192,16 +214,16 @@ def _closest(records: tuple[TrialRecord, ...]) -> Closest | None:
     why = f"no trial completed; the lowest last evaluation, at {progress}"
     if record.stop_reason is StopReason.INTERRUPTED:
         why += "; it was interrupted and will be run again when the study goes on"
-    return _as_closest(record, perplexity, why)
+    return _as_closest(record, perplexity, record.emissions_kg_co2e, why)
 
 
-def _as_closest(record: TrialRecord, perplexity: float, why: str) -> Closest:
+def _as_closest(record: TrialRecord, perplexity: float, emissions_kg: float | None, why: str) -> Closest:
     return Closest(
         trial=record.trial,
         state=record.state,
         why=why,
         params=record.params,
         perplexity=perplexity,
-        emissions_kg_co2e=record.emissions_kg_co2e if is_finite(record.emissions_kg_co2e) else None,
+        emissions_kg_co2e=emissions_kg if is_finite(emissions_kg) else None,
         interrupted=record.stop_reason is StopReason.INTERRUPTED,
     )

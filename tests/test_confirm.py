@@ -1,0 +1,271 @@
+"""The winner and its rivals repeated with other seeds: what is run, what is then recommended, and how surely."""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from carbonopt.analysis.recommend import Recommendation, recommend
+from carbonopt.errors import StudyInterrupted
+from carbonopt.paths import StudyPaths
+from carbonopt.record import StudyData
+from carbonopt.storage import StudyStorage
+from carbonopt.storage_url import connect, storage_url
+from carbonopt.study import check, run_study
+from carbonopt.study_file import parse_study
+from carbonopt.trial import StopReason, TrialState
+
+TARGET = 10.0
+STEPS = 10
+LAST_EVAL_J = 0.0
+
+
+class Silent:
+    """A display that shows nothing, and a tracker that tracks nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *arguments: None
+
+
+def rows(batch: int, joules: float | Sequence[float], **perplexity_of_seed: float) -> list[dict]:
+    """Recorded runs of one configuration: s0=9.0 is its perplexity with seed 0."""
+    costs = [joules] * len(perplexity_of_seed) if isinstance(joules, int | float) else joules
+    return [
+        {
+            "params": {"global_batch_size": batch, "learning_rate": 1e-3, "epochs": 1},
+            "seed": int(seed[1:]),
+            "total_steps": STEPS,
+            "joules_per_step": cost / STEPS,
+            "seconds_per_step": 0.01,
+            "joules_per_eval": 1.0,
+            "evals": [{"step": STEPS, "nll": math.log(perplexity)}],
+        }
+        for (seed, perplexity), cost in zip(perplexity_of_seed.items(), costs, strict=True)
+    ]
+
+
+class Replayed:
+    """A study over a table of batch sizes, in a folder; every configuration of it is run by a grid, never pruned."""
+
+    def __init__(self, folder: Path, *recorded: list[dict]) -> None:
+        self.paths = StudyPaths(folder / "out")
+        self.paths.root.mkdir()
+        table = folder / "table.jsonl"
+        lines = [line for runs in recorded for line in runs]
+        table.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        batches = list(dict.fromkeys(line["params"]["global_batch_size"] for line in lines))
+        space = {"global_batch_size": {"choices": batches}, "learning_rate": {"choices": [1e-3]}, "epochs": 1}
+        self.study = {
+            "name": "confirmed",
+            "target": {"perplexity": TARGET},
+            "search": {"space": space, "sampler": "grid", "pruning": {"target": False, "cap": False}},
+            "budget": {"trials": len(batches)},
+            "confirm": {"seeds": 3, "rivals": 2},
+            "carbon": {"intensity_g_co2e_per_kwh": 500},
+            "launch": {"kind": "replay", "table": str(table)},
+        }
+
+    def run(self, interrupted: Callable[[], bool] = lambda: False) -> StudyData:
+        checked = check(parse_study(self.study, "test"))
+        return run_study(checked, "", self.paths, None, Silent(), Silent(), interrupted)
+
+    def read(self) -> StudyData:
+        return StudyStorage.of_folder(connect(storage_url(self.paths, None)), self.paths).read(live=False)
+
+
+def batch(rec: Recommendation) -> int:
+    assert rec.params is not None
+    return rec.params.global_batch_size
+
+
+def repeats(data: StudyData) -> list[tuple[int, int]]:
+    """(batch, seed) of every repeat, in the order that they ran in."""
+    return [(one.params.global_batch_size, one.seed) for one in data.records if one.repeat_of is not None]
+
+
+CLEAR = (
+    rows(16, 100, s0=9.50, s1=9.52, s2=9.48),
+    rows(32, 200, s0=9.30, s1=9.33, s2=9.31),
+    rows(64, 300, s0=9.10, s1=9.12, s2=9.14),
+    rows(128, 400, s0=9.00),
+    rows(256, 50, s0=12.0),
+)
+
+
+def test_a_winner_that_holds_keeps_its_place(tmp_path: Path) -> None:
+    data = Replayed(tmp_path, *CLEAR).run()
+    assert repeats(data) == [(16, 1), (16, 2), (32, 1), (32, 2), (64, 1), (64, 2)]
+    assert data.ended is not None and "ran with 3 seeds" in data.ended
+    rec = recommend(data)
+    assert batch(rec) == 16 and rec.confidence is not None and rec.confidence.holds
+    assert rec.confidence.seeds == 3 and rec.ties == ()
+    assert rec.perplexity == pytest.approx((9.50 * 9.52 * 9.48) ** (1 / 3))
+    by_repeat = [one for one in data.records if one.repeat_of == rec.trial]
+    assert [one.state for one in by_repeat] == [TrialState.COMPLETE] * 2
+    assert rec.confidence.trials == (rec.trial, *(one.trial for one in by_repeat))
+
+
+def test_without_confirm_nothing_is_repeated(tmp_path: Path) -> None:
+    replayed = Replayed(tmp_path, *CLEAR)
+    del replayed.study["confirm"]
+    data = replayed.run()
+    assert repeats(data) == []
+    rec = recommend(data)
+    assert (batch(rec), rec.perplexity, rec.confidence) == (16, pytest.approx(9.5), None)
+
+
+def test_a_winner_that_was_lucky_gives_way_to_the_next(tmp_path: Path) -> None:
+    lucky = (
+        rows(16, 100, s0=9.99, s1=10.3, s2=10.2),
+        rows(32, 200, s0=9.98, s1=10.0, s2=9.97),  # its mean is below the target, but by less than the error
+        rows(64, 300, s0=9.10, s1=9.12, s2=9.14),
+        rows(128, 400, s0=9.00, s1=9.0, s2=9.0),
+    )
+    data = Replayed(tmp_path, *lucky).run()
+    assert repeats(data) == [(16, 1), (16, 2), (32, 1), (32, 2), (64, 1), (64, 2)]
+    rec = recommend(data)
+    assert batch(rec) == 64 and rec.confidence.holds and rec.ties == ()
+
+
+def test_the_number_of_configurations_is_bounded(tmp_path: Path) -> None:
+    none_holds = [rows(2**k, 100 * k, s0=9.9, s1=10.4, s2=10.1) for k in (3, 4, 5, 6)]
+    data = Replayed(tmp_path, *none_holds).run()
+    assert repeats(data) == [(8, 1), (8, 2), (16, 1), (16, 2), (32, 1), (32, 2)]
+    assert "none of them was confirmed" in data.ended
+    rec = recommend(data)
+    assert batch(rec) == 64, "of the others nothing speaks against it"
+    assert not rec.confidence.holds and rec.confidence.seeds == 1 and rec.confidence.perplexity_bound is None
+
+
+def test_rivals_within_the_error_are_ties(tmp_path: Path) -> None:
+    close = (
+        rows(16, [100, 104, 96], s0=9.50, s1=9.52, s2=9.48),
+        rows(32, [101, 97, 105], s0=9.30, s1=9.33, s2=9.31),
+        rows(64, [150, 152, 148], s0=9.10, s1=9.12, s2=9.14),
+    )
+    rec = recommend(Replayed(tmp_path, *close).run())
+    assert batch(rec) == 16 and rec.emissions_kg_co2e == pytest.approx(500 * 100 / 3.6e6 / 1000)
+    (tie,) = rec.ties
+    assert rec.as_json()["ties"] == [tie] and rec.as_json()["confidence"]["holds"] is True
+
+
+def test_the_mean_over_seeds_decides_between_those_that_hold(tmp_path: Path) -> None:
+    swapped = (
+        rows(16, [100, 130, 130], s0=9.50, s1=9.52, s2=9.48),
+        rows(32, [110, 108, 112], s0=9.30, s1=9.33, s2=9.31),
+    )
+    assert batch(recommend(Replayed(tmp_path, *swapped).run())) == 32
+
+
+def test_a_near_miss_that_is_cheaper_is_a_rival(tmp_path: Path) -> None:
+    """Trials within a standard deviation above the target can have been unlucky; those farther off are left alone."""
+    table = (
+        rows(16, 100, s0=9.70, s1=9.60, s2=9.80),
+        rows(32, 90, s0=10.05, s1=9.70, s2=9.60),  # 0.5 % above; the winner's repeats spread by 1 %
+        rows(64, 80, s0=10.30, s1=9.00, s2=9.00),
+        rows(128, 200, s0=9.0, s1=9.0, s2=9.0),
+    )
+    replayed = Replayed(tmp_path, *table)
+    replayed.study["confirm"] = {"seeds": 3, "rivals": 1}
+    assert repeats(replayed.run()) == [(16, 1), (16, 2), (32, 1), (32, 2)]
+
+
+def test_seeds_that_the_table_lacks_are_skipped_and_named(tmp_path: Path) -> None:
+    table = (rows(16, 100, s0=9.5), rows(32, 200, s0=9.3, s1=9.31, s2=9.32), rows(64, 300, s0=9.1, s2=9.2))
+    data = Replayed(tmp_path, *table).run()
+    assert repeats(data) == [(32, 1), (32, 2), (64, 2)]
+    by_batch = {one.params.global_batch_size: one.trial for one in data.records if one.repeat_of is None}
+    assert f"not in the table: seed 1 of trial {by_batch[16]}, 2 of trial {by_batch[16]}" in data.ended
+    assert f"1 of trial {by_batch[64]}" in data.ended
+    assert batch(recommend(data)) == 32, "the cheapest could not be confirmed"
+    only = tmp_path / "single"
+    only.mkdir()
+    data = Replayed(only, rows(16, 100, s0=9.5), rows(32, 200, s0=9.3)).run()
+    assert repeats(data) == []
+    assert batch(recommend(data)) == 16 and recommend(data).confidence is None
+
+
+@pytest.mark.parametrize("events", range(1, 60, 7))
+def test_interrupted_anywhere_it_goes_on_as_if_never_stopped(events: int, tmp_path: Path) -> None:
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    table = (*CLEAR[:2], rows(8, 80, s0=9.99, s1=10.3, s2=10.2))
+    whole = Replayed(tmp_path / "whole", *table).run()
+    replayed = Replayed(tmp_path / "parts", *table)
+    stops = 0
+    while True:
+        asked = 0
+
+        def interrupted() -> bool:
+            nonlocal asked
+            asked += 1
+            return asked > 20 + events  # a little more than a trial of this table asks
+
+        try:
+            data = replayed.run(interrupted)
+            break
+        except StudyInterrupted:
+            stops += 1
+            assert stops < 50
+    assert stops > 0
+    assert repeats(data) == repeats(whole) == [(8, 1), (8, 2), (16, 1), (16, 2), (32, 1), (32, 2)]
+    assert [one.state for one in data.records] == [TrialState.COMPLETE] * 9
+    assert recommend(data).trial == recommend(whole).trial
+    assert recommend(data).confidence == recommend(whole).confidence
+    assert any(one.attempt > 1 and one.repeat_of is not None for one in data.records) or events > 40
+
+
+def test_a_repeat_that_waits_in_the_queue_is_not_queued_again(tmp_path: Path) -> None:
+    """As after a kill between the queueing and the beginning of a repeat."""
+    replayed = Replayed(tmp_path, *CLEAR)
+    confirm = replayed.study.pop("confirm")
+    trial = recommend(replayed.run()).trial
+    StudyStorage.of_folder(connect(storage_url(replayed.paths, None)), replayed.paths).queue_repeat(trial, 1)
+    replayed.study["confirm"] = confirm
+    assert repeats(replayed.run()) == [(16, 1), (16, 2), (32, 1), (32, 2), (64, 1), (64, 2)]
+
+
+def test_the_budget_holds_for_repeats_too(tmp_path: Path) -> None:
+    replayed = Replayed(tmp_path, *CLEAR)
+    searched_kwh = (100 + 200 + 300 + 400 + 50 + 5) / 3.6e6
+    replayed.study["budget"]["energy_kwh"] = searched_kwh + 150 / 3.6e6
+    data = replayed.run()
+    last = data.records[-1]
+    assert repeats(data) == [(16, 1), (16, 2)]
+    assert (last.state, last.stop_reason) == (TrialState.PRUNED, StopReason.BUDGET)
+    assert "the budget ended before the confirmation did" in data.ended
+    assert batch(recommend(data)) == 16
+    assert recommend(data).confidence.seeds == 2
+    replayed.study["budget"]["energy_kwh"] = 1.0
+    data = replayed.run()
+    assert repeats(data) == [(16, 1), (16, 2), (16, 2), (32, 1), (32, 2), (64, 1), (64, 2)]
+    assert recommend(data).confidence.seeds == 3
+
+
+def test_confirm_can_be_added_to_a_finished_study_and_more_trials_after_it(tmp_path: Path) -> None:
+    replayed = Replayed(tmp_path, *CLEAR)
+    confirm = replayed.study.pop("confirm")
+    replayed.study["budget"]["trials"] = 4
+    before = replayed.run()
+    replayed.study["confirm"] = confirm
+    data = replayed.run()
+    assert [one.trial for one in data.records if one.repeat_of is None] == [one.trial for one in before.records]
+    assert len(repeats(data)) > 0
+    assert replayed.run().records == data.records, "nothing is left to do"
+    replayed.study["budget"]["trials"] = 5
+    data = replayed.run()
+    assert sum(one.repeat_of is None for one in data.records) == 5
+    assert batch(recommend(data)) == 16
+    assert replayed.read() == data
+
+
+def test_repeats_are_neither_stopped_nor_counted(tmp_path: Path) -> None:
+    """The second run of the winner costs more than the cap, and is on its way to miss the target."""
+    table = (rows(16, [100, 180, 190], s0=9.5, s1=12.0, s2=12.0), rows(32, 150, s0=9.3, s1=9.31, s2=9.32))
+    replayed = Replayed(tmp_path, *table)
+    replayed.study["search"]["pruning"] = {"target": True, "cap": True}
+    data = replayed.run()
+    assert all(one.state == TrialState.COMPLETE for one in data.records if one.repeat_of is not None)
+    assert sum(one.repeat_of is None for one in data.records) == 2
