@@ -56,7 +56,8 @@ def outcome(data: StudyData, available: Available) -> str:
         return "no trial met the target, so none was repeated"
     evidence = Evidence.of(data, data.config.target.perplexity)
     chosen = [one for one in evidence.configurations if one.first.trial in found.trials]
-    parts = [f"trial {one.first.trial} ran with {_seeds_text(one.n)}" for one in chosen]
+    counts = sorted({one.n for one in chosen}, reverse=True)
+    parts = [_ran(count, [one.first.trial for one in chosen if one.n == count]) for count in counts]
     if not any(evidence.standing(one) is Standing.HOLDS for one in chosen):
         parts.append("none of them was confirmed")
     if found.not_recorded:
@@ -115,5 +116,6 @@ def _numbers(chosen: Sequence[Configuration]) -> tuple[int, ...]:
     return tuple(one.first.trial for one in chosen)
 
 
-def _seeds_text(count: int) -> str:
-    return f"{count} seed" if count == 1 else f"{count} seeds"
+def _ran(seeds: int, trials: Sequence[int]) -> str:
+    listed = ", ".join(map(str, trials))
+    return f"trial{'s' if len(trials) > 1 else ''} {listed} ran with {seeds} seed{'s' if seeds > 1 else ''}"

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from carbonopt.config import LocalLaunch, StudyConfig
+from carbonopt.config import Confirm, LocalLaunch, StudyConfig
 from carbonopt.space import SearchSpace, describe
 from carbonopt.study import Checked
 
@@ -21,6 +21,8 @@ def describe_study(checked: Checked) -> str:
         f"  stops       {_stops(config)}",
         f"  costs       {_cost(checked)}",
     ]
+    if config.confirm is not None:
+        lines.insert(-1, f"  confirms    {_confirmation(config.confirm)}")
     if checked.start is not None:
         lines.insert(-1, "  begins with " + ", ".join(f"{name} {value}" for name, value in checked.start.items()))
     return "\n".join(lines)
@@ -77,6 +79,14 @@ def _stops(config: StudyConfig) -> str:
         if value is not None
     ]
     return "after " + " or ".join(limits) + ", whichever comes first"
+
+
+def _confirmation(confirm: Confirm) -> str:
+    rivals = {0: "", 1: " and its nearest rival"}.get(confirm.rivals, f" and its {confirm.rivals} nearest rivals")
+    runs = (1 + confirm.rivals) * (confirm.seeds - 1)
+    return (
+        f"the winner{rivals} with {confirm.seeds} seeds each: {runs} runs more, for which budget.trials does not count"
+    )
 
 
 def _cost(checked: Checked) -> str:

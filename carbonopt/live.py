@@ -9,6 +9,7 @@ from rich.text import Text
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.config import LocalLaunch, StudyConfig
 from carbonopt.record import StudyData
+from carbonopt.report.words import confidence, mean_of
 from carbonopt.trial import LARGEST_DISAGREEMENT, EvalPoint, TrialParams, TrialRecord, TrialSpec, TrialState
 from carbonopt.units import human_duration, human_emissions, human_energy
 
@@ -46,12 +47,12 @@ class LiveDisplay:
         done = [record for record in data.records if record.state != TrialState.RUNNING]
         for record in done:
             self._consider(record)
-        self._ended = sum(record.stop_reason != "interrupted" for record in done)
+        self._ended = sum(record.stop_reason != "interrupted" and record.repeat_of is None for record in done)
         if self._ended:
             self._print(f"going on with {self._config.name!r}: {self._ended} trials are done")
 
     def trial_started(self, spec: TrialSpec) -> None:
-        self._running = f"trial {spec.number}  {short(spec.params)}"
+        self._running = f"trial {spec.number}{_repeats(spec)}  {short(spec.params)}"
         self._perplexity = ""
         self._refresh("starting")
 
@@ -64,7 +65,7 @@ class LiveDisplay:
 
     def trial_ended(self, record: TrialRecord) -> None:
         self._spent_kwh += record.energy_kwh.total if record.energy_kwh else 0.0
-        self._ended += 1
+        self._ended += record.repeat_of is None
         self._consider(record)
         self._print(_trial_line(record), "green" if record is self._best else None)
 
@@ -92,7 +93,8 @@ class LiveDisplay:
         elapsed_s = time.monotonic() - self._began
         parts = [f"used: {human_duration(elapsed_s)}, {human_energy(self._spent_kwh)}"]
         if budget.trials is not None:
-            parts.append(f"trial {self._ended + 1} of {budget.trials}")
+            confirming = self._ended >= budget.trials
+            parts.append("confirming" if confirming else f"trial {self._ended + 1} of {budget.trials}")
         if budget.hours is not None:
             left_s = (budget.hours - self._hours_before) * 3600 - elapsed_s
             parts.append(f"{human_duration(max(0.0, left_s))} left")
@@ -129,14 +131,15 @@ def recommendation_text(recommendation: Recommendation) -> str:
         if closest is None:
             return f"No trial met perplexity {target}, and none was evaluated."
         return (
-            f"No trial met perplexity {target}. Closest: trial {closest.trial} with {closest.perplexity:.4g} "
-            f"({closest.status}: {short(closest.params)})."
+            f"No trial met perplexity {target}. Closest: trial {closest.trial} with {closest.perplexity:.4g}"
+            f"{mean_of(recommendation)} ({closest.status}: {short(closest.params)})."
         )
     assert recommendation.perplexity is not None and recommendation.emissions_kg_co2e is not None
     lines = [
         f"Recommended: trial {recommendation.trial}  {short(recommendation.params)}",
         f"  perplexity {recommendation.perplexity:.4g} (target {target}), "
         f"{human_emissions(recommendation.emissions_kg_co2e)} for its training",
+        *(f"  {sentence}" for sentence in confidence(recommendation)),
     ]
     baseline, saving = recommendation.baseline, recommendation.saving_fraction
     if baseline is not None and saving is not None:
@@ -150,8 +153,12 @@ def recommendation_text(recommendation: Recommendation) -> str:
     return "\n".join(lines)
 
 
+def _repeats(trial: TrialSpec | TrialRecord) -> str:
+    return "" if trial.repeat_of is None else f" (trial {trial.repeat_of} with seed {trial.seed})"
+
+
 def _trial_line(record: TrialRecord) -> str:
-    parts = [f"trial {record.trial:>3}  {record.state.value:<10}"]
+    parts = [f"trial {record.trial:>3}{_repeats(record)}  {record.state.value:<10}"]
     if record.stop_reason:
         parts.append(f"({record.stop_reason.value})")
     if record.perplexity is not None:

@@ -15,11 +15,10 @@ from carbonopt.storage import StudyStorage
 from carbonopt.storage_url import connect, storage_url
 from carbonopt.study import check, run_study
 from carbonopt.study_file import parse_study
-from carbonopt.trial import StopReason, TrialState
+from carbonopt.trial import EvalPoint, StopReason, TrialRecord, TrialState
 
 TARGET = 10.0
 STEPS = 10
-LAST_EVAL_J = 0.0
 
 
 class Silent:
@@ -51,7 +50,7 @@ class Replayed:
 
     def __init__(self, folder: Path, *recorded: list[dict]) -> None:
         self.paths = StudyPaths(folder / "out")
-        self.paths.root.mkdir()
+        self.paths.root.mkdir(parents=True)
         table = folder / "table.jsonl"
         lines = [line for runs in recorded for line in runs]
         table.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -67,9 +66,9 @@ class Replayed:
             "launch": {"kind": "replay", "table": str(table)},
         }
 
-    def run(self, interrupted: Callable[[], bool] = lambda: False) -> StudyData:
+    def run(self, interrupted: Callable[[], bool] = lambda: False, display: Silent | None = None) -> StudyData:
         checked = check(parse_study(self.study, "test"))
-        return run_study(checked, "", self.paths, None, Silent(), Silent(), interrupted)
+        return run_study(checked, "", self.paths, None, display or Silent(), Silent(), interrupted)
 
     def read(self) -> StudyData:
         return StudyStorage.of_folder(connect(storage_url(self.paths, None)), self.paths).read(live=False)
@@ -97,7 +96,7 @@ CLEAR = (
 def test_a_winner_that_holds_keeps_its_place(tmp_path: Path) -> None:
     data = Replayed(tmp_path, *CLEAR).run()
     assert repeats(data) == [(16, 1), (16, 2), (32, 1), (32, 2), (64, 1), (64, 2)]
-    assert data.ended is not None and "ran with 3 seeds" in data.ended
+    assert data.ended is not None and " ran with 3 seeds" in data.ended
     rec = recommend(data)
     assert batch(rec) == 16 and rec.confidence is not None and rec.confidence.holds
     assert rec.confidence.seeds == 3 and rec.ties == ()
@@ -105,6 +104,17 @@ def test_a_winner_that_holds_keeps_its_place(tmp_path: Path) -> None:
     by_repeat = [one for one in data.records if one.repeat_of == rec.trial]
     assert [one.state for one in by_repeat] == [TrialState.COMPLETE] * 2
     assert rec.confidence.trials == (rec.trial, *(one.trial for one in by_repeat))
+
+
+def test_a_configuration_that_diverges_with_another_seed_is_not_recommended(tmp_path: Path) -> None:
+    table = (rows(16, 100, s0=9.0, s1=math.inf, s2=9.0), rows(32, 200, s0=9.3, s1=9.33, s2=9.31))
+    data = Replayed(tmp_path, *table).run()
+    assert next(one.state for one in data.records if one.repeat_of is not None) == TrialState.DIVERGED
+    rec = recommend(data)
+    assert batch(rec) == 32 and rec.confidence.holds
+    alone = Replayed(tmp_path / "alone", table[0]).run()
+    assert not recommend(alone).met
+    assert "with another seed it did not complete" in recommend(alone).closest.why
 
 
 def test_without_confirm_nothing_is_repeated(tmp_path: Path) -> None:
@@ -180,17 +190,13 @@ def test_seeds_that_the_table_lacks_are_skipped_and_named(tmp_path: Path) -> Non
     assert f"not in the table: seed 1 of trial {by_batch[16]}, 2 of trial {by_batch[16]}" in data.ended
     assert f"1 of trial {by_batch[64]}" in data.ended
     assert batch(recommend(data)) == 32, "the cheapest could not be confirmed"
-    only = tmp_path / "single"
-    only.mkdir()
-    data = Replayed(only, rows(16, 100, s0=9.5), rows(32, 200, s0=9.3)).run()
+    data = Replayed(tmp_path / "single", rows(16, 100, s0=9.5), rows(32, 200, s0=9.3)).run()
     assert repeats(data) == []
     assert batch(recommend(data)) == 16 and recommend(data).confidence is None
 
 
 @pytest.mark.parametrize("events", range(1, 60, 7))
 def test_interrupted_anywhere_it_goes_on_as_if_never_stopped(events: int, tmp_path: Path) -> None:
-    for name in ("whole", "parts"):
-        (tmp_path / name).mkdir()
     table = (*CLEAR[:2], rows(8, 80, s0=9.99, s1=10.3, s2=10.2))
     whole = Replayed(tmp_path / "whole", *table).run()
     replayed = Replayed(tmp_path / "parts", *table)
@@ -214,7 +220,7 @@ def test_interrupted_anywhere_it_goes_on_as_if_never_stopped(events: int, tmp_pa
     assert [one.state for one in data.records] == [TrialState.COMPLETE] * 9
     assert recommend(data).trial == recommend(whole).trial
     assert recommend(data).confidence == recommend(whole).confidence
-    assert any(one.attempt > 1 and one.repeat_of is not None for one in data.records) or events > 40
+    assert any(one.attempt > 1 and one.repeat_of is not None for one in data.records)
 
 
 def test_a_repeat_that_waits_in_the_queue_is_not_queued_again(tmp_path: Path) -> None:
@@ -224,6 +230,21 @@ def test_a_repeat_that_waits_in_the_queue_is_not_queued_again(tmp_path: Path) ->
     trial = recommend(replayed.run()).trial
     StudyStorage.of_folder(connect(storage_url(replayed.paths, None)), replayed.paths).queue_repeat(trial, 1)
     replayed.study["confirm"] = confirm
+    assert repeats(replayed.run()) == [(16, 1), (16, 2), (32, 1), (32, 2), (64, 1), (64, 2)]
+
+
+def test_a_repeat_that_was_killed_is_run_again(tmp_path: Path) -> None:
+    class Dies(Silent):
+        def trial_ended(self, record: TrialRecord) -> None:
+            pass
+
+        def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None:
+            if number == 6:
+                raise RuntimeError("killed")
+
+    replayed = Replayed(tmp_path, *CLEAR)
+    with pytest.raises(RuntimeError, match="killed"):
+        replayed.run(display=Dies())
     assert repeats(replayed.run()) == [(16, 1), (16, 2), (32, 1), (32, 2), (64, 1), (64, 2)]
 
 

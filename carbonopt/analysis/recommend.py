@@ -40,6 +40,7 @@ class Closest(Frozen):
     perplexity: float
     emissions_kg_co2e: float | None  # of an unfinished trial: as far as it got
     interrupted: bool  # it will be run again when the study goes on
+    seeds: int = 1  # over how many its perplexity and emissions are means
 
     @property
     def status(self) -> str:
@@ -201,7 +202,8 @@ def _closest(records: tuple[TrialRecord, ...], found: Sequence[Configuration]) -
         why = "the complete trial with the lowest perplexity"
         if one.lost:
             why += "; with another seed it did not complete"
-        return _as_closest(one.first, one.perplexity, one.emissions_kg_co2e, why)
+        closest = _as_closest(one.first, one.perplexity, one.emissions_kg_co2e, why)
+        return closest.model_copy(update={"seeds": one.n})
     unfinished = [
         (record.evals[-1].perplexity, record)
         for record in records

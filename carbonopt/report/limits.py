@@ -45,7 +45,14 @@ def _of_the_search(data: StudyData, rec: Recommendation, repeated: Sequence[Repe
         )
     if rec.baseline is not None and not rec.baseline.meets_target:
         found.append("The baseline misses the target, so the comparison is between two different qualities.")
-    if rec.perplexity is not None and rec.perplexity > rec.target_perplexity * (1 - NEAR_TARGET):
+    sure = rec.confidence
+    if sure is not None and sure.holds:
+        tried = len({record.repeat_of for record in data.records} - {None})
+        found.append(
+            f"The confidence is that of one configuration; {tried} ran with several seeds, and each that is tried is "
+            "one more that can pass by luck. It takes their runs to spread alike."
+        )
+    elif rec.perplexity is not None and rec.perplexity > rec.target_perplexity * (1 - NEAR_TARGET):
         margin = percent_text(1 - rec.perplexity / rec.target_perplexity)
         found.append(
             f"The recommended trial is only {margin} below the target. As a rule of thumb another seed may miss it: "
@@ -60,8 +67,8 @@ def _of_the_search(data: StudyData, rec: Recommendation, repeated: Sequence[Repe
             "The recommended configuration ran once: how far it would differ when run again is not known. The table of "
             "repeats says it of others."
         )
-    candidates = sum(record.meets(rec.target_perplexity) for record in data.records)
-    if candidates > 1 and repeats_of(rec.params, repeated) is None:
+    candidates = sum(record.meets(rec.target_perplexity) for record in data.records if record.repeat_of is None)
+    if rec.met and candidates > 1 and repeats_of(rec.params, repeated) is None:
         found.append(
             f"The recommended trial emits the least of {candidates} that reached the target, and ran once: its energy "
             "is likely to be a little lucky, and a repetition's a little higher."

@@ -87,9 +87,14 @@ def uncertainty_text(fraction: float | None) -> str:
 
 
 def spread_text(spread: Spread, scale: Scale | None = None) -> str:
-    """Mean ± standard deviation, to the deviation's first digit, or its second where the first is 1."""
+    """Mean ± standard deviation."""
+    return plus_minus_text(spread.mean, spread.standard_deviation, scale)
+
+
+def plus_minus_text(mean: float, deviation: float, scale: Scale | None = None) -> str:
+    """To the deviation's first digit, or its second where the first is 1."""
     factor = 1.0 if scale is None else scale.per_base
-    mean, deviation = spread.mean * factor, spread.standard_deviation * factor
+    mean, deviation = mean * factor, deviation * factor
     decimals = _decimals(mean, 4)
     if deviation:
         digits = 2 if f"{deviation:.1e}".startswith("1") else 1

@@ -168,6 +168,10 @@ def state_text(record: TrialRecord, rec: Recommendation) -> str:
     ]
     if record.trial in rec.pareto_front:
         parts.append("front")
+    if record.trial in rec.ties:
+        parts.append("tie")
+    if record.repeat_of is not None:
+        parts.append(f"trial {record.repeat_of} with seed {record.seed}")
     return f"{text} ({', '.join(parts)})" if parts else text
 
 

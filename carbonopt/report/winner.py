@@ -73,6 +73,7 @@ def rerun(config: StudyConfig, record: TrialRecord) -> dict[str, Any]:
         "seed": record.seed,
     }
     study["search"].pop("start", None)
+    study.pop("confirm", None)
     study["budget"] = {"trials": 1}
     return study
 

@@ -19,12 +19,13 @@ from carbonopt.report.quantities import (
     params_text,
     percent_text,
     perplexity_text,
+    plus_minus_text,
     spread_text,
     two_decimals_text,
     uncertainty_text,
 )
 from carbonopt.report.view import Tile
-from carbonopt.trial import GpuEnergy, Phase
+from carbonopt.trial import GpuEnergy, Phase, TrialState
 
 
 def headline(rec: Recommendation) -> str:
@@ -34,7 +35,8 @@ def headline(rec: Recommendation) -> str:
         if rec.closest is None:
             return f"No trial reached the target perplexity of {target}, and none was evaluated."
         reached = perplexity_text(rec.closest.perplexity)
-        return f"No trial reached the target perplexity of {target}. Trial {rec.closest.trial} came closest: {reached}."
+        closest = f"Trial {rec.closest.trial} came closest: {reached}{mean_of(rec)}."
+        return f"No trial reached the target perplexity of {target}. {closest}"
     if rec.baseline is None or rec.saving_fraction is None:
         return f"Trial {rec.trial} is the cheapest that reaches the target perplexity of {target}."
     if rec.trial == rec.baseline.trial:
@@ -57,10 +59,43 @@ def answer(data: StudyData, rec: Recommendation, repeated: Sequence[Repeats]) ->
             f"Trial {rec.closest.trial} ({rec.closest.why}) is {excess} above the target. Another target needs no new "
             "trial: carbonopt recommend --target. More trials or a wider search space may reach this one."
             if rec.closest.perplexity > rec.target_perplexity
-            else f"Trial {rec.closest.trial} ({rec.closest.why}) was below the target, but it did not complete."
+            else f"Trial {rec.closest.trial} ({rec.closest.why}) was below the target, but it did not complete"
+            f"{' with every seed' if rec.closest.state is TrialState.COMPLETE else ''}."
         )
     paragraphs.append(f"{_study_cost(rec)} {_pay_back(rec)}")
     return tuple(paragraphs)
+
+
+def confidence(rec: Recommendation) -> tuple[str, ...]:
+    """What the repeats with other seeds say of the recommendation, a sentence each; nothing where there are none."""
+    sure = rec.confidence
+    if sure is None or rec.emissions_kg_co2e is None:
+        return ()
+    target = f"the target of {perplexity_text(rec.target_perplexity)}"
+    if sure.perplexity_bound is None:
+        return (f"It ran with one seed only: whether it meets {target} with others is not known.",)
+    assert sure.perplexity_deviation is not None and sure.emissions_deviation_kg_co2e is not None
+    scale = emissions_scale([rec.emissions_kg_co2e])
+    verdict = "meets" if sure.holds else "does not prove that it meets"
+    found = [
+        f"Mean of {sure.seeds} seeds ± standard deviation of one run: perplexity "
+        f"{plus_minus_text(sure.perplexity_mean, sure.perplexity_deviation)}, "
+        f"{plus_minus_text(rec.emissions_kg_co2e, sure.emissions_deviation_kg_co2e, scale)} {scale.unit}.",
+        f"With {percent_text(sure.level)} confidence its mean perplexity is at most "
+        f"{perplexity_text(sure.perplexity_bound)}, which {verdict} {target}.",
+    ]
+    if rec.ties:
+        which = f"trial{'s' if len(rec.ties) > 1 else ''} {' and '.join(map(str, rec.ties))}"
+        found.append(
+            f"A tie with {which}, whose emissions differ by less than the error and which meet the target, too."
+        )
+    return tuple(found)
+
+
+def mean_of(rec: Recommendation) -> str:
+    """Of how many runs the recommended or closest configuration's figures are means; nothing where it ran once."""
+    seeds = rec.confidence.seeds if rec.confidence else rec.closest.seeds if rec.closest else 1
+    return f", mean of {seeds} seeds" if seeds > 1 else ""
 
 
 def tiles(rec: Recommendation) -> tuple[Tile, ...]:
@@ -80,11 +115,11 @@ def tiles(rec: Recommendation) -> tuple[Tile, ...]:
     runs = rec.break_even_runs
     return (
         Tile(label="Recommended", text=f"Trial {rec.trial}", note=params_text(rec.params)),
-        Tile(label="Perplexity", text=perplexity_text(rec.perplexity), note=target),
+        Tile(label="Perplexity", text=perplexity_text(rec.perplexity), note=target + mean_of(rec)),
         Tile(
             label="Emissions of a run",
             text=emissions_text(rec.emissions_kg_co2e),
-            note=f"{energy_text(rec.energy_kwh)} in training",
+            note=f"{energy_text(rec.energy_kwh)} in training{mean_of(rec)}",
         ),
         Tile(label="Saving on a run", text=percent_text(rec.saving_fraction), note=saving),
         spent,
@@ -118,8 +153,8 @@ def sentence(data: StudyData, rec: Recommendation, repeated: Sequence[Repeats]) 
         f"({params_text(rec.params)}) reached {perplexity_text(rec.perplexity)} with {energy_text(rec.energy_kwh)} of "
         f"training energy{counted}, or {emissions_text(rec.emissions_kg_co2e)} at "
         f"{intensity_text(intensity.g_co2e_per_kwh)} g CO2e/kWh and a PUE of {data.config.carbon.pue:.3g}{compared} "
-        f"({_runs_behind(rec, repeated)}); the search itself used {energy_text(rec.study_energy_kwh)}, or "
-        f"{emissions_text(rec.study_emissions_kg_co2e)}."
+        f"({_runs_behind(data, rec, repeated)}){_bound(rec)}; the search itself used "
+        f"{energy_text(rec.study_energy_kwh)}, or {emissions_text(rec.study_emissions_kg_co2e)}."
     )
 
 
@@ -133,7 +168,15 @@ def _where(data: StudyData) -> str:
     return f"on {' and '.join(gpus) or f'{hardware.cpu} (no GPU)'}"
 
 
-def _runs_behind(rec: Recommendation, repeated: Sequence[Repeats]) -> str:
+def _bound(rec: Recommendation) -> str:
+    sure = rec.confidence
+    if sure is None or sure.perplexity_bound is None:
+        return ""
+    bound, level = perplexity_text(sure.perplexity_bound), percent_text(sure.level)
+    return f", with a mean perplexity of at most {bound} at {level} confidence"
+
+
+def _runs_behind(data: StudyData, rec: Recommendation, repeated: Sequence[Repeats]) -> str:
     """How many complete runs there are of the recommended and of the baseline's configuration, and their spread."""
     again = repeats_of(rec.params, repeated)
     if rec.baseline is None or rec.baseline.trial == rec.trial:
@@ -142,10 +185,15 @@ def _runs_behind(rec: Recommendation, repeated: Sequence[Repeats]) -> str:
         other, base = rec.baseline, repeats_of(rec.baseline.params, repeated)
     if again is None and base is None:
         return f"n = 1{' each' if other else ''}, spread not known"
-    counts = "n = 1, spread not known" if again is None else f"one of {_spreads(again)}"
+    of_which = {record.repeat_of for record in data.records}  # whose figures are means
+
+    def counted(trial: int | None, runs: Repeats) -> str:
+        return f"{'means' if trial in of_which else 'one'} of {_spreads(runs)}"
+
+    counts = "n = 1, spread not known" if again is None else counted(rec.trial, again)
     if other is None:
         return counts
-    return f"{counts}; the baseline {'n = 1' if base is None else f'is one of {_spreads(base)}'}"
+    return f"{counts}; the baseline {'n = 1' if base is None else f'is {counted(other.trial, base)}'}"
 
 
 def _spreads(again: Repeats) -> str:
@@ -196,7 +244,7 @@ def _baseline_name(baseline: Baseline) -> str:
 def _comparison(rec: Recommendation) -> str:
     own = (
         f"Trial {rec.trial} emits {emissions_text(rec.emissions_kg_co2e)} ({energy_text(rec.energy_kwh)}) in training "
-        f"and reaches perplexity {perplexity_text(rec.perplexity)}"
+        f"and reaches perplexity {perplexity_text(rec.perplexity)}{mean_of(rec)}"
     )
     if rec.baseline is None or rec.perplexity is None:
         return f"{own}."
@@ -213,9 +261,9 @@ def _comparison(rec: Recommendation) -> str:
 
 def _certainty(data: StudyData, rec: Recommendation, repeated: Sequence[Repeats]) -> list[str]:
     """What is known of the recommended run's own spread and uncertainty; nothing where nothing is."""
-    known = []
+    known = list(confidence(rec))
     again = repeats_of(rec.params, repeated)
-    if again is not None:
+    if again is not None and rec.confidence is None:
         numbers = ", ".join(map(str, again.trials))
         known.append(
             f"Its configuration completed {count_text(again.n, 'time')} (trials {numbers}): {_spreads(again)}."
