@@ -100,7 +100,7 @@ def test_the_recommendation_is_the_cheapest_mean_of_those_that_hold() -> None:
         perplexities = rng.uniform(9.0, 10.05, (4, 1)) * rng.normal(1.0, 0.005, (4, 3))
         data = repeated(*(runs(one, list(kg[one]), list(perplexities[one])) for one in range(4)))
         logs = np.log(perplexities)
-        deviation = math.sqrt(logs.var(axis=1, ddof=1).mean())
+        deviation = np.maximum(math.sqrt(logs.var(axis=1, ddof=1).mean()), logs.std(axis=1, ddof=1))
         bounds = logs.mean(axis=1) + stats.t.ppf((1 + LEVEL) / 2, df=8) * deviation / math.sqrt(3)
         holding = [one for one in range(4) if bounds[one] <= math.log(TARGET)]
         rec = recommend(data)
@@ -111,22 +111,26 @@ def test_the_recommendation_is_the_cheapest_mean_of_those_that_hold() -> None:
     assert len(seen) > 3
 
 
-@pytest.mark.parametrize("seeds", [2, 3, 5])
-def test_what_does_not_meet_the_target_holds_it_as_rarely_as_the_level_says(seeds: int) -> None:
-    """Of configurations whose true perplexity is the target's, and which the search took because their first run met
-    it: each of three such. Drawn as the code draws its conclusion, from the bound."""
+EQUAL = [0.01]
+RECORDED = [0.0176, 0.0096, 0.0059, 0.0046, 0.0054, 0.0299, 0.0214, 0.0573]  # of a small GPT on an H200, 3 seeds each
+
+
+@pytest.mark.parametrize(("seeds", "deviations"), [(2, EQUAL), (3, EQUAL), (5, EQUAL), (3, RECORDED)])
+def test_what_is_no_better_than_the_target_holds_it_as_rarely_as_the_level_says(
+    seeds: int, deviations: list[float]
+) -> None:
+    """Three configurations whose true perplexity is the target's; the first was taken because its first run met it."""
     rng = np.random.default_rng(seeds)
     held = taken = 0
     while taken < 4000:
-        perplexities = TARGET * np.exp(rng.normal(0.0, 0.01, (3, seeds)))
+        perplexities = TARGET * np.exp(rng.normal(0.0, rng.choice(deviations, (3, 1)), (3, seeds)))
         if perplexities[0, 0] > TARGET:
             continue
         taken += 1
         data = repeated(*(runs(one, [1.0] * seeds, list(perplexities[one])) for one in range(3)), seeds=seeds)
         evidence = Evidence.of(data, TARGET)
         held += evidence.standing(evidence.configurations[0]) is Standing.HOLDS
-    error = math.sqrt((1 - LEVEL) * LEVEL / taken)
-    assert held / taken <= 1 - LEVEL + 3 * error
+    assert held / taken <= 1 - LEVEL
     assert held / taken > 0.02, "nor is it a bound that nothing passes"
 
 

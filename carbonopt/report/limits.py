@@ -50,7 +50,7 @@ def _of_the_search(data: StudyData, rec: Recommendation, repeated: Sequence[Repe
         tried = len({record.repeat_of for record in data.records} - {None})
         found.append(
             f"The confidence is that of one configuration; {tried} ran with several seeds, and each that is tried is "
-            "one more that can pass by luck. It takes their runs to spread alike."
+            "one more that can pass by luck; so can one whose runs spread much more than those of the others."
         )
     elif rec.perplexity is not None and rec.perplexity > rec.target_perplexity * (1 - NEAR_TARGET):
         margin = percent_text(1 - rec.perplexity / rec.target_perplexity)
