@@ -179,13 +179,16 @@ class Space(Frozen):
 
 
 class Pruning(Frozen):
-    target: bool = True  # stop a trial that can't reach the target even on an optimistic reading of its curve
-    cap: bool = True  # stop a trial whose emissions have passed those of the best one that meets the target
+    target: bool = True  # stop a trial that can't reach the target, by its curve and by what the others have taught
+    cap: bool = True  # stop a trial that emits more than the best one that meets the target
+    audit: float = Field(default=0.0, ge=0, le=1)  # share of the trials to be stopped that are run to their end instead
 
 
 class Search(Frozen):
     space: Space
     sampler: Literal["carbon", "tpe", "nsga2", "gp", "random", "grid"] = "carbon"
+    # The cheapest configuration that meets the target, or the whole front: then nothing is stopped that could be on it.
+    goal: Literal["recommend", "front"] = "recommend"
     pruning: Pruning = Pruning()
     start: dict[str, Scalar] | None = None  # a known configuration: the first trial, never pruned, and the baseline
     seed: int = Field(default=0, ge=0, lt=2**31)
@@ -205,11 +208,14 @@ class Budget(Frozen):
     hours: float | None = Field(default=None, gt=0)
     energy_kwh: float | None = Field(default=None, gt=0)
     emissions_kg_co2e: float | None = Field(default=None, gt=0)
+    # The study also ends when the next trial is expected to cost more than it saves in `reuses` runs of the winner.
+    until: Literal["converged"] | None = None
+    reuses: int = Field(default=10, ge=1, le=1_000_000_000)
 
     @model_validator(mode="after")
     def _bounded(self) -> "Budget":
-        if not self.model_dump(exclude_none=True):
-            raise ValueError("needs at least one of trials, hours, energy_kwh, emissions_kg_co2e")
+        if not self.model_dump(exclude_none=True, exclude={"reuses"}):
+            raise ValueError("needs at least one of trials, hours, energy_kwh, emissions_kg_co2e, until")
         return self
 
 

@@ -49,6 +49,7 @@ class Hardware(Frozen):
     ram_gib: float
     gpus: tuple[str, ...] = ()  # names of the launch's GPUs, in their order
     driver: str | None = None
+    gpu_memory_gib: float | None = None  # of the smallest of the GPUs
 
 
 class IdlePower(Frozen):

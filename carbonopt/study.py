@@ -26,7 +26,7 @@ from carbonopt.launch.local import LocalLauncher
 from carbonopt.launch.replay import ReplayLauncher
 from carbonopt.paths import StudyPaths
 from carbonopt.record import CarbonTrace, Hardware, Intensity, Provenance, SessionLedger, StudyData
-from carbonopt.search.sampler import distributions, exhausted, make_sampler
+from carbonopt.search.strategy import Strategy
 from carbonopt.space import SearchSpace
 from carbonopt.storage import REPEAT_OF, SEED, StudyStorage
 from carbonopt.storage_url import connect, remember_storage, storage_url
@@ -156,7 +156,8 @@ def run_study(
         if prepared is not None:
             found.set_prepared(prepared)
         found.set_trace(checked.trace)
-        loop = _Loop(checked, found, launcher, meter, paths, session, display, trackers, interrupted)
+        strategy = Strategy(config, checked.space, None if hardware is None else hardware.gpu_memory_gib)
+        loop = _Loop(checked, found, launcher, meter, paths, session, display, trackers, interrupted, strategy)
         loop.run()
         return found.read(live=True)
     finally:
@@ -211,6 +212,7 @@ class _Loop:
     display: StudyDisplay
     trackers: TrialObserver
     interrupted: Callable[[], bool]
+    strategy: Strategy
 
     def run(self) -> None:
         config, storage = self.checked.config, self.storage
@@ -230,9 +232,8 @@ class _Loop:
                 return
             if self.interrupted():
                 raise self._interruption()
-            number = storage.next_number()
-            storage.study.sampler = make_sampler(config.search.sampler, self.checked.space, config.search.seed, number)
-            self._run_trial(storage.study.ask(distributions(self.checked.space)))
+            storage.study.sampler = self.strategy.sampler(storage.study, storage.next_number())
+            self._run_trial(storage.study.ask(self.strategy.distributions))
 
     def _run_trial(self, trial: optuna.Trial) -> None:
         config, storage = self.checked.config, self.storage
@@ -259,7 +260,9 @@ class _Loop:
             meter=self.meter,
             # The start is the baseline, a repeat says how far runs differ: only whole ones can be compared.
             rules=self._rules(
-                to_its_end=repeat_of is not None or (trial.number == 0 and self.checked.start is not None)
+                trial.number,
+                params,
+                to_its_end=repeat_of is not None or (trial.number == 0 and self.checked.start is not None),
             ),
             observers=observers,
             progress=self.display.progress,
@@ -281,7 +284,7 @@ class _Loop:
         self.storage.tick(trial, record)
         self.session.store(self.storage)
 
-    def _rules(self, *, to_its_end: bool) -> Rules:
+    def _rules(self, number: int, params: TrialParams, *, to_its_end: bool) -> Rules:
         config = self.checked.config
         pruning = config.search.pruning
         data = self.storage.read(live=True)
@@ -290,15 +293,16 @@ class _Loop:
         best = min(costs, default=None)
         timeout_s = config.launch.timeout_s if isinstance(config.launch, LocalLaunch) else float("inf")
         spent_kwh = data.spent_kwh()
+        prunes = pruning.target and not to_its_end
 
         def budget_spent() -> bool:
             running = sum(self.meter.running(phase).total_kwh for phase in TRIAL_PHASES)
             return self._spent(spent_kwh + running) is not None
 
         return Rules(
-            target_perplexity=config.target.perplexity,
-            prune_target=pruning.target and not to_its_end,
-            cap_kg_co2e=best if pruning.cap and not to_its_end else None,
+            hopeless=self.strategy.hopeless(self.storage.study, number, params) if prunes else None,
+            audit=self.strategy.audits(number),
+            cap_kg_co2e=best if pruning.cap and config.search.goal == "recommend" and not to_its_end else None,
             emissions_kg_co2e=self._emissions,
             budget_spent=budget_spent,
             interrupted=self.interrupted,
@@ -310,9 +314,8 @@ class _Loop:
         trials = self.checked.config.budget.trials
         if trials is not None and self.storage.finished_count() >= trials:
             return f"all {trials} trials of the budget have been run"
-        if exhausted(self.storage.study, self.checked.space):
-            return "every configuration of the search space has been run"
-        return self._spent(self.storage.read(live=True).spent_kwh())
+        spent = self._spent(self.storage.read(live=True).spent_kwh())
+        return spent or self.strategy.why_ended(self.storage.study, self.storage.next_number())
 
     def _repeats(self) -> bool:
         """Whether the ended search's answer is still to be confirmed; the run that is due is in the queue then."""

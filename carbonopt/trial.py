@@ -143,6 +143,11 @@ class EvalPoint(Frozen):
     def perplexity(self) -> float:
         return math.nan if self.nll_sum is None else perplexity(self.nll_sum, self.eval_tokens)
 
+    @property
+    def nll(self) -> float:
+        """Mean negative log-likelihood, nats per token; NaN where it was not finite."""
+        return math.nan if self.nll_sum is None else self.nll_sum / self.eval_tokens
+
 
 def perplexity(nll_sum: float, eval_tokens: int) -> float:
     """exp(total negative log-likelihood in nats / total unmasked target tokens): summed first, divided once.
@@ -236,6 +241,8 @@ class TrialRecord(Frozen):
     earlier_attempts_energy_kwh: float = 0.0  # what attempts of this trial that were interrupted had used
     earlier_attempts_gpu_kwh: float | None = None  # the GPUs' part of it
     total_steps: int | None = None  # optimizer steps the whole trial would have
+    steps_done: int | None = None  # of these, as far as it has reported
+    audited_at_step: int | None = None  # where it would have been stopped for its target, had it not been an audit
 
     @property
     def spent_kwh(self) -> float:

@@ -2,14 +2,14 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from carbonopt.channel import Evaluated, Event, Exited, Failed, Finished, PhaseChanged, Progress
 from carbonopt.energy.meter import Meter, Reading, disagreement, largest
-from carbonopt.search.pruning import cannot_reach, passes_cap
+from carbonopt.search.pruning import passes_cap, will_pass_cap
 from carbonopt.train.exits import OUT_OF_MEMORY_EXIT
 from carbonopt.trial import (
     TRIAL_PHASES,
@@ -45,8 +45,8 @@ class TrialProcesses(Protocol):
 class Rules:
     """What may end this trial before its own end."""
 
-    target_perplexity: float
-    prune_target: bool
+    hopeless: Callable[[Sequence[EvalPoint], int], bool] | None  # by evaluations and total steps; None: never asked
+    audit: bool  # a trial that is hopeless is run to its end all the same
     cap_kg_co2e: float | None  # emissions of the best feasible trial; None: no cap
     emissions_kg_co2e: Callable[[float], float]  # of an energy in kWh
     budget_spent: Callable[[], bool]
@@ -84,6 +84,10 @@ class TrialWatch:
     earlier: TrialRecord | None = None  # of an attempt that was interrupted
     _evals: list[EvalPoint] = field(default_factory=list)
     _total_steps: int | None = None
+    _step: int | None = None
+    _first_progress: tuple[int, float] | None = None  # step and energy in kWh: what is before has compilation in it
+    _projection: tuple[float, float] | None = None  # share of the steps it is made from, energy of them all in kWh
+    _audited_at_step: int | None = None
     _phase: Phase = Phase.SETUP
     _stored_at: float = 0.0
     _started_at: str = field(default_factory=now_utc)
@@ -135,7 +139,8 @@ class TrialWatch:
                 self.processes.answer()
                 self._enter(phase)
             case Progress(step=step, total_steps=total):
-                self._total_steps = total
+                self._total_steps, self._step = total, step
+                self._project(step, total)
                 self.progress(step, total, self._train_kwh())
             case Evaluated(point=point, total_steps=total):
                 return self._on_evaluation(point, total)
@@ -151,13 +156,12 @@ class TrialWatch:
         return None
 
     def _on_evaluation(self, point: EvalPoint, total_steps: int) -> _Outcome | None:
-        self._total_steps = total_steps
+        self._total_steps, self._step = total_steps, point.step
         train_kwh = self._train_kwh()  # closed before the evaluation began: nothing is read here
         point = point.model_copy(update={"train_energy_kwh": train_kwh})
         self._evals.append(point)
         finite = math.isfinite(point.perplexity)
-        hopeless = cannot_reach(self._evals, total_steps, self.rules.target_perplexity)
-        stop = finite and self.rules.prune_target and point.step < total_steps and hopeless
+        stop = finite and point.step < total_steps and self._hopeless(total_steps)
         if finite:  # the trial waits for this: first the answer, then the book-keeping
             self.processes.answer(stop=StopReason.TARGET if stop else None)
         emissions = self.rules.emissions_kg_co2e(train_kwh)
@@ -173,11 +177,39 @@ class TrialWatch:
             return StopReason.INTERRUPTED
         if self._finished_training():
             return None  # all its energy is spent already: its result costs nothing more
-        if passes_cap(self.rules.emissions_kg_co2e(self._train_kwh()), self.rules.cap_kg_co2e):
+        if self._audited_at_step is None and self._passes_cap():
             return StopReason.CAP
         if self.rules.budget_spent():
             return StopReason.BUDGET
         return None
+
+    def _hopeless(self, total_steps: int) -> bool:
+        if self.rules.hopeless is None or self._audited_at_step is not None:
+            return False
+        hopeless = self.rules.hopeless(self._evals, total_steps)
+        if hopeless and self.rules.audit:
+            self._audited_at_step = self._evals[-1].step
+            return False
+        return hopeless
+
+    def _passes_cap(self) -> bool:
+        train_kwh, cap = self._train_kwh(), self.rules.cap_kg_co2e
+        if passes_cap(self.rules.emissions_kg_co2e(train_kwh), cap):
+            return True
+        if self._projection is None:
+            return False
+        share, projected_kwh = self._projection
+        return will_pass_cap(share, self.rules.emissions_kg_co2e(projected_kwh), cap)
+
+    def _project(self, step: int, total_steps: int) -> None:
+        """What the whole training will take, if every step takes what those since the first report have taken."""
+        train_kwh = self._train_kwh()
+        if self._first_progress is None:
+            self._first_progress = (step, train_kwh)
+        first_step, first_kwh = self._first_progress
+        if step > first_step:
+            per_step_kwh = (train_kwh - first_kwh) / (step - first_step)
+            self._projection = ((step - first_step) / total_steps, train_kwh + per_step_kwh * (total_steps - step))
 
     def _finished_training(self) -> bool:
         return bool(self._evals) and self._evals[-1].step == self._total_steps
@@ -265,6 +297,8 @@ class TrialWatch:
             earlier_attempts_energy_kwh=0.0 if self.earlier is None else self.earlier.spent_kwh,
             earlier_attempts_gpu_kwh=None if self.earlier is None else self.earlier.spent_gpu_kwh,
             total_steps=self._total_steps,
+            steps_done=self._step,
+            audited_at_step=self._audited_at_step,
         )
 
 

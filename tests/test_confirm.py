@@ -6,11 +6,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import yaml
 
 from carbonopt.analysis.recommend import Recommendation, recommend
-from carbonopt.errors import StudyInterrupted
+from carbonopt.errors import BadInput, StudyInterrupted
+from carbonopt.estimate import describe_study
+from carbonopt.live import recommendation_text
 from carbonopt.paths import StudyPaths
 from carbonopt.record import StudyData
+from carbonopt.report.build import write_report
 from carbonopt.storage import StudyStorage
 from carbonopt.storage_url import connect, storage_url
 from carbonopt.study import check, run_study
@@ -115,6 +119,47 @@ def test_a_configuration_that_diverges_with_another_seed_is_not_recommended(tmp_
     alone = Replayed(tmp_path / "alone", table[0]).run()
     assert not recommend(alone).met
     assert "with another seed it did not complete" in recommend(alone).closest.why
+
+
+def test_the_words_say_how_sure_it_is(tmp_path: Path) -> None:
+    close = (
+        rows(16, [100, 104, 96], s0=9.50, s1=9.52, s2=9.48),
+        rows(32, [101, 97, 105], s0=9.30, s1=9.33, s2=9.31),
+        rows(64, [150, 152, 148], s0=9.10, s1=9.12, s2=9.14),
+    )
+    replayed = Replayed(tmp_path, *close)
+    data = replayed.run()
+    rec = recommend(data)
+    (tie,) = rec.ties
+    text = recommendation_text(rec)
+    assert "Mean of 3 seeds ± standard deviation of one run: perplexity 9.500 ± 0.019, 13.9 ± 0.5 mg CO2e." in text
+    assert "With 95 % confidence its mean perplexity is at most 9.527, which meets the target of 10." in text
+    assert f"A tie with trial {tie}, whose emissions differ by less than the error" in text
+    write_report(data, tmp_path / "report")
+    page = (tmp_path / "report/report.md").read_text()
+    assert "With 95 % confidence its mean perplexity is at most 9.527" in page
+    assert f"A tie with trial {tie}" in page and "(means of n = 3" in page and f"trial {rec.trial} with seed 1" in page
+    again = yaml.safe_load((tmp_path / "report/winner/rerun.yaml").read_text())
+    assert "confirm" not in again and again["budget"] == {"trials": 1}
+    described = describe_study(check(parse_study(replayed.study, "test")))
+    assert "the winner and its 2 nearest rivals with 3 seeds each: 6 runs more" in described
+
+
+def test_words_without_a_recommendation_that_holds(tmp_path: Path) -> None:
+    def text(name: str, *recorded: list[dict]) -> str:
+        return recommendation_text(recommend(Replayed(tmp_path / name, *recorded).run()))
+
+    in_doubt = [rows(2**k, 100 * k, s0=9.9, s1=10.05, s2=9.9) for k in (3, 4)]
+    assert "is at most 10.07, which does not prove that it meets the target of 10." in text("doubt", *in_doubt)
+    above = [rows(2**k, 100 * k, s0=9.9, s1=10.4, s2=10.1) for k in (3, 4, 5, 6)]
+    assert "Closest: trial" in text("above", *above[:3]) and "10.13, mean of 3 seeds" in text("again", *above[:3])
+    assert "It ran with one seed only" in text("more", *above)
+
+
+@pytest.mark.parametrize("confirm", [{"seeds": 1}, {"rivals": -1}, {"seeds": 2.5}, {"runs": 3}])
+def test_an_impossible_confirmation_is_refused(confirm: dict, replay_study: dict) -> None:
+    with pytest.raises(BadInput, match=r"confirm\."):
+        parse_study({**replay_study, "confirm": confirm}, "test")
 
 
 def test_without_confirm_nothing_is_repeated(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def main() -> None:
     config = common.study(options.study, options.gpus)
     space = SearchSpace(config.search.space, config.launch.world_size, bool(options.gpus))
     params = space.params({})
-    rules = Rules(1.0, False, None, lambda energy_kwh: energy_kwh, lambda: False, lambda: False, 300.0)
+    rules = Rules(None, False, None, lambda energy_kwh: energy_kwh, lambda: False, lambda: False, 300.0)
     records = []
     with tempfile.TemporaryDirectory() as folder:
         paths = StudyPaths(Path(folder))

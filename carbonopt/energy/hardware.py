@@ -29,10 +29,13 @@ def describe_hardware(gpu_indices: Sequence[int]) -> Hardware:
     """
     check_gpus(gpu_indices)
     names: tuple[str, ...] = ()
-    driver = None
+    driver = memory_gib = None
     if gpu_indices:
         with open_nvml() as nvml:
-            names = tuple(gpu_name(nvml, nvml.nvmlDeviceGetHandleByIndex(index), index) for index in gpu_indices)
+            handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in gpu_indices]
+            names = tuple(gpu_name(nvml, handle, index) for handle, index in zip(handles, gpu_indices, strict=True))
+            totals = [nvml.nvmlDeviceGetMemoryInfo(handle).total for handle in handles]
+            memory_gib = min(expect(int, total, "a GPU's memory") for total in totals) / BYTES_PER_GIB
             driver = expect(str, nvml.nvmlSystemGetDriverVersion(), "the driver's version")
     return Hardware(
         cpu=_cpu_model(),
@@ -41,6 +44,7 @@ def describe_hardware(gpu_indices: Sequence[int]) -> Hardware:
         ram_gib=round(psutil.virtual_memory().total / BYTES_PER_GIB, 1),
         gpus=names,
         driver=driver,
+        gpu_memory_gib=memory_gib,
     )
 
 

@@ -45,7 +45,7 @@ def exhausted(study: Study, space: SearchSpace) -> bool:
 
 
 def make_sampler(name: str, space: SearchSpace, seed: int, trial_number: int) -> "ValidSampler":
-    """A sampler for one proposal.
+    """One of Optuna's samplers, for one proposal.
 
     It is seeded by the study's seed and the trial's number, so that an interrupted study proposes what the
     uninterrupted one would have.
@@ -53,7 +53,7 @@ def make_sampler(name: str, space: SearchSpace, seed: int, trial_number: int) ->
     one_seed = int(np.random.default_rng([seed, trial_number]).integers(2**31))
     inner: BaseSampler
     match name:
-        case "carbon" | "tpe":
+        case "tpe":
             inner = TPESampler(seed=one_seed, multivariate=True)
         case "nsga2":
             inner = NSGAIISampler(seed=one_seed, population_size=10)

@@ -1,0 +1,226 @@
+"""How much energy search strategies spend until they have made a run that is nearly the cheapest one.
+
+    python benchmarks/search/compare.py TABLE.jsonl [TABLE.jsonl ...] [--seeds 20] [--samplers carbon ...] [--json OUT]
+
+On recorded runs, every strategy searches for the cheapest run that meets a target 3, 10 and 20 % above the table's
+lowest perplexity. Counted is the training energy of all its trials, up to and with the first complete one within 5 % of
+the cheapest feasible run, as a share of the training energy of the whole grid. `carbon` is carbonopt's search with its
+pruning, trial by trial through the launcher and the watch of real studies. The others are Optuna's, with the target as
+a constraint, and run whole trials: Optuna has no pruning for two objectives. Each seed of each strategy is one search.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import time
+import warnings
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import optuna
+
+from carbonopt.config import StudyConfig
+from carbonopt.energy.meter import ReplayMeter
+from carbonopt.launch.replay import RecordedRun, ReplayLauncher, read_table
+from carbonopt.search.sampler import distributions
+from carbonopt.search.strategy import Strategy
+from carbonopt.space import SearchSpace
+from carbonopt.trial import Phase, StopReason, TrialSpec, TrialState
+from carbonopt.units import joules_from_kwh
+from carbonopt.watch import Rules, TrialWatch
+
+TARGETS = (0.03, 0.10, 0.20)  # above the lowest perplexity
+NEAR = 1.05  # of the cheapest feasible run's energy
+OTHERS = {
+    "random": lambda seed: optuna.samplers.RandomSampler(seed=seed),
+    "nsga2": lambda seed: optuna.samplers.NSGAIISampler(seed=seed, population_size=10),
+    "tpe": lambda seed: optuna.samplers.TPESampler(seed=seed),
+    "gp": lambda seed: optuna.samplers.GPSampler(seed=seed, n_startup_trials=10),
+}
+
+
+class Table:
+    """The runs of a table, one for each configuration: the one of the lowest seed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.runs: dict[tuple, RecordedRun] = {}
+        for run in sorted(read_table(path), key=lambda run: run.seed):
+            self.runs.setdefault(tuple(run.params.items()), run)
+        self.names = [name for name, _ in next(iter(self.runs))]
+        self.choices = {name: sorted({run.params[name] for run in self.runs.values()}) for name in self.names}
+        self.grid_j = sum(map(training_j, self.runs.values()))
+        self.lowest = min(final(run) for run in self.runs.values())
+
+    def run(self, values: dict) -> RecordedRun:
+        return self.runs[tuple((name, values[name]) for name in self.names)]
+
+    def config(self, target: float, seed: int) -> StudyConfig:
+        return StudyConfig.model_validate(
+            {
+                "name": "comparison",
+                "target": {"perplexity": target},
+                "search": {"space": {name: {"choices": one} for name, one in self.choices.items()}, "seed": seed},
+                "budget": {"trials": len(self.runs)},
+                "carbon": {"intensity_g_co2e_per_kwh": 1.0},
+                "launch": {"kind": "replay", "table": str(self.path)},
+            }
+        )
+
+
+def training_j(run: RecordedRun) -> float:
+    return run.total_steps * run.joules_per_step
+
+
+def final(run: RecordedRun) -> float:
+    return math.exp(run.evals[-1].nll)
+
+
+def search(path: Path, sampler: str, above: float, seed: int, limit: int) -> dict:
+    """One search, until it has found what counts, or has no trial left."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    warnings.simplefilter("ignore")
+    table = Table(path)
+    target = table.lowest * (1 + above)
+    feasible = [run for run in table.runs.values() if final(run) <= target]
+    enough_j = NEAR * min(map(training_j, feasible))
+    step = (carbon if sampler == "carbon" else whole)(table, sampler, target, seed)
+    spent_j, mistakes, proposing_s = 0.0, [], []
+    trials = 0
+    for run, trial_j, complete, stopped, seconds in step:
+        trials += 1
+        spent_j += trial_j
+        proposing_s.append(seconds)
+        if stopped == StopReason.TARGET and final(run) <= target:
+            mistakes.append(training_j(run) <= enough_j)
+        if complete and final(run) <= target and training_j(run) <= enough_j:
+            break
+        if trials >= limit:
+            spent_j = math.inf
+            break
+    else:
+        spent_j = math.inf
+    return {
+        "table": path.stem,
+        "sampler": sampler,
+        "above": above,
+        "seed": seed,
+        "share": spent_j / table.grid_j,
+        "trials": trials,
+        "stopped_by_mistake": len(mistakes),
+        "cheapest_stopped": sum(mistakes),
+        "longest_proposal_s": max(proposing_s),
+    }
+
+
+def whole(table: Table, sampler: str, target: float, seed: int):
+    """Whole trials, proposed by one of Optuna's samplers as they come: repeats cost nothing here."""
+    study = optuna.create_study(directions=["minimize"] * 2, sampler=OTHERS[sampler](seed))
+    space = {name: optuna.distributions.CategoricalDistribution(one) for name, one in table.choices.items()}
+    seen = set()
+    for _ in range(20 * len(table.runs)):
+        began = time.perf_counter()
+        trial = study.ask(space)
+        seconds = time.perf_counter() - began
+        run = table.run(trial.params)
+        trial.set_constraint("log perplexity over target", math.log(final(run) / target))
+        study.tell(trial, [training_j(run), final(run)])
+        key = tuple(run.params.items())
+        if key not in seen:
+            seen.add(key)
+            yield run, training_j(run), True, None, seconds
+
+
+def carbon(table: Table, _: str, target: float, seed: int):
+    """carbonopt's search: its proposals, its pruning, its trials' watch."""
+    config = table.config(target, seed)
+    space = SearchSpace(config.search.space, 1, False)
+    strategy = Strategy(config, space, None)
+    meter = ReplayMeter()
+    launcher = ReplayLauncher(table.path, config.search.space, meter.advance)
+    study = optuna.create_study(directions=["minimize"] * 2)
+    best_kwh = None
+    while True:
+        number = len(study.get_trials(deepcopy=False))
+        began = time.perf_counter()
+        if strategy.why_ended(study, number) is not None:
+            return
+        study.sampler = strategy.sampler(study, number)
+        trial = study.ask(distributions(space))
+        seconds = time.perf_counter() - began
+        params = space.params(trial.params)
+        spec = TrialSpec(number=number, attempt=1, seed=0, params=params, workload={}, prepared_dir="", trial_dir="")
+        rules = Rules(
+            hopeless=strategy.hopeless(study, number, params),
+            audit=False,
+            cap_kg_co2e=best_kwh,
+            emissions_kg_co2e=lambda kwh: kwh,
+            budget_spent=lambda: False,
+            interrupted=lambda: False,
+            timeout_s=math.inf,
+        )
+        meter.enter(Phase.SETUP)
+        watch = TrialWatch(spec, launcher.start(spec, Path()), meter, rules, [], lambda *_: None, lambda _: None)
+        record = watch.run()
+        trial.set_user_attr("record", record.as_json())
+        complete = record.state == TrialState.COMPLETE
+        if complete:
+            study.tell(trial, [record.emissions_kg_co2e, record.perplexity])
+        else:
+            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+        if record.meets(target) and (best_kwh is None or record.energy_kwh.train < best_kwh):
+            best_kwh = record.energy_kwh.train
+        yield table.run(trial.params), joules_from_kwh(record.energy_kwh.train), complete, record.stop_reason, seconds
+
+
+def summary(results: list[dict]) -> list[str]:
+    lines = [
+        "| table | target above best | sampler | median (%) | 90th percentile (%) | worst (%) | found | trials | "
+        "good ones stopped | cheapest stopped |",
+        "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    groups: dict[tuple, list[dict]] = {}
+    for one in results:
+        groups.setdefault((one["table"], one["above"], one["sampler"]), []).append(one)
+    for (table, above, sampler), found in groups.items():
+        shares = sorted(100 * one["share"] for one in found)
+        ninetieth = shares[math.ceil(0.9 * len(shares)) - 1]
+        trials = sum(one["trials"] for one in found)
+        lines.append(
+            f"| {table} | {above:.0%} | {sampler} | {statistics.median(shares):.2f} | {ninetieth:.2f} "
+            f"| {shares[-1]:.2f} | {sum(map(math.isfinite, shares))} of {len(found)} | {trials / len(found):.1f} "
+            f"| {sum(one['stopped_by_mistake'] for one in found)} of {trials} "
+            f"| {sum(one['cheapest_stopped'] for one in found)} |"
+        )
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("tables", type=Path, nargs="+")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--samplers", nargs="+", choices=["carbon", *OTHERS], default=["carbon", *OTHERS])
+    parser.add_argument("--targets", type=float, nargs="+", default=TARGETS)
+    parser.add_argument("--limit", type=int, default=10_000, help="trials of a search")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    jobs = [
+        (table, sampler, above, seed, options.limit)
+        for table in options.tables
+        for sampler in options.samplers
+        for above in options.targets
+        for seed in range(options.seeds)
+    ]
+    with ProcessPoolExecutor(options.jobs) as pool:
+        results = list(pool.map(search, *zip(*jobs, strict=True)))
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    print("\n".join(summary(results)))
+    longest = max((one["longest_proposal_s"] for one in results if one["sampler"] == "carbon"), default=math.nan)
+    print(f"\nlongest proposal of carbon: {longest:.2f} s, at most {max(one['trials'] for one in results)} trials")
+
+
+if __name__ == "__main__":
+    main()

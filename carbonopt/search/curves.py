@@ -1,0 +1,246 @@
+"""What perplexity a configuration will end at: a Gaussian process over the learning curves of all trials.
+
+The logarithm of the loss (mean NLL, nats per token) is modelled, since losses fall by power laws (arXiv 2001.08361).
+A point of a curve has three coordinates, each a combination whose exponents are learned with it:
+
+- how far the training is: ln(steps at peak rate) + α ln(learning rate) + β ln(batch): a step at twice the rate is worth
+  2^α steps;
+- how noisy it is: ln(learning rate) + γ ln(batch), with a basin in its prior: too high and too low are both worse;
+- how often the data was seen: ln(steps) + ln(batch): what overfitting goes by;
+
+and the share of the peak rate that is left, since a rate that falls lets the loss fall. Other dimensions follow. Each
+trial has an offset of its own (its seed) beside the noise of each evaluation. Length scales, exponents and amplitudes
+are those of highest posterior density under priors that hold for language models at large; evaluations that fit
+badly (a spike of the loss) lose their weight.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import cho_solve, cholesky, solve_triangular
+from scipy.optimize import minimize
+
+Array = np.ndarray
+
+# Columns of a row.
+LN_BATCH, LN_RATE, LN_STEPS, RATE_SHARE = range(4)
+CORE = 4  # other dimensions follow
+
+# Parameters: three length scales, amplitude of the rate's share, amplitude, noise (logarithms); α, β, γ; then a length
+# scale (logarithm) for each other dimension. Priors are normal: mean, standard deviation.
+_SHARE, _AMPLITUDE, _NOISE, _ALPHA, _BETA, _GAMMA = range(3, 9)
+_CORE_PRIOR = np.array(
+    [
+        (math.log(1.5), 0.4),
+        (math.log(1.5), 0.4),
+        (math.log(3.0), 0.5),
+        (math.log(0.03), 0.5),
+        (math.log(0.4), 0.5),
+        (math.log(0.005), 0.7),
+        (0.6, 0.25),
+        (0.3, 0.25),
+        (-0.4, 0.25),
+    ]
+)
+_OTHER_PRIOR = (math.log(2.0), 0.5)
+# The mean of the loss's logarithm: a constant, a slope over the first coordinate, a basin over the second (mean and
+# standard deviation each), and what the full rate adds to it.
+_CONSTANT_SD = 0.5
+_SLOPE = (-0.2, 0.15)
+_BASIN = (0.06, 0.05)
+_FULL_RATE = 0.03
+_OUTLIER_SDS = 3.0
+_ROOT5 = math.sqrt(5.0)
+_FAR = 12.0  # logarithms beyond it are no parameters but a line search gone astray
+
+
+@dataclass(frozen=True)
+class Points:
+    """Evaluations: rows, losses (mean NLL in nats) and the trial that each belongs to."""
+
+    rows: Array  # (points, CORE + others)
+    nll: Array  # (points,)
+    trial: Array  # (points,)
+
+
+class CurveModel:
+    """The process, given evaluations.
+
+    Args:
+        centre: the middle of the space in ln(batch) and ln(learning rate), where the basin is expected.
+        parameters: taken as they are; None: fitted.
+        effort: iterations of the fit.
+    """
+
+    def __init__(
+        self, points: Points, centre: tuple[float, float], parameters: Array | None = None, effort: int = 40
+    ) -> None:
+        others = points.rows.shape[1] - CORE
+        self._prior = np.vstack([_CORE_PRIOR, np.tile(_OTHER_PRIOR, (others, 1))])
+        self._centre = centre
+        self._points = points
+        self._origin = np.zeros(points.rows.shape[1])
+        self._origin[[LN_BATCH, LN_RATE]] = centre
+        self._origin[LN_STEPS] = points.rows[:, LN_STEPS].mean() if len(points.rows) else 0.0
+        self._rows = points.rows - self._origin
+        logs = np.log(np.maximum(points.nll, 1e-9))
+        self._level = float(logs.mean()) if len(logs) else 0.0
+        self._y = logs - self._level
+        self._same = (points.trial[:, None] == points.trial[None, :]).astype(float)
+        self._distrust = np.zeros(len(self._y))  # more variance for evaluations that fit badly
+        self.parameters = self._prior[:, 0] if parameters is None else parameters
+        if parameters is None and len(self._y):
+            self._fit(effort)
+        else:
+            self._condition()
+
+    def given(self, points: Points) -> "CurveModel":
+        """The same process with other evaluations, its parameters kept: quick, for a trial that is running."""
+        return CurveModel(points, self._centre, self.parameters)
+
+    def predict(self, rows: Array, trials: Sequence[int] | None = None) -> tuple[Array, Array]:
+        """Mean and standard deviation of ln(NLL).
+
+        Args:
+            rows: (n, columns)
+            trials: that the rows belong to, whose own offset is then known from their evaluations; None: new ones.
+        """
+        z, across, solved = self._across(rows, trials)
+        variance = self._own(z) + self._linear_own(z) + math.exp(2 * self.parameters[_NOISE]) - (solved**2).sum(0)
+        return self._mean_of(z, across), np.sqrt(np.maximum(variance, 1e-12))
+
+    def sample(self, rows: Array, count: int, rng: np.random.Generator) -> Array:
+        """Joint draws of ln(NLL) of new trials, (rows, count)."""
+        z, across, solved = self._across(rows, None)
+        noise = math.exp(2 * self.parameters[_NOISE]) + 1e-9
+        covariance = self._kernel(z, z)[0] + self._linear(z, z) + noise * np.eye(len(z)) - solved.T @ solved
+        mean = self._mean_of(z, across)
+        return mean[:, None] + cholesky(covariance, lower=True) @ rng.standard_normal((len(z), count))
+
+    # ------------------------------------------------------------------------------------------------ the kernel
+
+    def _coordinates(self, rows: Array, parameters: Array) -> Array:
+        """(points, three coordinates + others + share of the rate)."""
+        batch, rate, steps = rows[:, LN_BATCH], rows[:, LN_RATE], rows[:, LN_STEPS]
+        return np.column_stack(
+            [
+                steps + parameters[_ALPHA] * rate + parameters[_BETA] * batch,
+                rate + parameters[_GAMMA] * batch,
+                steps + batch,
+                rows[:, CORE:],
+                rows[:, RATE_SHARE],
+            ]
+        )
+
+    def _kernel(self, a: Array, b: Array, parameters: Array | None = None) -> tuple[Array, Array, Array, Array, Array]:
+        """Matérn 5/2, its amplitude growing with the share of the rate; and the parts that gradients need."""
+        parameters = self.parameters if parameters is None else parameters
+        weights = np.exp(-2 * np.concatenate([parameters[:3], parameters[9:]]))
+        apart = a.T[:-1, :, None] - b.T[:-1, None, :]
+        r = np.sqrt(np.tensordot(weights, apart**2, 1) + 1e-12)
+        fall = np.exp(-_ROOT5 * r)
+        amplitude = math.exp(2 * parameters[_AMPLITUDE]) + math.exp(2 * parameters[_SHARE]) * np.outer(
+            a[:, -1], b[:, -1]
+        )
+        shape = (1 + _ROOT5 * r + 5 / 3 * r * r) * fall
+        return amplitude * shape, shape, amplitude * 5 / 3 * (1 + _ROOT5 * r) * fall, apart, weights
+
+    def _own(self, z: Array) -> Array:
+        return math.exp(2 * self.parameters[_AMPLITUDE]) + math.exp(2 * self.parameters[_SHARE]) * z[:, -1] ** 2
+
+    @staticmethod
+    def _linear(a: Array, b: Array) -> Array:
+        """The mean's uncertainty: of its constant, slope and basin."""
+        slopes = _SLOPE[1] ** 2 * np.outer(a[:, 0], b[:, 0])
+        return _CONSTANT_SD**2 + slopes + _BASIN[1] ** 2 * np.outer(a[:, 1] ** 2, b[:, 1] ** 2)
+
+    @staticmethod
+    def _linear_own(z: Array) -> Array:
+        return _CONSTANT_SD**2 + _SLOPE[1] ** 2 * z[:, 0] ** 2 + _BASIN[1] ** 2 * z[:, 1] ** 4
+
+    @staticmethod
+    def _prior_mean(z: Array) -> Array:
+        return _SLOPE[0] * z[:, 0] + _BASIN[0] * z[:, 1] ** 2 + _FULL_RATE * z[:, -1]
+
+    # --------------------------------------------------------------------------------------------------- the fit
+
+    def _fit(self, effort: int) -> None:
+        start = self.parameters
+        for rounds in range(2):
+            found = minimize(self._objective, start, jac=True, method="L-BFGS-B", options={"maxiter": effort})
+            start = self.parameters = found.x
+            self._condition()
+            if rounds or not self._distrust_outliers():
+                return
+
+    def _distrust_outliers(self) -> bool:
+        """By the residual of each evaluation left out of the rest (Rasmussen & Williams 2006, eq. 5.12)."""
+        inverse = np.diag(cho_solve((self._root, True), np.eye(len(self._y))))
+        residuals = self._solved / inverse
+        bad = np.abs(residuals) * np.sqrt(inverse) > _OUTLIER_SDS
+        self._distrust[bad] = residuals[bad] ** 2
+        return bool(bad.any())
+
+    def _noise(self, parameters: Array) -> Array:
+        """Half of it a trial's own offset, half of it each evaluation's."""
+        noise = math.exp(2 * parameters[_NOISE])
+        return noise / 2 * self._same + np.diag(noise / 2 + 1e-8 + self._distrust)
+
+    def _condition(self) -> None:
+        self._z = self._coordinates(self._rows, self.parameters)
+        covariance = self._kernel(self._z, self._z)[0] + self._linear(self._z, self._z) + self._noise(self.parameters)
+        self._root = cholesky(covariance, lower=True) if len(self._y) else np.zeros((0, 0))
+        rest = self._y - self._prior_mean(self._z)
+        self._solved = cho_solve((self._root, True), rest) if len(rest) else rest
+
+    def _across(self, rows: Array, trials: Sequence[int] | None) -> tuple[Array, Array, Array]:
+        z = self._coordinates(rows - self._origin, self.parameters)
+        across = self._kernel(z, self._z)[0] + self._linear(z, self._z)
+        if trials is not None:
+            own = np.asarray(trials)[:, None] == self._points.trial[None, :]
+            across = across + math.exp(2 * self.parameters[_NOISE]) / 2 * own
+        solved = solve_triangular(self._root, across.T, lower=True) if len(self._y) else np.zeros((0, len(z)))
+        return z, across, solved
+
+    def _mean_of(self, z: Array, across: Array) -> Array:
+        return across @ self._solved + self._prior_mean(z) + self._level
+
+    def _objective(self, parameters: Array) -> tuple[float, Array]:
+        """Negative log posterior density of the parameters, and its gradient."""
+        scaled = (parameters - self._prior[:, 0]) / self._prior[:, 1]
+        if np.abs(parameters).max() > _FAR:
+            return 1e10, np.zeros_like(parameters)
+        z = self._coordinates(self._rows, parameters)
+        kernel, shape, steep, apart, weights = self._kernel(z, z, parameters)
+        try:
+            root = cholesky(kernel + self._linear(z, z) + self._noise(parameters), lower=True, check_finite=False)
+        except np.linalg.LinAlgError:
+            return 1e10, np.zeros_like(parameters)
+        rest = self._y - self._prior_mean(z)
+        solved = cho_solve((root, True), rest)
+        value = rest @ solved / 2 + np.log(np.diag(root)).sum() + (scaled**2).sum() / 2
+        # d value / d K, times two; then K's derivatives by each parameter.
+        by_kernel = cho_solve((root, True), np.eye(len(rest))) - np.outer(solved, solved)
+        gradient = np.zeros_like(parameters)
+        by_distance = by_kernel * steep
+        lengths = np.tensordot(apart**2, by_distance, 2) / 2 * weights
+        gradient[:3], gradient[9:] = lengths[:3], lengths[3:]
+        share = math.exp(2 * parameters[_SHARE]) * np.outer(z[:, -1], z[:, -1])
+        gradient[_AMPLITUDE] = math.exp(2 * parameters[_AMPLITUDE]) * (by_kernel * shape).sum()
+        gradient[_SHARE] = (by_kernel * shape * share).sum()
+        noise = math.exp(2 * parameters[_NOISE])
+        gradient[_NOISE] = noise / 2 * ((by_kernel * self._same).sum() + np.trace(by_kernel))
+
+        def by_coordinate(index: int, change: Array) -> float:
+            pulled = by_distance * apart[index]
+            return -weights[index] / 2 * (pulled.sum(1) @ change - pulled.sum(0) @ change)
+
+        rate, batch = self._rows[:, LN_RATE], self._rows[:, LN_BATCH]
+        slope = _SLOPE[1] ** 2 * (by_kernel @ z[:, 0]) - _SLOPE[0] * solved
+        gradient[_ALPHA] = by_coordinate(0, rate) + slope @ rate
+        gradient[_BETA] = by_coordinate(0, batch) + slope @ batch
+        basin = _BASIN[1] ** 2 * (by_kernel @ z[:, 1] ** 2) - _BASIN[0] * solved
+        gradient[_GAMMA] = by_coordinate(1, batch) + basin @ (2 * z[:, 1] * batch)
+        return value, gradient + scaled / self._prior[:, 1]

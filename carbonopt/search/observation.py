@@ -1,0 +1,116 @@
+"""What a trial has taught so far, whether it ended, was stopped or still runs; from a study of carbonopt's, or from
+anybody's Optuna study."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from optuna.trial import FrozenTrial
+from optuna.trial import TrialState as OptunaState
+
+from carbonopt.trial import TrialParams, TrialRecord, TrialState
+
+# User attributes of a trial in a study that is not carbonopt's. Only `values` of complete trials are needed; with
+# these, stopped and running trials teach as well.
+CURVE = "curve"  # [[optimizer step, mean negative log-likelihood in nats], ...]
+TOTAL_STEPS = "total_steps"
+COST_PER_STEP = "cost_per_step"  # in the unit of the first objective
+PEAK_MEMORY_GIB = "peak_memory_gib"
+OUT_OF_MEMORY = "out_of_memory"
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One trial. Costs are in the study's own unit: kWh of training in carbonopt's, else the first objective's."""
+
+    number: int
+    params: Mapping[str, Any]
+    curve: tuple[tuple[float, float], ...]  # share of all steps, mean NLL in nats per token; rising shares
+    total_steps: int | None
+    cost_per_step: float | None
+    cost: float | None  # of the training of a complete trial
+    beside: float | None  # spent beside the training: set-up, evaluations
+    complete: bool
+    running: bool
+    out_of_memory: bool
+    peak_memory_gib: float | None
+
+    @property
+    def final_nll(self) -> float | None:
+        return self.curve[-1][1] if self.complete and self.curve else None
+
+
+def observe(trial: FrozenTrial) -> Observation | None:
+    """What a trial has taught; None for one that has not begun."""
+    record = trial.user_attrs.get("record")
+    if record is not None:
+        return of_record(TrialRecord.from_json(record))
+    if trial.state == OptunaState.WAITING:
+        return None
+    attributes = trial.user_attrs
+    total = attributes.get(TOTAL_STEPS)
+    curve = tuple((step / total, nll) for step, nll in attributes.get(CURVE, ())) if total else ()
+    complete = trial.state == OptunaState.COMPLETE
+    if complete and (not curve or curve[-1][0] < 1):
+        curve = (*curve, (1.0, math.log(trial.values[1])))
+    per_step = attributes.get(COST_PER_STEP)
+    if per_step is None and complete and total:
+        per_step = trial.values[0] / total
+    return Observation(
+        number=trial.number,
+        params=dict(trial.params),
+        curve=_finite(curve),
+        total_steps=total,
+        cost_per_step=per_step,
+        cost=trial.values[0] if complete else None,
+        beside=None,
+        complete=complete,
+        running=trial.state == OptunaState.RUNNING,
+        out_of_memory=bool(attributes.get(OUT_OF_MEMORY, False)),
+        peak_memory_gib=attributes.get(PEAK_MEMORY_GIB),
+    )
+
+
+def of_record(record: TrialRecord) -> Observation:
+    total, energy = record.total_steps, record.energy_kwh
+    measured = [(point.train_energy_kwh, point.step) for point in record.evals if point.train_energy_kwh]
+    per_step = None
+    if measured:
+        per_step = measured[-1][0] / measured[-1][1]
+    elif energy is not None and energy.train and record.steps_done:
+        per_step = energy.train / record.steps_done
+    curve = [
+        (point.step / total, point.nll_sum / point.eval_tokens)
+        for point in record.evals
+        if total and point.nll_sum is not None
+    ]
+    complete = record.state == TrialState.COMPLETE
+    ended = record.state != TrialState.RUNNING
+    return Observation(
+        number=record.trial,
+        params=record.params.model_dump(exclude_none=True),
+        curve=_finite(curve),
+        total_steps=total,
+        cost_per_step=per_step,
+        cost=energy.train if complete and energy else None,
+        beside=energy.total - energy.train if ended and energy else None,
+        complete=complete,
+        running=record.state == TrialState.RUNNING,
+        out_of_memory=record.state == TrialState.INFEASIBLE,
+        peak_memory_gib=record.peak_memory_gib,
+    )
+
+
+def trial_params(values: Mapping[str, Any]) -> TrialParams:
+    """The configuration as far as carbonopt knows its dimensions; others are left out."""
+    known = {name: value for name, value in values.items() if name in TrialParams.model_fields}
+    batch = known.setdefault("global_batch_size", 1)
+    known.setdefault("micro_batch_size_per_gpu", batch)
+    known.setdefault("learning_rate", 1.0)
+    known.setdefault("epochs", 1)
+    return TrialParams(**known)
+
+
+def _finite(curve: Any) -> tuple[tuple[float, float], ...]:
+    return tuple((share, nll) for share, nll in curve if math.isfinite(nll))

@@ -1,0 +1,196 @@
+"""Which configuration to try next: pure functions of what the trials have taught.
+
+Only one question matters: which configuration is the cheapest that meets the target. The models are asked for joint
+draws of every candidate's loss and cost; in each draw one candidate is the answer. How often it is the answer, for
+each unit of energy that trying it is expected to take, is a candidate's worth: the order in which a search for one
+hidden thing finds it at the least expected cost (Stone 1975, Theory of Optimal Search, on disjoint events).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from optuna.distributions import BaseDistribution
+from scipy.special import log_ndtr, ndtr
+
+from carbonopt.search.costs import SettingModel, chance_to_fit
+from carbonopt.search.curves import CurveModel, Points
+from carbonopt.search.features import Encoder, sequences_per_epoch
+from carbonopt.search.observation import Observation
+
+Array = np.ndarray
+
+DRAWS = 256
+# Candidates whose costs differ by less are the same answer; the energy of identical runs differs by as much.
+TIE = 0.02
+# Of a trial that misses the target, this share is spent before it is stopped (recorded runs).
+SPENT_ON_A_MISS = 0.35
+# Of a trial that turns out too dear, found after its first steps.
+SPENT_ON_A_PROBE = 0.05
+# So many different learning curves are drawn jointly; of more, the most promising.
+ROWS = 400
+# A candidate that is less likely to fit in memory is not tried while another one is left.
+LIKELY_TO_FIT = 0.8
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What a study's trials have taught, by models of two things: the loss, and the cost of a step.
+
+    Args:
+        observations: of every trial that has begun.
+        effort: iterations of the curve model's fit.
+    """
+
+    distributions: Mapping[str, BaseDistribution]
+    observations: Sequence[Observation]
+    memory_gib: float | None = None  # of a device
+    effort: int = 40
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        return Encoder(self.distributions)
+
+    @cached_property
+    def sequences(self) -> float:
+        """In an epoch; before any trial has told, only ratios between configurations are known."""
+        return sequences_per_epoch(self.observations) or 1.0
+
+    @cached_property
+    def points(self) -> Points:
+        return self.encoder.points(self.observations, self.sequences)
+
+    @cached_property
+    def curves(self) -> CurveModel:
+        return CurveModel(self.points, self.encoder.centre(), effort=self.effort)
+
+    @cached_property
+    def step_costs(self) -> SettingModel:
+        measured = [one for one in self.observations if one.cost_per_step]
+        rows = self.encoder.system_rows([one.params for one in measured])
+        return SettingModel(rows, np.array([one.cost_per_step for one in measured]))
+
+    @property
+    def beside(self) -> float:
+        """What a trial costs beside its training, the mean of those that ended."""
+        known = [one.beside for one in self.observations if one.beside is not None]
+        return sum(known) / len(known) if known else 0.0
+
+    def steps(self, configurations: Sequence[Mapping[str, Any]]) -> Array:
+        batches = np.array([values.get("global_batch_size", 1) for values in configurations], dtype=float)
+        epochs = np.array([values.get("epochs", 1) for values in configurations], dtype=float)
+        return np.maximum(1.0, epochs * self.sequences / batches)
+
+    def chance_to_fit(self, configurations: Sequence[Mapping[str, Any]]) -> Array:
+        told = [one for one in self.observations if one.out_of_memory or one.peak_memory_gib]
+        peaks = [None if one.out_of_memory else one.peak_memory_gib for one in told]
+        known = self.encoder.memory_rows([one.params for one in told])
+        return chance_to_fit(self.encoder.memory_rows(configurations), known, peaks, self.memory_gib)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The next trial. Costs are in the study's unit."""
+
+    index: int  # of the candidate
+    expected_cost: float  # of trying it
+    expected_gain: float  # of one later run of the final recommendation; infinite while nothing meets the target
+    reachable: float  # probability that any candidate meets the target, and more cheaply than the best
+
+
+def first(candidates: Sequence[Mapping[str, Any]], rng: np.random.Generator) -> int:
+    """The trial before anything is known: as few epochs as there are, the middle of everything else."""
+    names = sorted({name for values in candidates for name in values})
+    distance = 0.1 * rng.random(len(candidates))
+    for name in names:
+        column = [values[name] for values in candidates]
+        ranks = _ranks(column)
+        distance += 10 * ranks if name == "epochs" else (ranks - 0.5) ** 2
+    return int(np.argmin(distance))
+
+
+def propose(
+    candidates: Sequence[Mapping[str, Any]],
+    knowledge: Knowledge,
+    target_nll: float,
+    best_cost: float,
+    rng: np.random.Generator,
+) -> Proposal | None:
+    """The candidate most worth its energy.
+
+    Args:
+        candidates: configurations that were not run, each naming every dimension that either model sees.
+        target_nll: nats per token.
+        best_cost: of the cheapest complete trial that meets the target; infinite while there is none.
+
+    Returns:
+        None if no candidate can be cheaper than the best.
+    """
+    limit = math.log(max(target_nll, 1e-9))
+    promising = _promising(candidates, knowledge, limit)
+    candidates = [candidates[index] for index in promising]
+    rows, which = _distinct(knowledge.encoder.curve_rows(candidates, knowledge.sequences))
+    mean, spread = knowledge.curves.predict(rows)
+    meets = ndtr((limit - mean) / spread)[which]
+    losses = knowledge.curves.sample(rows, DRAWS, rng)
+    system = knowledge.encoder.system_rows(candidates)
+    steps = knowledge.steps(candidates)
+    costs = steps[:, None] * np.exp(knowledge.step_costs.sample(system, DRAWS, rng))
+    fits = knowledge.chance_to_fit(candidates)
+    allowed = fits >= min(LIKELY_TO_FIT, float(fits.max()))
+    feasible = (losses <= limit)[which] & (costs < best_cost * 0.999) & allowed[:, None]
+    if not ((costs < best_cost * 0.999) & allowed[:, None]).any():
+        return None
+    price = np.where(feasible, costs, np.inf)
+    cheapest = price.min(0)
+    found = np.isfinite(cheapest)
+    answers = (price <= cheapest * (1 + TIE)) & found
+    # Once something meets the target, an answer is worth what it saves.
+    value = np.where(found, 1 - np.where(found, cheapest, 0.0) / best_cost, 0.0)
+    often = (answers / np.maximum(1, answers.sum(0)) * value).sum(1)
+    if not found.any():
+        # No draw meets the target: what comes closest is what there is to learn from, the cheapest of those.
+        closest = losses.argmin(0)
+        for draw in np.flatnonzero(~found):
+            near = np.flatnonzero((which == closest[draw]) & allowed)
+            if len(near):
+                often[near[costs[near, draw].argmin()]] += 1.0
+    mean_cost = costs.mean(1)
+    cheaper = (costs < best_cost).mean(1)
+    trying = mean_cost * (meets + (1 - meets) * SPENT_ON_A_MISS)
+    spend = cheaper * trying + (1 - cheaper) * SPENT_ON_A_PROBE * mean_cost + knowledge.beside
+    worth = np.where(allowed & (cheaper > 0), (often / DRAWS + 1e-6 * meets * cheaper) / spend, -1.0)
+    index = int(worth.argmax())
+    saved = best_cost * value if math.isfinite(best_cost) else np.array(math.inf)
+    gain = float(saved.mean())
+    return Proposal(int(promising[index]), float(spend[index]), gain, float(found.mean()))
+
+
+def _promising(candidates: Sequence[Mapping[str, Any]], knowledge: Knowledge, limit: float) -> Array:
+    """Indices of the candidates with one of the ROWS curves that are likeliest to meet the target for their steps."""
+    rows, which = _distinct(knowledge.encoder.curve_rows(candidates, knowledge.sequences))
+    if len(rows) <= ROWS:
+        return np.arange(len(candidates))
+    mean, spread = knowledge.curves.predict(rows)
+    system, _ = knowledge.step_costs.predict(knowledge.encoder.system_rows(candidates))
+    costs = np.full(len(rows), np.inf)
+    np.minimum.at(costs, which, np.log(knowledge.steps(candidates)) + system)
+    kept = np.argsort(costs - log_ndtr((limit - mean) / spread))[:ROWS]
+    return np.flatnonzero(np.isin(which, kept))
+
+
+def _distinct(rows: Array) -> tuple[Array, Array]:
+    """Different rows, and for each of the given ones which of these it is."""
+    different, which = np.unique(rows.round(9), axis=0, return_inverse=True)
+    return different, which.reshape(-1)
+
+
+def _ranks(column: Sequence[Any]) -> Array:
+    """Between 0 and 1, equal for equal values; words in the order of the column."""
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in column)
+    values = sorted(set(column)) if numbers else list(dict.fromkeys(column))
+    place = {value: (index + 0.5) / len(values) for index, value in enumerate(values)}
+    return np.array([place[value] for value in column])

@@ -1,0 +1,124 @@
+"""A study's search: who proposes its trials, when a running one can't matter any more, when another one doesn't pay."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.samplers import BaseSampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial
+
+from carbonopt.config import StudyConfig
+from carbonopt.search.carbon import CarbonSampler, Plan
+from carbonopt.search.pruning import Forecast
+from carbonopt.search.sampler import distributions, exhausted, make_sampler
+from carbonopt.space import SearchSpace
+from carbonopt.trial import EvalPoint, TrialParams
+
+_AUDIT = 1  # keeps the audits' draws apart from the proposals'
+
+
+class Strategy:
+    """Of one study.
+
+    Args:
+        memory_gib: of a device; None: not known.
+    """
+
+    def __init__(self, config: StudyConfig, space: SearchSpace, memory_gib: float | None) -> None:
+        self._config = config
+        self._space = space
+        self.distributions = distributions(space)
+        self._movable = {name: one for name, one in self.distributions.items() if not one.single()}
+        self._carbon = CarbonSampler(
+            config.target.perplexity,
+            goal=config.search.goal,
+            valid=lambda values: space.rule_broken(values) is None,
+            complete=lambda values: space.params(values).model_dump(exclude_none=True),
+            memory_gib=memory_gib,
+            seed=config.search.seed,
+        )
+        self._planned: tuple[int, Plan] | None = None
+
+    def why_ended(self, study: Study, number: int) -> str | None:
+        """Why no further trial is worth it, in words; None if trial `number` is."""
+        if exhausted(study, self._space):
+            return "every configuration of the search space has been run"
+        if self._config.search.sampler != "carbon" or not self._movable:
+            return None
+        plan = self._plan(study, number)
+        if plan.values is None:
+            return "no configuration is left that could meet the target with less energy"
+        budget, proposal = self._config.budget, plan.proposal
+        if budget.until is None or proposal is None:
+            return None
+        if proposal.reachable == 0:
+            return "converged: no configuration is expected to meet the target"
+        if math.isfinite(proposal.expected_gain) and proposal.expected_gain * budget.reuses < proposal.expected_cost:
+            return (
+                f"converged: another trial is expected to cost {proposal.expected_cost:.3g} kWh and to save "
+                f"{proposal.expected_gain * budget.reuses:.3g} kWh in {budget.reuses} runs of what is recommended"
+            )
+        return None
+
+    def sampler(self, study: Study, number: int) -> BaseSampler:
+        """For the proposal of trial `number`."""
+        search = self._config.search
+        if search.sampler != "carbon" or not self._movable:
+            name = "random" if search.sampler == "carbon" else search.sampler
+            return make_sampler(name, self._space, search.seed, number)
+        return _Planned(self._plan(study, number).values, self.distributions)
+
+    def hopeless(self, study: Study, number: int, params: TrialParams) -> Callable[[Sequence[EvalPoint], int], bool]:
+        """Whether trial `number` can't matter any more, given its evaluations and its total steps."""
+        forecast = Forecast(
+            self._plan(study, number).knowledge,
+            number,
+            params.model_dump(exclude_none=True),
+            math.log(self._config.target.perplexity),
+            front=self._config.search.goal == "front",
+        )
+        return forecast.hopeless
+
+    def audits(self, number: int) -> bool:
+        """Whether trial `number` is run to its end even if it should be stopped for its target."""
+        draw = np.random.default_rng([self._config.search.seed, number, _AUDIT]).random()
+        return bool(draw < self._config.search.pruning.audit)
+
+    def _plan(self, study: Study, number: int) -> Plan:
+        if self._planned is None or self._planned[0] != number:
+            trials = [one for one in study.get_trials(deepcopy=False) if one.number != number]
+            if self._config.search.sampler == "carbon" and self._movable:
+                plan = self._carbon.plan(trials, self._movable, number)
+            else:
+                plan = Plan(None, None, self._carbon.knowledge(trials, self._movable))
+            self._planned = (number, plan)
+        return self._planned[1]
+
+
+class _Planned(BaseSampler):
+    """Proposes what was planned."""
+
+    def __init__(self, values: dict | None, distributions: dict[str, BaseDistribution]) -> None:
+        single = {name: _only_value(one) for name, one in distributions.items() if one.single()}
+        self._values = {} if values is None else {**single, **values}
+        self._distributions = distributions
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        return self._distributions
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, object]:
+        return dict(self._values)
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> object:
+        raise AssertionError(f"{param_name} was not planned")
+
+
+def _only_value(distribution: BaseDistribution) -> object:
+    """Of a dimension with a single value."""
+    return distribution.choices[0] if isinstance(distribution, CategoricalDistribution) else distribution.low  # type: ignore[attr-defined]
