@@ -44,8 +44,8 @@ def _curves(scheduler: str, warmup: float) -> tuple[np.ndarray, np.ndarray]:
             share = np.sqrt(warmup / np.maximum(done, warmup))
         case "inverse_sqrt":  # without a warm-up it falls over 10,000 steps: hardly
             share = np.ones_like(done)
-        case "warmup_stable_decay":
-            share = np.minimum(1.0, (1.0 - done) / 0.1)
+        case "warmup_stable_decay":  # so do its decay's steps; a tenth of all, too, along a cosine
+            share = (1 + np.cos(np.pi * np.clip((done - 0.9) / 0.1, 0.0, 1.0))) / 2
         case _:  # linear, and polynomial of power 1
             share = 1.0 - rest
     if warmup > 0 and scheduler != "constant":
