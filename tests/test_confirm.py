@@ -132,12 +132,12 @@ def test_the_words_say_how_sure_it_is(tmp_path: Path) -> None:
     rec = recommend(data)
     (tie,) = rec.ties
     text = recommendation_text(rec)
-    assert "Mean of 3 seeds ± standard deviation of one run: perplexity 9.500 ± 0.019, 13.9 ± 0.5 mg CO2e." in text
-    assert "With 95 % confidence its mean perplexity is at most 9.527, which meets the target of 10." in text
+    assert "Mean of 3 seeds ± standard deviation of one run: perplexity 9.50 ± 0.02, 13.9 ± 0.5 mg CO2e." in text
+    assert "With 95 % confidence its mean perplexity is at most 9.528, which meets the target of 10." in text
     assert f"A tie with trial {tie}, whose emissions differ by less than the error" in text
     write_report(data, tmp_path / "report")
     page = (tmp_path / "report/report.md").read_text()
-    assert "With 95 % confidence its mean perplexity is at most 9.527" in page
+    assert "With 95 % confidence its mean perplexity is at most 9.528" in page
     assert f"A tie with trial {tie}" in page and "(means of n = 3" in page and f"trial {rec.trial} with seed 1" in page
     again = yaml.safe_load((tmp_path / "report/winner/rerun.yaml").read_text())
     assert "confirm" not in again and again["budget"] == {"trials": 1}
@@ -150,7 +150,7 @@ def test_words_without_a_recommendation_that_holds(tmp_path: Path) -> None:
         return recommendation_text(recommend(Replayed(tmp_path / name, *recorded).run()))
 
     in_doubt = [rows(2**k, 100 * k, s0=9.9, s1=10.05, s2=9.9) for k in (3, 4)]
-    assert "is at most 10.07, which does not prove that it meets the target of 10." in text("doubt", *in_doubt)
+    assert "is at most 10.09, which does not prove that it meets the target of 10." in text("doubt", *in_doubt)
     above = [rows(2**k, 100 * k, s0=9.9, s1=10.4, s2=10.1) for k in (3, 4, 5, 6)]
     assert "Closest: trial" in text("above", *above[:3]) and "10.13, mean of 3 seeds" in text("again", *above[:3])
     assert "It ran with one seed only" in text("more", *above)
