@@ -7,15 +7,17 @@ attributes that let it learn from unfinished trials, too.
 
 import itertools
 import math
+import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.samplers import BaseSampler, RandomSampler
+from optuna.samplers import BaseSampler
 from optuna.search_space import IntersectionSearchSpace
-from optuna.study import Study
+from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial
 
 from carbonopt.search.observation import Observation, observe
@@ -25,6 +27,11 @@ ENUMERATED = 4096  # configurations; larger spaces are drawn from
 DRAWN = 1024
 NEAR = 0.15  # of a dimension's range: how far a neighbour of a good configuration may be
 SHORT_FIT_FROM = 30  # trials; from here on the models' parameters hardly change
+
+# System attribute of a trial: the values that its worker is about to give it. Several workers see by it what the
+# others have in mind; Optuna itself stores a value only when the trial asks for it.
+CLAIM = "carbonopt:claim"
+WITHDRAW_S = 2.0  # how long a worker waits for another one to withdraw the same claim
 
 Values = dict[str, Any]
 
@@ -48,7 +55,12 @@ class CarbonSampler(BaseSampler):
         valid: whether a combination of values can exist; None: all can.
         complete: adds what is fixed to the values of the dimensions that move.
         memory_gib: of a device, to stay away from configurations that don't fit.
+        search_space: the dimensions. None: they are those of the trials that have ended; until one has, values are
+            random, and workers that begin at once may take the same.
         seed: of the draws; with the trials' numbers it decides every proposal.
+
+    Several workers, threads or processes, can work on one study: no two run the same configuration while others are
+    left.
     """
 
     def __init__(
@@ -59,6 +71,7 @@ class CarbonSampler(BaseSampler):
         valid: Callable[[Values], bool] | None = None,
         complete: Callable[[Values], Mapping[str, Any]] = dict,
         memory_gib: float | None = None,
+        search_space: Mapping[str, BaseDistribution] | None = None,
         seed: int = 0,
     ) -> None:
         self._target_nll = math.log(target_perplexity)
@@ -67,22 +80,40 @@ class CarbonSampler(BaseSampler):
         self._complete = complete
         self._memory_gib = memory_gib
         self._seed = seed
-        self._random = RandomSampler(seed=seed)
+        self._given_space = search_space
         self._search_space = IntersectionSearchSpace(include_pruned=True)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        return {name: one for name, one in self._search_space.calculate(study).items() if not one.single()}
+        if study.directions != [StudyDirection.MINIMIZE] * 2:
+            found = ", ".join(direction.name.lower() for direction in study.directions)
+            raise ValueError(
+                "the study must have two objectives, cost and perplexity, both to minimize, but has "
+                f"{found}; create it with directions=['minimize', 'minimize']."
+            )
+        space = self._search_space.calculate(study) if self._given_space is None else self._given_space
+        return {name: one for name, one in space.items() if not one.single()}
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        trials = [one for one in study.get_trials(deepcopy=False) if one.number != trial.number]
-        return (search_space and self.plan(trials, search_space, trial.number).values) or {}
+        if search_space.keys() <= trial.system_attrs.get("fixed_params", {}).keys():
+            return {}  # in the queue with all its values
+        while True:
+            trials = [one for one in study.get_trials(deepcopy=False) if one.number != trial.number]
+            values = self.plan(trials, search_space, trial.number).values
+            if values is None:  # nothing can be the answer any more, but the study goes on
+                rng = np.random.default_rng([self._seed, trial.number])
+                values = next(iter(self._untried(trials, search_space, [], rng)), None)
+            if values is None:
+                return {}
+            if _claim(study, trial, values):
+                return values
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        return self._random.sample_independent(study, trial, param_name, param_distribution)
+        rng = np.random.default_rng([self._seed, trial.number, zlib.crc32(param_name.encode())])
+        return _draw(param_distribution, rng)
 
     def knowledge(self, trials: Sequence[FrozenTrial], distributions: Mapping[str, BaseDistribution]) -> Knowledge:
         """What these trials have taught."""
@@ -98,15 +129,14 @@ class CarbonSampler(BaseSampler):
         """
         rng = np.random.default_rng([self._seed, number])
         knowledge = self.knowledge(trials, distributions)
-        names = list(distributions)
-        known = {tuple(one.params.get(name) for name in names) for one in trials}
-        best = sorted((one.cost, one.number) for one in knowledge.observations if self._meets(one))
-        centres = [dict(one.params) for one in trials if one.number in {number for _, number in best[:3]}]
-        candidates = [
-            values
-            for values in self._candidates(distributions, centres, rng)
-            if tuple(values[name] for name in names) not in known and self._valid(values)
+        meeting = sorted((one.cost, one.number) for one in knowledge.observations if self._meets(one))
+        best = [one for one in trials if one.number in {number for _, number in meeting[:3]}]
+        centres = [
+            {name: one.params[name] for name in distributions}
+            for one in best
+            if distributions.keys() <= one.params.keys()
         ]
+        candidates = self._untried(trials, distributions, centres, rng)
         if not candidates:
             return Plan(None, None, knowledge)
         completed = [{**values, **self._complete(values)} for values in candidates]
@@ -140,6 +170,18 @@ class CarbonSampler(BaseSampler):
         ]
         return target_nll, min(costs, default=math.inf)
 
+    def _untried(
+        self,
+        trials: Sequence[FrozenTrial],
+        distributions: Mapping[str, BaseDistribution],
+        centres: Sequence[Values],
+        rng: np.random.Generator,
+    ) -> list[Values]:
+        """Configurations that can exist and that no trial has, or is about to have."""
+        known = {tuple(_values_of(one).get(name) for name in distributions) for one in trials}
+        candidates = self._candidates(distributions, centres, rng)
+        return [values for values in candidates if tuple(values.values()) not in known and self._valid(values)]
+
     def _candidates(
         self, distributions: Mapping[str, BaseDistribution], centres: Sequence[Values], rng: np.random.Generator
     ) -> list[Values]:
@@ -153,6 +195,40 @@ class CarbonSampler(BaseSampler):
                 name = list(distributions)[int(rng.integers(len(distributions)))]
                 drawn.append({**centre, name: _near(distributions[name], centre[name], rng)})
         return drawn
+
+
+def _values_of(trial: FrozenTrial) -> Values:
+    """Those that a trial has; of one that has not ended, those that it is going to have, too."""
+    if trial.state.is_finished():
+        return trial.params
+    return {**trial.system_attrs.get(CLAIM, {}), **trial.system_attrs.get("fixed_params", {}), **trial.params}
+
+
+def _claim(study: Study, trial: FrozenTrial, values: Values) -> bool:
+    """Whether a trial may have these values, since no other one that runs has claimed them.
+
+    Of two workers that claim the same, the one that writes last sees the other's claim. The higher number withdraws at
+    once; the lower one waits for that, and withdraws itself where the higher one had been first.
+    """
+
+    def claim(values: Values) -> None:
+        study._storage.set_trial_system_attr(trial._trial_id, CLAIM, values)
+
+    claim(values)
+    deadline = time.monotonic() + WITHDRAW_S
+    while True:
+        trials = study.get_trials(deepcopy=False)
+        rivals = [one.number for one in trials if one.number != trial.number and _shares(_values_of(one), values)]
+        if not rivals:
+            return True
+        if min(rivals) < trial.number or time.monotonic() > deadline:
+            claim({})
+            return False
+        time.sleep(0.05)
+
+
+def _shares(one: Values, other: Values) -> bool:
+    return all(name in one and one[name] == value for name, value in other.items())
 
 
 def _values(distribution: BaseDistribution) -> list[Any] | None:

@@ -102,6 +102,8 @@ class Encoder:
         value = values.get(name, low)
         if name in _NUMBERS:
             return [_NUMBERS[name](value)]
+        if isinstance(distribution, IntDistribution | FloatDistribution) and distribution.log:
+            low, high, value = math.log(low), math.log(high), math.log(value)
         return [4 * (value - low) / (high - low) if high > low else 0.0]
 
     def _middle(self, name: str) -> float:

@@ -19,6 +19,15 @@ COST_PER_STEP = "cost_per_step"  # in the unit of the first objective
 PEAK_MEMORY_GIB = "peak_memory_gib"
 OUT_OF_MEMORY = "out_of_memory"
 
+_LOOKED_INTO = (
+    "global_batch_size",
+    "micro_batch_size_per_gpu",
+    "learning_rate",
+    "epochs",
+    "lr_scheduler",
+    "warmup_ratio",
+)
+
 
 @dataclass(frozen=True)
 class Observation:
@@ -52,18 +61,27 @@ def observe(trial: FrozenTrial) -> Observation | None:
     total = attributes.get(TOTAL_STEPS)
     curve = tuple((step / total, nll) for step, nll in attributes.get(CURVE, ())) if total else ()
     complete = trial.state == OptunaState.COMPLETE
-    if complete and (not curve or curve[-1][0] < 1):
-        curve = (*curve, (1.0, math.log(trial.values[1])))
+    cost = None
+    if complete:
+        cost, perplexity = trial.values
+        if not (cost > 0 and perplexity > 0):
+            raise ValueError(
+                f"cost and perplexity must be above 0, but trial {trial.number} has {cost:g} and {perplexity:g}; "
+                "tell a trial that has none as failed."
+            )
+        cost = cost if math.isfinite(cost) else None
+        if not curve or curve[-1][0] < 1:
+            curve = (*curve, (1.0, math.log(perplexity)))
     per_step = attributes.get(COST_PER_STEP)
-    if per_step is None and complete and total:
-        per_step = trial.values[0] / total
+    if per_step is None and cost is not None and total:
+        per_step = cost / total
     return Observation(
         number=trial.number,
         params=dict(trial.params),
         curve=_finite(curve),
         total_steps=total,
         cost_per_step=per_step,
-        cost=trial.values[0] if complete else None,
+        cost=cost,
         beside=None,
         complete=complete,
         running=trial.state == OptunaState.RUNNING,
@@ -103,8 +121,8 @@ def of_record(record: TrialRecord) -> Observation:
 
 
 def trial_params(values: Mapping[str, Any]) -> TrialParams:
-    """The configuration as far as carbonopt knows its dimensions; others are left out."""
-    known = {name: value for name, value in values.items() if name in TrialParams.model_fields}
+    """The configuration as far as the models look into it."""
+    known = {name: values[name] for name in _LOOKED_INTO if name in values}
     batch = known.setdefault("global_batch_size", 1)
     known.setdefault("micro_batch_size_per_gpu", batch)
     known.setdefault("learning_rate", 1.0)
@@ -113,4 +131,5 @@ def trial_params(values: Mapping[str, Any]) -> TrialParams:
 
 
 def _finite(curve: Any) -> tuple[tuple[float, float], ...]:
-    return tuple((share, nll) for share, nll in curve if math.isfinite(nll))
+    """Its finite losses; what was before the first step tells nothing about the steps."""
+    return tuple((share, nll) for share, nll in curve if math.isfinite(nll) and share > 0)

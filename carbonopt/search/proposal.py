@@ -69,9 +69,9 @@ class Knowledge:
 
     @cached_property
     def step_costs(self) -> SettingModel:
-        measured = [one for one in self.observations if one.cost_per_step]
-        rows = self.encoder.system_rows([one.params for one in measured])
-        return SettingModel(rows, np.array([one.cost_per_step for one in measured]))
+        measured = [(one.params, cost) for one in self.observations if (cost := self._cost_per_step(one))]
+        rows = self.encoder.system_rows([params for params, _ in measured])
+        return SettingModel(rows, np.array([cost for _, cost in measured]))
 
     @property
     def beside(self) -> float:
@@ -82,7 +82,13 @@ class Knowledge:
     def steps(self, configurations: Sequence[Mapping[str, Any]]) -> Array:
         batches = np.array([values.get("global_batch_size", 1) for values in configurations], dtype=float)
         epochs = np.array([values.get("epochs", 1) for values in configurations], dtype=float)
-        return np.maximum(1.0, epochs * self.sequences / batches)
+        return epochs * self.sequences / batches
+
+    def _cost_per_step(self, one: Observation) -> float | None:
+        """Of a trial that says its whole cost but not its steps, by the steps that `steps` takes it to have."""
+        if one.cost_per_step is None and one.cost is not None:
+            return float(one.cost / self.steps([one.params])[0])
+        return one.cost_per_step
 
     def chance_to_fit(self, configurations: Sequence[Mapping[str, Any]]) -> Array:
         told = [one for one in self.observations if one.out_of_memory or one.peak_memory_gib]
