@@ -24,8 +24,14 @@ def progress(params: TrialParams, fraction: float) -> tuple[float, float]:
         peak.
     """
     areas, shares = _curves(params.lr_scheduler or "linear", params.warmup_ratio or 0.0)
-    place = fraction * _POINTS
-    return float(np.interp(place, range(_POINTS + 1), areas)), float(np.interp(place, range(_POINTS + 1), shares))
+    place = min(max(fraction, 0.0), 1.0) * _POINTS
+    before = min(int(place), _POINTS - 1)
+    rest = place - before
+
+    def between(values: np.ndarray) -> float:  # numpy.interp takes ten times as long for one place
+        return float(values[before] + rest * (values[before + 1] - values[before]))
+
+    return between(areas), between(shares)
 
 
 @lru_cache(maxsize=64)
