@@ -19,6 +19,7 @@ from optuna.samplers import BaseSampler
 from optuna.search_space import IntersectionSearchSpace
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial
+from threadpoolctl import threadpool_limits
 
 from carbonopt.search.observation import Observation, observe
 from carbonopt.search.proposal import Knowledge, Proposal, first, propose
@@ -121,6 +122,8 @@ class CarbonSampler(BaseSampler):
         effort = 40 if len(observations) < SHORT_FIT_FROM else 12
         return Knowledge(distributions, observations, self._memory_gib, effort)
 
+    # Matrices here are so small that threads cost four times the CPU time, and far more where the CPU is busy.
+    @threadpool_limits.wrap(limits=1, user_api="blas")
     def plan(self, trials: Sequence[FrozenTrial], distributions: Mapping[str, BaseDistribution], number: int) -> Plan:
         """The next trial, after these.
 
