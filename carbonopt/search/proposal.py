@@ -27,7 +27,7 @@ DRAWS = 256
 # Candidates whose costs differ by less are the same answer; the energy of identical runs differs by as much.
 TIE = 0.02
 # Of a trial that misses the target, this share is spent before it is stopped (recorded runs).
-SPENT_ON_A_MISS = 0.35
+SPENT_ON_A_MISS = 0.25
 # Of a trial that turns out too dear, found after its first steps.
 SPENT_ON_A_PROBE = 0.05
 # So many different learning curves are drawn jointly; of more, the most promising.
