@@ -317,12 +317,19 @@ def _write_report(data: "StudyData", paths: "StudyPaths", folder: Path) -> Path:
 
 
 def _print_recommendation(data: "StudyData", target: float | None = None) -> bool:
+    from carbonopt.analysis.audit import audit
     from carbonopt.analysis.recommend import recommend as recommend_for
     from carbonopt.live import recommendation_text
     from carbonopt.report.limits import modelled_components
+    from carbonopt.report.unmet import what_is_missing
+    from carbonopt.report.words import audited
 
     recommendation = recommend_for(data, target)
-    print(recommendation_text(recommendation))
+    print(_printable(recommendation_text(recommendation)))
+    ended = "" if data.ended is None else f"The study ended: {data.ended}."
+    for line in (*what_is_missing(data, recommendation), audited(data, audit(data)), ended):
+        if line:
+            print(f"  {_printable(line)}")
     if recommendation.met and "gpu" not in data.provenance.known and (modelled := modelled_components(data)):
         print(f"  modelled, not measured: the energy of {modelled}; other work on the machine raises it")
     return recommendation.met

@@ -33,8 +33,8 @@ class TrialState(StrEnum):
 
 
 class StopReason(StrEnum):
-    TARGET = "target"  # even an optimistic reading of its curve can't reach the target
-    CAP = "cap"  # its emissions have passed those of the best trial that meets the target
+    TARGET = "target"  # by its curve and by what the others have taught it can't reach the target
+    CAP = "cap"  # its emissions have passed, or are sure to pass, those of the best trial that meets the target
     BUDGET = "budget"  # the study's budget ended while it ran
     INTERRUPTED = "interrupted"  # the study was ended from outside
 
