@@ -2,9 +2,18 @@
 
 from pathlib import Path
 
-from carbonopt.config import Confirm, LocalLaunch, StudyConfig
+from carbonopt.config import Budget, Confirm, LocalLaunch, Search, StudyConfig
 from carbonopt.space import SearchSpace, describe
 from carbonopt.study import Checked
+
+SAMPLERS = {
+    "carbon": "tries what is most likely to be the answer, for the energy that trying it takes",
+    "tpe": "Optuna's multivariate TPE",
+    "nsga2": "Optuna's NSGA-II",
+    "gp": "Optuna's Gaussian process",
+    "random": "at random",
+    "grid": "every configuration once, in random order",
+}
 
 
 def describe_study(checked: Checked) -> str:
@@ -13,12 +22,14 @@ def describe_study(checked: Checked) -> str:
     lines = [
         f"{config.name}: the study file is valid.",
         f"  target      perplexity {config.target.perplexity:g} or lower, with the least emissions",
+        f"  goal        {goal_text(config.search)}",
         f"  workload    {_workload(config)}",
         f"  launch      {_launch(config)}",
         f"  carbon      {_carbon(checked)}",
-        f"  sampler     {config.search.sampler}, seed {config.search.seed}",
+        f"  sampler     {sampler_text(config.search)}",
+        f"  prunes      {pruning_text(config.search)}",
         "  space       " + _space(checked.space),
-        f"  stops       {_stops(config)}",
+        f"  stops       {budget_text(config.budget)}; earlier if {_nothing_left(config.search)}",
         f"  costs       {_cost(checked)}",
     ]
     if config.confirm is not None:
@@ -66,8 +77,31 @@ def _space(space: SearchSpace) -> str:
     return "\n              ".join([count, *dimensions])
 
 
-def _stops(config: StudyConfig) -> str:
-    budget = config.budget
+def goal_text(search: Search) -> str:
+    if search.goal == "front":
+        return "front: the whole trade-off; nothing is stopped that could be on the Pareto front"
+    return "recommend: the cheapest configuration that meets the target"
+
+
+def sampler_text(search: Search) -> str:
+    return f"{search.sampler}: {SAMPLERS[search.sampler]}; seed {search.seed}"
+
+
+def pruning_text(search: Search) -> str:
+    """What stops a trial before its end."""
+    pruning, front = search.pruning, search.goal == "front"
+    rules = []
+    if pruning.target:
+        rules.append("what can't be on the front" if front else "what can't reach the target")
+    if pruning.cap and not front:
+        rules.append("what emits more, or is sure to emit more, than the best trial that meets the target")
+    if pruning.target and pruning.audit:
+        rules[0] += f" ({100 * pruning.audit:g} % of it runs to its end all the same, as an audit)"
+    return "; ".join(rules) or "nothing: every trial runs to its end"
+
+
+def budget_text(budget: Budget) -> str:
+    """When a study ends."""
     limits = [
         f"{value:g} {unit}"
         for value, unit in (
@@ -78,7 +112,18 @@ def _stops(config: StudyConfig) -> str:
         )
         if value is not None
     ]
-    return "after " + " or ".join(limits) + ", whichever comes first"
+    ends = [f"after {' or '.join(limits)}"] if limits else []
+    if budget.until is not None:
+        runs = "one run" if budget.reuses == 1 else f"{budget.reuses} runs"
+        ends.append(f"when another trial is expected to cost more energy than it saves in {runs} of the recommendation")
+    several = len(limits) > 1 or len(ends) > 1
+    return " or ".join(ends) + (", whichever comes first" if several else "")
+
+
+def _nothing_left(search: Search) -> str:
+    if search.sampler == "carbon" and search.goal == "recommend":
+        return "no configuration is left that could meet the target with less energy"
+    return "every configuration of the space has been run"
 
 
 def _confirmation(confirm: Confirm) -> str:

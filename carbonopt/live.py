@@ -29,6 +29,7 @@ class LiveDisplay:
         self._hours_before = 0.0
         self._running = ""
         self._perplexity = ""
+        self._confirming = False
         self._best: TrialRecord | None = None
 
     def warn(self, text: str) -> None:
@@ -54,6 +55,7 @@ class LiveDisplay:
     def trial_started(self, spec: TrialSpec) -> None:
         self._running = f"trial {spec.number}{_repeats(spec)}  {short(spec.params)}"
         self._perplexity = ""
+        self._confirming = spec.repeat_of is not None
         self._refresh("starting")
 
     def progress(self, step: int, total_steps: int, train_kwh: float) -> None:
@@ -92,9 +94,10 @@ class LiveDisplay:
         budget = self._config.budget
         elapsed_s = time.monotonic() - self._began
         parts = [f"used: {human_duration(elapsed_s)}, {human_energy(self._spent_kwh)}"]
-        if budget.trials is not None:
-            confirming = self._ended >= budget.trials
-            parts.append("confirming" if confirming else f"trial {self._ended + 1} of {budget.trials}")
+        if self._confirming:
+            parts.append("confirming")
+        elif budget.trials is not None:
+            parts.append(f"trial {self._ended + 1} of {budget.trials}")
         if budget.hours is not None:
             left_s = (budget.hours - self._hours_before) * 3600 - elapsed_s
             parts.append(f"{human_duration(max(0.0, left_s))} left")

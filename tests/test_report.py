@@ -13,6 +13,7 @@ import yaml
 from small_studies import INTENSITY_G_PER_KWH, REPLAY, SAME, TRACE, gpu_study, on_gpu, pruned, study, trial
 
 from carbonopt.analysis.recommend import recommend
+from carbonopt.config import Budget
 from carbonopt.record import Intensity, Provenance, StudyData
 from carbonopt.report.build import write_report
 from carbonopt.report.markdown import escape
@@ -34,6 +35,7 @@ ODD_STUDIES = {
         trial(0, perplexity=None, state=TrialState.FAILED, energy_kwh=None, emissions_kg_co2e=None, evals=())
     ),
     "zero emissions": study(trial(0, emissions_kg_co2e=0.0), trial(1, emissions_kg_co2e=0.0)),
+    "none fits": study(*(trial(number, 0.0, None, state=TrialState.INFEASIBLE, evals=()) for number in (0, 1))),
     "identical trials": study(trial(0), trial(1), trial(2)),
     "infinite perplexity": study(trial(0, perplexity=math.inf), trial(1), pruned(2, None)),
     "far apart": study(trial(0, 1e-6, 5.9), trial(1, 1e2, 2.0), trial(2, 1.0, 1e30)),
@@ -246,7 +248,7 @@ def test_rerun_is_a_valid_study_of_the_winner_alone(tmp_path):
         "gradient_checkpointing": {"value": True},
     }
     assert again.name.endswith(" (winner)") and len(again.name) == 200
-    assert again.budget.model_dump(exclude_none=True) == {"trials": 1}
+    assert again.budget == Budget(trials=1)
     assert again.search.start is None and again.search.seed == record.seed
     assert (again.workload, again.target, again.carbon, again.launch) == (
         data.config.workload,

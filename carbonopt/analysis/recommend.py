@@ -7,6 +7,7 @@ from typing import Any
 from carbonopt.analysis.confidence import Confidence, Configuration, Evidence, Standing
 from carbonopt.analysis.footprint import footprint
 from carbonopt.analysis.front import is_finite, pareto_front
+from carbonopt.analysis.shortfall import Shortfall, shortfall
 from carbonopt.errors import BadInput
 from carbonopt.record import StudyData
 from carbonopt.trial import Frozen, StopReason, TrialParams, TrialRecord, TrialState
@@ -65,6 +66,7 @@ class Recommendation(Frozen):
     baseline: Baseline | None  # None: no trial completed
     saving_fraction: float | None  # 1 − emissions ÷ baseline's; negative when the baseline is cheaper
     closest: Closest | None  # only when no trial met the target
+    shortfall: Shortfall | None  # of the closest trial; None: there is none, or it did not complete
     pareto_front: tuple[int, ...]  # trial numbers, by emissions
     trials_by_state: dict[TrialState, int]  # every state, 0 where none
     study_energy_kwh: float
@@ -101,6 +103,7 @@ class Recommendation(Frozen):
         }
         if not self.met:
             answer["closest"] = self.closest.as_json() if self.closest else None
+            answer["shortfall"] = self.shortfall.model_dump(mode="json") if self.shortfall else None
         return answer
 
 
@@ -120,6 +123,7 @@ def recommend(data: StudyData, target_perplexity: float | None = None) -> Recomm
     winner = _winner(evidence, confirmed_for_it=target == data.config.target.perplexity)
     baseline = _baseline(data, evidence.configurations, target)
     spent = footprint(data)
+    closest = None if winner else _closest(data.records, evidence.configurations)
     return Recommendation(
         target_perplexity=target,
         trial=winner.first.trial if winner else None,
@@ -129,7 +133,8 @@ def recommend(data: StudyData, target_perplexity: float | None = None) -> Recomm
         energy_kwh=winner.energy_kwh if winner else None,
         baseline=baseline,
         saving_fraction=_saving_fraction(winner, baseline),
-        closest=None if winner else _closest(data.records, evidence.configurations),
+        closest=closest,
+        shortfall=shortfall(data, closest.trial, closest.perplexity, target) if closest else None,
         pareto_front=pareto_front(record for record in data.records if record.repeat_of is None),
         trials_by_state={state: sum(record.state is state for record in data.records) for state in TrialState},
         study_energy_kwh=spent.energy_kwh,

@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from carbonopt.analysis.audit import Audit, audit
 from carbonopt.analysis.footprint import Footprint, footprint
 from carbonopt.analysis.recommend import Recommendation, recommend
 from carbonopt.analysis.repeats import Repeats, repeats
@@ -28,6 +29,7 @@ class Found(NamedTuple):
     spent: Footprint
     repeated: tuple[Repeats, ...]
     priced: Repricing | None
+    audited: Audit | None
 
 
 def write_report(data: StudyData, folder: Path, *, winner_files: dict[str, str] | None = None) -> Path:
@@ -37,7 +39,7 @@ def write_report(data: StudyData, folder: Path, *, winner_files: dict[str, str] 
     ds_config.json. The same data gives the same bytes.
     """
     rec = recommend(data)
-    found = Found(rec, footprint(data), repeats(data.records), repricing(data, rec))
+    found = Found(rec, footprint(data), repeats(data.records), repricing(data, rec), audit(data))
     plot = scatter(data, rec)
     view = build_view(data, found, plot)
     png = figure.render(plot, rec, "png")
@@ -54,7 +56,7 @@ def write_report(data: StudyData, folder: Path, *, winner_files: dict[str, str] 
 
 def build_view(data: StudyData, found: Found, plot: Scatter) -> View:
     """Everything that the page and the Markdown show."""
-    rec, spent, repeated, priced = found
+    rec, spent, repeated, priced, audited = found
     trials, constant_settings = tables.trials(data, rec)
     return View(
         name=data.config.name,
@@ -68,6 +70,7 @@ def build_view(data: StudyData, found: Found, plot: Scatter) -> View:
         configuration=tables.configuration(rec),
         constant_settings=constant_settings,
         trials=trials,
+        audit=words.audited(data, audited),
         repeats=tables.repeats(repeated, rec),
         by_phase=energy.by_phase(data, spent),
         by_state=energy.by_state(data, rec, spent),
@@ -106,6 +109,7 @@ def _as_json(found: Found, view: View) -> dict[str, Any]:
         "footprint": plain(found.spent),
         "repeats": [plain(one) for one in found.repeated],
         "repricing": plain(found.priced) if found.priced is not None else None,
+        "audit": plain(found.audited) if found.audited is not None else None,
         "shown": view.model_dump(mode="json"),
     }
 

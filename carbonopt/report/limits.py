@@ -38,12 +38,12 @@ def _of_the_search(data: StudyData, rec: Recommendation, repeated: Sequence[Repe
         found.append(
             f"Few trials: {completed} completed. A cheaper configuration may well be among those that were not tried."
         )
-    if rec.baseline is not None and not rec.baseline.is_start:
+    if rec.met and rec.baseline is not None and not rec.baseline.is_start:
         found.append(
             "The saving is against the most accurate trial of this study, which is not what you would have run "
             "otherwise. search.start in the study file names a configuration of your own as the baseline."
         )
-    if rec.baseline is not None and not rec.baseline.meets_target:
+    if rec.met and rec.baseline is not None and not rec.baseline.meets_target:
         found.append("The baseline misses the target, so the comparison is between two different qualities.")
     sure = rec.confidence
     if sure is not None and sure.holds:

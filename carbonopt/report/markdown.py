@@ -32,7 +32,7 @@ def render(view: View) -> str:
     parts += ["## Trials", _table(view.trials)]
     if view.constant_settings:
         parts.append(f"The same in every trial: {escape(view.constant_settings)}.")
-    parts.append(_captioned(view.repeats))
+    parts += [escape(view.audit), _captioned(view.repeats)]
     parts += ["## Energy of the study", *(_captioned(table) for table in (view.by_phase, view.by_state))]
     parts += [escape(view.closure), *map(_captioned, (view.by_component, view.readings, view.components))]
     if view.repricing is not None:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from carbonopt.config import Carbon, LocalLaunch, Workload
+from carbonopt.estimate import budget_text, goal_text, pruning_text, sampler_text
 from carbonopt.record import CarbonTrace, Hardware, IdlePower, SessionLedger, StudyData
 from carbonopt.report.energy import COMPONENTS
 from carbonopt.report.quantities import count_text, intensity_text
@@ -76,10 +77,12 @@ def _hardware(hardware: Hardware) -> str:
 
 def _search(data: StudyData) -> list[tuple[str, str]]:
     search = data.config.search
-    rules = [name for name in ("target", "cap") if getattr(search.pruning, name)]
     seeds = sorted({record.seed for record in data.records})
     rows = [
-        ("Search", f"sampler {search.sampler}, seed {search.seed}, pruning by {' and '.join(rules) or 'no rule'}"),
+        ("Goal", goal_text(search)),
+        ("Sampler", sampler_text(search)),
+        ("Pruned", pruning_text(search)),
+        ("Was to end", budget_text(data.config.budget)),
         ("Seeds of trials", ", ".join(map(str, seeds))),
     ]
     if data.sessions:

@@ -22,7 +22,7 @@ from carbonopt.trial import StopReason, TrialParams, TrialRecord, TrialState
 
 STOPPED_BECAUSE = {
     StopReason.TARGET: "target out of reach",
-    StopReason.CAP: "emits more than the best",
+    StopReason.CAP: "emits more, or is sure to emit more, than the best",
     StopReason.BUDGET: "the budget ended",
     StopReason.INTERRUPTED: "interrupted",
 }
@@ -170,6 +170,8 @@ def state_text(record: TrialRecord, rec: Recommendation) -> str:
         parts.append("front")
     if record.trial in rec.ties:
         parts.append("tie")
+    if record.audited_at_step is not None:
+        parts.append(f"audit: due to be stopped at step {record.audited_at_step}")
     if record.repeat_of is not None:
         parts.append(f"trial {record.repeat_of} with seed {record.seed}")
     return f"{text} ({', '.join(parts)})" if parts else text

@@ -50,6 +50,7 @@ class View(Frozen):
     configuration: Table | None  # None: no trial to show
     constant_settings: str  # what all trials share, left out of the table of trials
     trials: Table
+    audit: str  # of the pruning; empty: none was asked for
     repeats: Table  # configurations that were run more than once
     by_phase: Table
     by_state: Table

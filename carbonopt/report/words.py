@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from carbonopt.analysis.audit import Audit
 from carbonopt.analysis.footprint import Footprint
 from carbonopt.analysis.recommend import Baseline, Recommendation
 from carbonopt.analysis.repeats import Repeats, repeats_of
@@ -24,6 +25,7 @@ from carbonopt.report.quantities import (
     two_decimals_text,
     uncertainty_text,
 )
+from carbonopt.report.unmet import what_is_missing
 from carbonopt.report.view import Tile
 from carbonopt.trial import GpuEnergy, Phase, TrialState
 
@@ -53,17 +55,41 @@ def answer(data: StudyData, rec: Recommendation, repeated: Sequence[Repeats]) ->
     paragraphs = []
     if rec.met:
         paragraphs += [_comparison(rec), *_certainty(data, rec, repeated)]
-    elif rec.closest is not None:
-        excess = percent_text(rec.closest.perplexity / rec.target_perplexity - 1)
-        paragraphs.append(
-            f"Trial {rec.closest.trial} ({rec.closest.why}) is {excess} above the target. Another target needs no new "
-            "trial: carbonopt recommend --target. More trials or a wider search space may reach this one."
-            if rec.closest.perplexity > rec.target_perplexity
-            else f"Trial {rec.closest.trial} ({rec.closest.why}) was below the target, but it did not complete"
-            f"{' with every seed' if rec.closest.state is TrialState.COMPLETE else ''}."
-        )
-    paragraphs.append(f"{_study_cost(rec)} {_pay_back(rec)}")
+    else:
+        if missing := what_is_missing(data, rec):
+            paragraphs.append(" ".join(missing))
+        if rec.closest is not None:
+            paragraphs.append(_closest(rec))
+    ended = f" The study ended: {data.ended}." if data.ended is not None else ""
+    paragraphs.append(f"{_study_cost(rec)} {_pay_back(rec)}{ended}")
     return tuple(paragraphs)
+
+
+def audited(data: StudyData, found: Audit | None) -> str:
+    """How often the audit found the pruning wrong; empty where no audit was asked for."""
+    if found is None:
+        return ""
+    kind = "Audit of the pruning by target"
+    if found.lowest_rate is None or found.highest_rate is None:
+        none = "none was due" if not found.cut_short else f"{count_text(found.cut_short, 'trial')}, none at its end"
+        return f"{kind} ({percent_text(data.config.search.pruning.audit)} of what it would stop): {none}."
+    front = data.config.search.goal == "front"
+    right = "ended on the Pareto front" if front else f"met perplexity {perplexity_text(data.config.target.perplexity)}"
+    cut = f", {found.cut_short} more did not get there" if found.cut_short else ""
+    return (
+        f"{kind}: due to be stopped but run to the end: {found.ended}{cut}; of these {right}: {found.mattered} "
+        f"({percent_text(found.mattered / found.ended)}; {percent_text(found.level)} confidence: "
+        f"{percent_text(found.lowest_rate)} to {percent_text(found.highest_rate)})."
+    )
+
+
+def _closest(rec: Recommendation) -> str:
+    assert rec.closest is not None
+    why = rec.closest.why
+    if rec.closest.perplexity > rec.target_perplexity:
+        return f"What counts as closest: {why}. Another target needs no new trial: carbonopt recommend --target."
+    seeds = " with every seed" if rec.closest.state is TrialState.COMPLETE else ""
+    return f"Trial {rec.closest.trial} ({why}) was below the target, but it did not complete{seeds}."
 
 
 def confidence(rec: Recommendation) -> tuple[str, ...]:
