@@ -320,6 +320,16 @@ class StudyConfig(Frozen):
         return self
 
     @model_validator(mode="after")
+    def _can_converge(self) -> "StudyConfig":
+        sampler, goal = self.search.sampler, self.search.goal
+        if self.budget.until is not None and (sampler != "carbon" or goal != "recommend"):
+            raise ValueError(
+                "budget.until: converged needs search.sampler: carbon and search.goal: recommend, which alone expect "
+                f"something of the next trial, but got {sampler} and {goal}; give budget.trials or another limit"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _has_gpus_to_count(self) -> "StudyConfig":
         if self.carbon.objective == "gpu" and isinstance(self.launch, LocalLaunch) and not self.launch.gpus:
             raise ValueError("carbon.objective: gpu needs GPUs to count, but launch.gpus is []")
