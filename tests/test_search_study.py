@@ -221,3 +221,17 @@ def test_a_dearer_system_setting_is_stopped_after_a_few_steps(tmp_path: Path) ->
     assert (first.state, second.state) == (TrialState.COMPLETE, TrialState.PRUNED)
     assert second.stop_reason == StopReason.CAP
     assert second.steps_done < 0.15 * second.total_steps
+
+
+def test_a_model_that_never_fits_ends_with_every_configuration_infeasible(tiny_study: dict, tmp_path: Path) -> None:
+    tiny_study["workload"]["model"]["from_config"]["n_inner"] = 10**14  # more bytes than there are addresses
+    tiny_study["search"]["space"] |= {"learning_rate": 1e-3, "epochs": 0.1}
+    tiny_study["budget"] = {"trials": 5}
+    paths = StudyPaths(tmp_path / "out")
+    paths.root.mkdir()
+    checked = check(parse_study(tiny_study, "test"))
+    data = run_study(checked, "", paths, None, Silent(), Silent(), lambda: False)
+    assert [record.state for record in data.records] == [TrialState.INFEASIBLE] * 2
+    assert all("allocate" in record.failure.text for record in data.records)
+    assert data.ended == "every configuration of the search space has been run"
+    assert not recommend(data).met
