@@ -100,7 +100,7 @@ def unfinished(number: int, state: TrialState, text: str = "", **changes) -> Tri
 def test_no_trial_that_fits_or_ends(capsys) -> None:
     none_fits = missed(*(unfinished(number, TrialState.INFEASIBLE) for number in range(3)))
     assert said(none_fits) == (
-        "3 of 3 trials did not fit in memory: allow smaller values of micro_batch_size_per_gpu or offload or "
+        "All 3 trials did not fit in memory: allow smaller values of micro_batch_size_per_gpu or offload or "
         "gradient_checkpointing, or take a shorter workload.sequence_length or a smaller model."
     )
     assert not _print_recommendation(none_fits)
@@ -115,7 +115,9 @@ def test_no_trial_that_fits_or_ends(capsys) -> None:
     text = said(mixed)
     assert text.startswith("2 of 4 trials failed. Trial 2: CUDA error: an illegal access; its log says more.")
     assert "1 of 4 trials diverged" in text and "launch.timeout_s" in text and "/somewhere" not in text
-    assert said(missed(pruned(0), pruned(1))).count("search.pruning.audit runs a share") == 1
+    stopped = said(missed(pruned(0), pruned(1)))
+    assert "Trial 0 is 200 % above the target, as far as it got. All 2 trials ended early" in stopped
+    assert stopped.count("search.pruning.audit runs a share") == 1
     assert said(missed()) == ""
 
 

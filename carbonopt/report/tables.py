@@ -160,7 +160,8 @@ def state_text(record: TrialRecord, rec: Recommendation) -> str:
     if record.stop_reason is not None:
         text += f": {STOPPED_BECAUSE[record.stop_reason]}"
     if record.failure is not None:
-        text += f": {record.failure.kind}: {record.failure.text.strip().partition(chr(10))[0][:FAILURE_TEXT_LENGTH]}"
+        text += f": {record.failure.kind}" if record.failure.kind != record.state.value else ""
+        text += f": {record.failure.text.strip().partition(chr(10))[0][:FAILURE_TEXT_LENGTH]}"
     parts = [
         role
         for role, trial in (("recommended", rec.trial), ("baseline", rec.baseline.trial if rec.baseline else None))

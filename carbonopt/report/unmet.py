@@ -17,7 +17,8 @@ def what_is_missing(data: StudyData, rec: Recommendation) -> tuple[str, ...]:
     found = []
     if rec.closest is not None and rec.closest.perplexity > rec.target_perplexity:
         excess = percent_text(rec.closest.perplexity / rec.target_perplexity - 1)
-        found.append(f"Trial {rec.closest.trial} is {excess} above the target.")
+        when = "" if rec.closest.state is TrialState.COMPLETE else ", as far as it got"
+        found.append(f"Trial {rec.closest.trial} is {excess} above the target{when}.")
     if rec.shortfall is not None:
         found += _of_the_closest(rec.shortfall, rec.target_perplexity)
     elif rec.closest is None or rec.closest.state is not TrialState.COMPLETE:
@@ -67,7 +68,9 @@ def _of_the_states(data: StudyData) -> list[str]:
     reasons = Counter((record.state, record.stop_reason) for record in records)
     found = []
     for (state, stop_reason), count in reasons.most_common():
-        which = "The only trial" if len(records) == 1 else f"{count} of {count_text(len(records), 'trial')}"
+        which = f"{count} of {count_text(len(records), 'trial')}"
+        if count == len(records):
+            which = "The only trial" if count == 1 else f"All {count_text(count, 'trial')}"
         match state, stop_reason:
             case TrialState.INFEASIBLE, _:
                 found.append(f"{which} did not fit in memory: {_smaller(data)}.")
