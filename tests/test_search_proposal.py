@@ -53,7 +53,6 @@ def ran(number: int, values: dict, evaluations: int = 8, **changes: object) -> O
         "cost": cost(values),
         "beside": 0.0,
         "complete": True,
-        "running": False,
         "out_of_memory": False,
         "peak_memory_gib": None,
     }

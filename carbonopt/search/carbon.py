@@ -132,7 +132,7 @@ class CarbonSampler(BaseSampler):
         """
         rng = np.random.default_rng([self._seed, number])
         knowledge = self.knowledge(trials, distributions)
-        meeting = sorted((one.cost, one.number) for one in knowledge.observations if self._meets(one))
+        meeting = sorted((one.cost, one.number) for one in _meeting(knowledge.observations, self._target_nll))
         best = [one for one in trials if one.number in {number for _, number in meeting[:3]}]
         centres = [
             {name: one.params[name] for name in distributions}
@@ -144,8 +144,7 @@ class CarbonSampler(BaseSampler):
             return Plan(None, None, knowledge)
         completed = [{**values, **self._complete(values)} for values in candidates]
         if not any(one.curve for one in knowledge.observations):
-            fitting = knowledge.chance_to_fit(completed)
-            likely = np.flatnonzero(fitting >= min(0.8, float(fitting.max())))
+            likely = np.flatnonzero(knowledge.likely_to_fit(completed))
             index = likely[first([completed[index] for index in likely], rng)]
             return Plan(candidates[index], None, knowledge)
         target_nll, best_cost = self._question(knowledge, completed, rng)
@@ -153,9 +152,6 @@ class CarbonSampler(BaseSampler):
         if proposal is None and self._goal == "front":  # nothing new for that target; any point may be on the front
             return Plan(candidates[int(rng.integers(len(candidates)))], None, knowledge)
         return Plan(None if proposal is None else candidates[proposal.index], proposal, knowledge)
-
-    def _meets(self, one: Observation) -> bool:
-        return one.final_nll is not None and one.cost is not None and one.final_nll <= self._target_nll
 
     def _question(
         self, knowledge: Knowledge, completed: Sequence[Mapping[str, Any]], rng: np.random.Generator
@@ -166,12 +162,8 @@ class CarbonSampler(BaseSampler):
             rows = knowledge.encoder.curve_rows(completed, knowledge.sequences)
             expected = np.exp(knowledge.curves.predict(rows)[0])
             target_nll = float(rng.uniform(expected.min(), np.quantile(expected, 0.75)))
-        costs = [
-            one.cost
-            for one in knowledge.observations
-            if one.cost is not None and one.final_nll is not None and one.final_nll <= target_nll
-        ]
-        return target_nll, min(costs, default=math.inf)
+        costs = (one.cost for one in _meeting(knowledge.observations, target_nll))
+        return target_nll, min((cost for cost in costs if cost is not None), default=math.inf)
 
     def _untried(
         self,
@@ -198,6 +190,15 @@ class CarbonSampler(BaseSampler):
                 name = list(distributions)[int(rng.integers(len(distributions)))]
                 drawn.append({**centre, name: _near(distributions[name], centre[name], rng)})
         return drawn
+
+
+def _meeting(observations: Sequence[Observation], target_nll: float) -> list[Observation]:
+    """The complete trials of known cost that reached a target."""
+    return [
+        one
+        for one in observations
+        if one.cost is not None and one.final_nll is not None and one.final_nll <= target_nll
+    ]
 
 
 def _values_of(trial: FrozenTrial) -> Values:

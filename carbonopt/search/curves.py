@@ -64,6 +64,14 @@ class Points:
     nll: Array  # (points,)
     trial: Array  # (points,)
 
+    def joined(self, others: "Points") -> "Points":
+        """These, and the others after them."""
+        return Points(
+            np.concatenate([self.rows, others.rows]),
+            np.concatenate([self.nll, others.nll]),
+            np.concatenate([self.trial, others.trial]),
+        )
+
 
 class CurveModel:
     """The process, given evaluations.

@@ -37,13 +37,12 @@ class Observation:
     params: Mapping[str, Any]
     curve: tuple[tuple[float, float], ...]  # share of all steps, mean NLL in nats per token; rising shares
     total_steps: int | None
-    cost_per_step: float | None
-    cost: float | None  # of the training of a complete trial
-    beside: float | None  # spent beside the training: set-up, evaluations
-    complete: bool
-    running: bool
-    out_of_memory: bool
-    peak_memory_gib: float | None
+    cost_per_step: float | None = None
+    cost: float | None = None  # of the training of a complete trial
+    beside: float | None = None  # spent beside the training: set-up, evaluations
+    complete: bool = False
+    out_of_memory: bool = False
+    peak_memory_gib: float | None = None
 
     @property
     def final_nll(self) -> float | None:
@@ -82,9 +81,7 @@ def observe(trial: FrozenTrial) -> Observation | None:
         total_steps=total,
         cost_per_step=per_step,
         cost=cost,
-        beside=None,
         complete=complete,
-        running=trial.state == OptunaState.RUNNING,
         out_of_memory=bool(attributes.get(OUT_OF_MEMORY, False)),
         peak_memory_gib=attributes.get(PEAK_MEMORY_GIB),
     )
@@ -98,11 +95,7 @@ def of_record(record: TrialRecord) -> Observation:
         per_step = measured[-1][0] / measured[-1][1]
     elif energy is not None and energy.train and record.steps_done:
         per_step = energy.train / record.steps_done
-    curve = [
-        (point.step / total, point.nll_sum / point.eval_tokens)
-        for point in record.evals
-        if total and point.nll_sum is not None
-    ]
+    curve = [(point.step / total, point.nll) for point in record.evals if total]
     complete = record.state == TrialState.COMPLETE
     ended = record.state != TrialState.RUNNING
     return Observation(
@@ -114,7 +107,6 @@ def of_record(record: TrialRecord) -> Observation:
         cost=energy.train if complete and energy else None,
         beside=energy.total - energy.train if ended and energy else None,
         complete=complete,
-        running=record.state == TrialState.RUNNING,
         out_of_memory=record.state == TrialState.INFEASIBLE,
         peak_memory_gib=record.peak_memory_gib,
     )

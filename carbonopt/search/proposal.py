@@ -96,6 +96,11 @@ class Knowledge:
         known = self.encoder.memory_rows([one.params for one in told])
         return chance_to_fit(self.encoder.memory_rows(configurations), known, peaks, self.memory_gib)
 
+    def likely_to_fit(self, configurations: Sequence[Mapping[str, Any]]) -> Array:
+        """Which may be tried: those that are likely to fit in memory, or the likeliest where none is."""
+        chances = self.chance_to_fit(configurations)
+        return chances >= min(LIKELY_TO_FIT, float(chances.max()))
+
 
 @dataclass(frozen=True)
 class Proposal:
@@ -145,12 +150,11 @@ def propose(
     system = knowledge.encoder.system_rows(candidates)
     steps = knowledge.steps(candidates)
     costs = steps[:, None] * np.exp(knowledge.step_costs.sample(system, DRAWS, rng))
-    fits = knowledge.chance_to_fit(candidates)
-    allowed = fits >= min(LIKELY_TO_FIT, float(fits.max()))
-    feasible = (losses <= limit)[which] & (costs < best_cost * 0.999) & allowed[:, None]
-    if not ((costs < best_cost * 0.999) & allowed[:, None]).any():
+    allowed = knowledge.likely_to_fit(candidates)
+    useful = (costs < best_cost * 0.999) & allowed[:, None]
+    if not useful.any():
         return None
-    price = np.where(feasible, costs, np.inf)
+    price = np.where(useful & (losses <= limit)[which], costs, np.inf)
     cheapest = price.min(0)
     found = np.isfinite(cheapest)
     answers = (price <= cheapest * (1 + TIE)) & found
@@ -160,7 +164,7 @@ def propose(
     if not found.any():
         # No draw meets the target: what comes closest is what there is to learn from, the cheapest of those.
         closest = losses.argmin(0)
-        for draw in np.flatnonzero(~found):
+        for draw in range(DRAWS):
             near = np.flatnonzero((which == closest[draw]) & allowed)
             if len(near):
                 often[near[costs[near, draw].argmin()]] += 1.0

@@ -7,9 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from carbonopt.search.curves import Points
 from carbonopt.search.observation import Observation
 from carbonopt.search.proposal import Knowledge
 from carbonopt.trial import EvalPoint
@@ -98,13 +95,11 @@ class Forecast:
 
     def _standard_deviations_above(self, evals: Sequence[EvalPoint], total_steps: int, target_nll: float) -> float:
         curve = tuple((point.step / total_steps, point.nll) for point in evals)
-        own = self._observation(curve, total_steps)
-        others = self.knowledge.points
+        own = Observation(self.number, self.params, curve, total_steps)
         sequences = self.knowledge.sequences
-        mine = self.knowledge.encoder.points([own], sequences)
-        joined = Points(*(np.concatenate(pair) for pair in zip(_parts(others), _parts(mine), strict=True)))
+        points = self.knowledge.points.joined(self.knowledge.encoder.points([own], sequences))
         end = self.knowledge.encoder.curve_rows([self.params], sequences)
-        mean, spread = self.knowledge.curves.given(joined).predict(end, [self.number])
+        mean, spread = self.knowledge.curves.given(points).predict(end, [self.number])
         return float((mean[0] - math.log(max(target_nll, 1e-9))) / spread[0])
 
     def _dominating_nll(self, evals: Sequence[EvalPoint], total_steps: int) -> float | None:
@@ -119,22 +114,3 @@ class Forecast:
             if one.final_nll is not None and one.cost is not None and one.cost <= cost
         ]
         return min(finals, default=None)
-
-    def _observation(self, curve: tuple[tuple[float, float], ...], total_steps: int) -> Observation:
-        return Observation(
-            number=self.number,
-            params=self.params,
-            curve=curve,
-            total_steps=total_steps,
-            cost_per_step=None,
-            cost=None,
-            beside=None,
-            complete=False,
-            running=True,
-            out_of_memory=False,
-            peak_memory_gib=None,
-        )
-
-
-def _parts(points: Points) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return points.rows, points.nll, points.trial
