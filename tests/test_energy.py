@@ -230,6 +230,10 @@ class NVMLError(Exception):
     pass
 
 
+class NVMLNotSupported(NVMLError):
+    pass
+
+
 def fake_nvml(counters_mj: list[int | None]) -> SimpleNamespace:
     """NVML as a machine with GPUs would have it: this one may have none."""
 
@@ -249,6 +253,8 @@ def fake_nvml(counters_mj: list[int | None]) -> SimpleNamespace:
         nvmlDeviceGetName=lambda index: f"GPU model {index}",
         nvmlDeviceGetUUID=lambda index: f"GPU-{index}",
         nvmlSystemGetDriverVersion=lambda: "580.1",
+        NVMLError_NotSupported=NVMLNotSupported,
+        nvmlDeviceGetMemoryInfo=lambda index: SimpleNamespace(total=(80 - index) * 2**30),
     )
 
 
@@ -267,7 +273,17 @@ def test_gpus_are_described_in_the_launch_order(monkeypatch):
     machine = hardware.describe_hardware((2, 0))
     assert machine.gpus == ("GPU model 2", "GPU model 0")
     assert machine.driver == "580.1"
+    assert machine.gpu_memory_gib == 78  # of the smallest: each rank must fit
     assert hardware.gpu_uuids((2, 0)) == ("GPU-2", "GPU-0")
+
+
+def test_gpus_that_share_the_hosts_memory_have_none_of_their_own(monkeypatch):
+    def not_supported(_):
+        raise NVMLNotSupported("Not Supported")
+
+    shared = SimpleNamespace(**{**vars(fake_nvml([100])), "nvmlDeviceGetMemoryInfo": not_supported})
+    monkeypatch.setitem(sys.modules, "pynvml", shared)
+    assert hardware.describe_hardware((0,)).gpu_memory_gib is None
 
 
 def test_gpus_that_are_absent_or_uncounted_are_refused(monkeypatch):

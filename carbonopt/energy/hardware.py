@@ -34,8 +34,7 @@ def describe_hardware(gpu_indices: Sequence[int]) -> Hardware:
         with open_nvml() as nvml:
             handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in gpu_indices]
             names = tuple(gpu_name(nvml, handle, index) for handle, index in zip(handles, gpu_indices, strict=True))
-            totals = [nvml.nvmlDeviceGetMemoryInfo(handle).total for handle in handles]
-            memory_gib = min(expect(int, total, "a GPU's memory") for total in totals) / BYTES_PER_GIB
+            memory_gib = _smallest_memory_gib(nvml, handles)
             driver = expect(str, nvml.nvmlSystemGetDriverVersion(), "the driver's version")
     return Hardware(
         cpu=_cpu_model(),
@@ -46,6 +45,14 @@ def describe_hardware(gpu_indices: Sequence[int]) -> Hardware:
         driver=driver,
         gpu_memory_gib=memory_gib,
     )
+
+
+def _smallest_memory_gib(nvml: ModuleType, handles: Sequence[Any]) -> float | None:
+    try:
+        totals = [nvml.nvmlDeviceGetMemoryInfo(handle).total for handle in handles]
+    except nvml.NVMLError_NotSupported:  # GPUs that share the host's memory
+        return None
+    return min(expect(int, total, "a GPU's memory") for total in totals) / BYTES_PER_GIB
 
 
 def check_gpus(indices: Sequence[int]) -> None:
