@@ -90,15 +90,19 @@ def test_a_spike_does_not_spoil_its_neighbours() -> None:
     np.testing.assert_allclose(np.exp(mean), points.nll[others], rtol=0.04)
 
 
-def test_a_model_given_other_points_is_one_made_of_them_with_its_parameters() -> None:
+def test_what_a_running_trial_shows_of_itself_is_taken_in_and_old_spikes_stay_distrusted() -> None:
     points = trials(np.random.default_rng(1), 6)
-    model = CurveModel(subset(points, points.trial < 5), CENTRE)
-    running = subset(points, (points.trial < 5) | (SHARES[np.arange(len(points.nll)) % 8] <= 0.5))
+    known = subset(points, points.trial < 5)
+    own = subset(points, (points.trial == 5) & (SHARES[np.arange(len(points.nll)) % 8] <= 0.5))
+    spiked = Points(known.rows, known.nll.copy(), known.trial)
+    spiked.nll[8 * 3 + 4] *= 1.5
     end = points.rows[-1:]
-    fresh = CurveModel(running, CENTRE, model.parameters)
-    for one, other in zip(model.given(running).predict(end, [5]), fresh.predict(end, [5]), strict=True):
-        assert one == pytest.approx(other)
-    assert model.given(running).predict(end, [5])[1] < model.predict(end)[1], "its own curve tells something"
+    truth = math.log(points.nll[-1])
+    clean, model = CurveModel(known, CENTRE), CurveModel(spiked, CENTRE)
+    mean, spread = model.given(own).predict(end, [5])
+    assert spread < model.predict(end)[1], "its own curve tells something"
+    assert spread < 2 * clean.given(own).predict(end, [5])[1], "the spike doesn't count as noise of all"
+    assert mean == pytest.approx(truth, abs=0.03)
 
 
 def left_out() -> Iterator[float]:
@@ -109,10 +113,9 @@ def left_out() -> Iterator[float]:
         for number in range(10, 16):
             own = (points.trial == number) & (np.arange(len(points.nll)) % 8 < 4)
             end = np.flatnonzero(points.trial == number)[-1:]
-            joined = subset(points, (points.trial < 10) | own)
             for mean, spread in (
                 known.predict(points.rows[end]),
-                known.given(joined).predict(points.rows[end], [number]),
+                known.given(subset(points, own)).predict(points.rows[end], [number]),
             ):
                 yield float((math.log(points.nll[end[0]]) - mean[0]) / spread[0])
 

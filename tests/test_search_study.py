@@ -127,7 +127,7 @@ def test_converged_ends_sooner_and_says_what_another_trial_would_cost_and_save(t
     short.study["budget"] = {"until": "converged", "reuses": 1}
     whole, data = long.run(), short.run()
     assert data.ended is not None and data.ended.startswith("converged: another trial is expected to cost ")
-    assert data.ended.endswith(" kWh in 1 runs of what is recommended")
+    assert data.ended.endswith(" in one run of what is recommended")
     assert recommend(data).met
     assert spent_joules(data) <= spent_joules(whole)
 

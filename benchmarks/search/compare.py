@@ -56,13 +56,13 @@ class Table:
     def run(self, values: dict) -> RecordedRun:
         return self.runs[tuple((name, values[name]) for name in self.names)]
 
-    def config(self, target: float, seed: int) -> StudyConfig:
+    def config(self, target: float, seed: int, budget: dict) -> StudyConfig:
         return StudyConfig.model_validate(
             {
                 "name": "comparison",
                 "target": {"perplexity": target},
                 "search": {"space": {name: {"choices": one} for name, one in self.choices.items()}, "seed": seed},
-                "budget": {"trials": len(self.runs)},
+                "budget": {"trials": len(self.runs), **budget},
                 "carbon": {"intensity_g_co2e_per_kwh": 1.0},
                 "launch": {"kind": "replay", "table": str(self.path)},
             }
@@ -132,9 +132,9 @@ def whole(table: Table, sampler: str, target: float, seed: int):
             yield run, training_j(run), True, None, seconds
 
 
-def carbon(table: Table, _: str, target: float, seed: int):
+def carbon(table: Table, _: str, target: float, seed: int, **budget: str | int):
     """carbonopt's search: its proposals, its pruning, its trials' watch."""
-    config = table.config(target, seed)
+    config = table.config(target, seed, budget)
     space = SearchSpace(config.search.space, 1, False)
     strategy = Strategy(config, space, None)
     meter = ReplayMeter()

@@ -19,8 +19,8 @@ from optuna.samplers import BaseSampler
 from optuna.search_space import IntersectionSearchSpace
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial
-from threadpoolctl import threadpool_limits
 
+from carbonopt.search.curves import one_blas_thread
 from carbonopt.search.observation import Observation, observe
 from carbonopt.search.proposal import Knowledge, Proposal, first, propose
 
@@ -122,8 +122,7 @@ class CarbonSampler(BaseSampler):
         effort = 40 if len(observations) < SHORT_FIT_FROM else 12
         return Knowledge(distributions, observations, self._memory_gib, effort)
 
-    # Matrices here are so small that threads cost four times the CPU time, and far more where the CPU is busy.
-    @threadpool_limits.wrap(limits=1, user_api="blas")
+    @one_blas_thread
     def plan(self, trials: Sequence[FrozenTrial], distributions: Mapping[str, BaseDistribution], number: int) -> Plan:
         """The next trial, after these.
 

@@ -32,10 +32,11 @@ class SettingModel:
 
     def __init__(self, rows: Array, values: Array, power: float = _BATCH_POWER) -> None:
         self._power = power
-        settings, which = np.unique(rows.round(9), axis=0, return_inverse=True) if len(rows) else (rows, np.array([]))
-        self.known = len(settings)
-        if not self.known:
+        self.known = 0
+        if not len(rows):
             return
+        settings, which = distinct(rows)
+        self.known = len(settings)
         y = np.log(values) - power * rows[:, 0]
         means = np.array([y[which == index].mean() for index in range(self.known)])
         counts = np.bincount(which)
@@ -60,7 +61,7 @@ class SettingModel:
 
     def sample(self, rows: Array, count: int, rng: np.random.Generator) -> Array:
         """Joint draws of the logarithm, (rows, count)."""
-        settings, which = np.unique(rows.round(9), axis=0, return_inverse=True)
+        settings, which = distinct(rows)
         if not self.known:
             drawn = _SPREAD * rng.standard_normal((len(settings), count))
             return drawn[which] + self._power * rows[:, :1]
@@ -68,6 +69,12 @@ class SettingModel:
         root = np.linalg.cholesky(covariance + 1e-8 * np.eye(len(settings)))
         drawn = mean[:, None] + root @ rng.standard_normal((len(settings), count))
         return drawn[which] + self._level + self._power * rows[:, :1]
+
+
+def distinct(rows: Array) -> tuple[Array, Array]:
+    """Different rows, and for each of the given ones which of these it is."""
+    different, which = np.unique(rows.round(9), axis=0, return_inverse=True)
+    return different, which.reshape(-1)
 
 
 def chance_to_fit(rows: Array, known: Array, peaks_gib: Sequence[float | None], capacity_gib: float | None) -> Array:

@@ -21,8 +21,12 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.linalg import cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
+from threadpoolctl import threadpool_limits
 
 Array = np.ndarray
+
+# A decorator. Matrices here are so small that threads cost four times the CPU time, and far more where the CPU is busy.
+one_blas_thread = threadpool_limits.wrap(limits=1, user_api="blas")
 
 # Columns of a row.
 LN_BATCH, LN_RATE, LN_STEPS, RATE_SHARE = range(4)
@@ -78,12 +82,12 @@ class CurveModel:
 
     Args:
         centre: the middle of the space in ln(batch) and ln(learning rate), where the basin is expected.
-        parameters: taken as they are; None: fitted.
+        fitted: whose parameters, and distrust of outliers among the first points, are taken; None: they are fitted.
         effort: iterations of the fit.
     """
 
     def __init__(
-        self, points: Points, centre: tuple[float, float], parameters: Array | None = None, effort: int = 40
+        self, points: Points, centre: tuple[float, float], fitted: "CurveModel | None" = None, effort: int = 40
     ) -> None:
         others = points.rows.shape[1] - CORE
         self._prior = np.vstack([_CORE_PRIOR, np.tile(_OTHER_PRIOR, (others, 1))])
@@ -98,15 +102,17 @@ class CurveModel:
         self._y = logs - self._level
         self._same = (points.trial[:, None] == points.trial[None, :]).astype(float)
         self._distrust = np.zeros(len(self._y))  # more variance for evaluations that fit badly
-        self.parameters = self._prior[:, 0] if parameters is None else parameters
-        if parameters is None and len(self._y):
+        self.parameters = self._prior[:, 0] if fitted is None else fitted.parameters
+        if fitted is not None:
+            self._distrust[: len(fitted._distrust)] = fitted._distrust
+        if fitted is None and len(self._y):
             self._fit(effort)
         else:
             self._condition()
 
-    def given(self, points: Points) -> "CurveModel":
-        """The same process with other evaluations, its parameters kept: quick, for a trial that is running."""
-        return CurveModel(points, self._centre, self.parameters)
+    def given(self, more: Points) -> "CurveModel":
+        """The same process with more evaluations, its parameters kept: quick, for a trial that is running."""
+        return CurveModel(self._points.joined(more), self._centre, fitted=self)
 
     def predict(self, rows: Array, trials: Sequence[int] | None = None) -> tuple[Array, Array]:
         """Mean and standard deviation of ln(NLL).

@@ -16,7 +16,7 @@ import numpy as np
 from optuna.distributions import BaseDistribution
 from scipy.special import log_ndtr, ndtr
 
-from carbonopt.search.costs import SettingModel, chance_to_fit
+from carbonopt.search.costs import SettingModel, chance_to_fit, distinct
 from carbonopt.search.curves import CurveModel, Points
 from carbonopt.search.features import Encoder, sequences_per_epoch
 from carbonopt.search.observation import Observation
@@ -143,7 +143,7 @@ def propose(
     limit = math.log(max(target_nll, 1e-9))
     promising = _promising(candidates, knowledge, limit)
     candidates = [candidates[index] for index in promising]
-    rows, which = _distinct(knowledge.encoder.curve_rows(candidates, knowledge.sequences))
+    rows, which = distinct(knowledge.encoder.curve_rows(candidates, knowledge.sequences))
     mean, spread = knowledge.curves.predict(rows)
     meets = ndtr((limit - mean) / spread)[which]
     losses = knowledge.curves.sample(rows, DRAWS, rng)
@@ -181,7 +181,7 @@ def propose(
 
 def _promising(candidates: Sequence[Mapping[str, Any]], knowledge: Knowledge, limit: float) -> Array:
     """Indices of the candidates with one of the ROWS curves that are likeliest to meet the target for their steps."""
-    rows, which = _distinct(knowledge.encoder.curve_rows(candidates, knowledge.sequences))
+    rows, which = distinct(knowledge.encoder.curve_rows(candidates, knowledge.sequences))
     if len(rows) <= ROWS:
         return np.arange(len(candidates))
     mean, spread = knowledge.curves.predict(rows)
@@ -190,12 +190,6 @@ def _promising(candidates: Sequence[Mapping[str, Any]], knowledge: Knowledge, li
     np.minimum.at(costs, which, np.log(knowledge.steps(candidates)) + system)
     kept = np.argsort(costs - log_ndtr((limit - mean) / spread))[:ROWS]
     return np.flatnonzero(np.isin(which, kept))
-
-
-def _distinct(rows: Array) -> tuple[Array, Array]:
-    """Different rows, and for each of the given ones which of these it is."""
-    different, which = np.unique(rows.round(9), axis=0, return_inverse=True)
-    return different, which.reshape(-1)
 
 
 def _ranks(column: Sequence[Any]) -> Array:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from carbonopt.search.curves import one_blas_thread
 from carbonopt.search.observation import Observation
 from carbonopt.search.proposal import Knowledge
 from carbonopt.trial import EvalPoint
@@ -81,6 +82,7 @@ class Forecast:
     target_nll: float
     front: bool = False
 
+    @one_blas_thread
     def hopeless(self, evals: Sequence[EvalPoint], total_steps: int) -> bool:
         """Whether the trial can't matter any more, by its evaluations."""
         share = evals[-1].step / total_steps
@@ -97,7 +99,7 @@ class Forecast:
         curve = tuple((point.step / total_steps, point.nll) for point in evals)
         own = Observation(self.number, self.params, curve, total_steps)
         sequences = self.knowledge.sequences
-        points = self.knowledge.points.joined(self.knowledge.encoder.points([own], sequences))
+        points = self.knowledge.encoder.points([own], sequences)
         end = self.knowledge.encoder.curve_rows([self.params], sequences)
         mean, spread = self.knowledge.curves.given(points).predict(end, [self.number])
         return float((mean[0] - math.log(max(target_nll, 1e-9))) / spread[0])

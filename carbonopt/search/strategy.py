@@ -15,6 +15,7 @@ from carbonopt.search.pruning import Forecast
 from carbonopt.search.sampler import distributions, exhausted, make_sampler
 from carbonopt.space import SearchSpace
 from carbonopt.trial import EvalPoint, TrialParams
+from carbonopt.units import human_energy
 
 _AUDIT = 1  # keeps the audits' draws apart from the proposals'
 
@@ -56,9 +57,10 @@ class Strategy:
         if proposal.reachable == 0:
             return "converged: no configuration is expected to meet the target"
         if math.isfinite(proposal.expected_gain) and proposal.expected_gain * budget.reuses < proposal.expected_cost:
+            runs = "one run" if budget.reuses == 1 else f"{budget.reuses} runs"
             return (
-                f"converged: another trial is expected to cost {proposal.expected_cost:.3g} kWh and to save "
-                f"{proposal.expected_gain * budget.reuses:.3g} kWh in {budget.reuses} runs of what is recommended"
+                f"converged: another trial is expected to cost {human_energy(proposal.expected_cost)} and to save "
+                f"{human_energy(proposal.expected_gain * budget.reuses)} in {runs} of what is recommended"
             )
         return None
 

@@ -1,0 +1,85 @@
+"""When `budget.until: converged` ends a search, and what that leaves unfound.
+
+    python benchmarks/search/converged.py TABLE.jsonl [TABLE.jsonl ...] [--seeds 20] [--reuses 10 1000] [--json OUT]
+
+On recorded runs, as compare.py, but each search goes on until it ends itself: for targets that runs meet, how much more
+the recommended run takes than the cheapest; for one that none meets (5 % below the lowest perplexity), when it gives up.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import warnings
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import optuna
+from compare import TARGETS, Table, carbon, final, training_j
+
+UNREACHABLE = -0.05
+
+
+def search(path: Path, above: float, reuses: int, seed: int) -> dict:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    warnings.simplefilter("ignore")
+    table = Table(path)
+    target = table.lowest * (1 + above)
+    steps = list(carbon(table, "carbon", target, seed, until="converged", reuses=reuses))
+    met = [training_j(run) for run, _, complete, _, _ in steps if complete and final(run) <= target]
+    cheapest = min((training_j(run) for run in table.runs.values() if final(run) <= target), default=math.nan)
+    return {
+        "table": path.stem,
+        "above": above,
+        "reuses": reuses,
+        "seed": seed,
+        "trials": len(steps),
+        "share": sum(trial_j for _, trial_j, _, _, _ in steps) / table.grid_j,
+        "over_cheapest": min(met) / cheapest - 1 if met else None,
+    }
+
+
+def summary(results: list[dict]) -> list[str]:
+    lines = [
+        "| table | target above best | runs to come | trials | grid energy spent, median (%) | most (%) | found any "
+        "| over the cheapest, median (%) | most (%) |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    groups: dict[tuple, list[dict]] = {}
+    for one in results:
+        groups.setdefault((one["table"], one["above"], one["reuses"]), []).append(one)
+    for (table, above, reuses), found in groups.items():
+        shares = [100 * one["share"] for one in found]
+        over = [100 * one["over_cheapest"] for one in found if one["over_cheapest"] is not None]
+        far = f"{statistics.median(over):.1f} | {max(over):.1f}" if over else "– | –"
+        lines.append(
+            f"| {table} | {above:.0%} | {reuses} | {statistics.mean(one['trials'] for one in found):.1f} "
+            f"| {statistics.median(shares):.1f} | {max(shares):.1f} | {len(over)} of {len(found)} | {far} |"
+        )
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("tables", type=Path, nargs="+")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--reuses", type=int, nargs="+", default=[10, 1000])
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    jobs = [
+        (table, above, reuses, seed)
+        for table in options.tables
+        for above in (*TARGETS, UNREACHABLE)
+        for reuses in options.reuses
+        for seed in range(options.seeds)
+    ]
+    with ProcessPoolExecutor(options.jobs) as pool:
+        results = list(pool.map(search, *zip(*jobs, strict=True)))
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    print("\n".join(summary(results)))
+
+
+if __name__ == "__main__":
+    main()
