@@ -2,8 +2,9 @@
 
     python benchmarks/search/converged.py TABLE.jsonl [TABLE.jsonl ...] [--seeds 20] [--reuses 10 1000] [--json OUT]
 
-On recorded runs, as compare.py, but each search goes on until it ends itself: for targets that runs meet, how much more
-the recommended run takes than the cheapest; for one that none meets (5 % below the lowest perplexity), when it gives up.
+On recorded runs, as compare.py, but each search goes on until it ends itself: for targets that runs meet, how much
+more the recommended run takes than the cheapest; for one that none meets (5 % below the lowest perplexity), when it
+gives up.
 """
 
 import argparse

@@ -40,7 +40,7 @@ _CORE_PRIOR = np.array(
         (math.log(1.5), 0.4),
         (math.log(1.5), 0.4),
         (math.log(3.0), 0.5),
-        (math.log(0.03), 0.5),
+        (math.log(0.1), 0.5),
         (math.log(0.4), 0.5),
         (math.log(0.005), 0.7),
         (0.6, 0.25),
@@ -54,7 +54,7 @@ _OTHER_PRIOR = (math.log(2.0), 0.5)
 _CONSTANT_SD = 0.5
 _SLOPE = (-0.2, 0.15)
 _BASIN = (0.06, 0.05)
-_FULL_RATE = 0.03
+_FULL_RATE = 0.1
 _OUTLIER_SDS = 3.0
 _ROOT5 = math.sqrt(5.0)
 _FAR = 12.0  # logarithms beyond it are no parameters but a line search gone astray
@@ -102,7 +102,7 @@ class CurveModel:
         self._y = logs - self._level
         self._same = (points.trial[:, None] == points.trial[None, :]).astype(float)
         self._distrust = np.zeros(len(self._y))  # more variance for evaluations that fit badly
-        self.parameters = self._prior[:, 0] if fitted is None else fitted.parameters
+        self.parameters: Array = self._prior[:, 0] if fitted is None else fitted.parameters
         if fitted is not None:
             self._distrust[: len(fitted._distrust)] = fitted._distrust
         if fitted is None and len(self._y):

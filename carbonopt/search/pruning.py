@@ -12,14 +12,12 @@ from carbonopt.search.observation import Observation
 from carbonopt.search.proposal import Knowledge
 from carbonopt.trial import EvalPoint
 
-# How many standard deviations above the target the expected end must lie. The model's tails are heavier than normal: of
-# 213 recorded curves that met their target, from half the way on one lay at -7 and the next at -4.
-SURE = 6.0
-SURE_FROM = 0.5  # share of the steps
-# With less, the curve itself has to say the same: the straight line through its last points must miss the target. It
-# says nothing before a third of its way: on recorded runs the early rank matches the final one only from there.
+# How many standard deviations above the target the expected end must lie. The model's tails are heavier than normal, so
+# the curve itself has to say the same: the straight line through its last points must miss the target. It says nothing
+# before a third of its way: on recorded runs the early rank matches the final one only from there.
 LIKELY = 2.0
 LINE_FROM = 1 / 3
+HALF_WAY = 0.49  # an evaluation in the middle is a step early where the number of steps is odd
 STRETCH = 1 / 8  # share of the steps between the points of the line
 # Before this share of its steps, a trial's cost per step says little about the whole.
 PROBE = 0.05
@@ -48,7 +46,9 @@ def will_pass_cap(share: float, projected_kg_co2e: float, cap_kg_co2e: float | N
 def straight_line_nll(evals: Sequence[EvalPoint], total_steps: int) -> float | None:
     """Where the curve would end on the steeper of its last two stretches (mean NLL, nats); None: too early to say.
 
-    Loss curves flatten: such a line runs below a convex curve.
+    Loss curves flatten: such a line runs below a convex curve. From half the way on it is drawn over the logarithm of
+    the steps, over which they flatten, too: drawn at half the way, 61 of 485 recorded curves ended below it, and 20
+    below the plain line.
     """
     now = evals[-1].step
     if now < total_steps * LINE_FROM:
@@ -61,8 +61,9 @@ def straight_line_nll(evals: Sequence[EvalPoint], total_steps: int) -> float | N
             break
     if len(last) < 3:
         return None
-    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(last)]
-    return last[-1][1] + min(0.0, *slopes) * (total_steps - last[-1][0])
+    place = math.log if now >= total_steps * HALF_WAY else float
+    slopes = [(b[1] - a[1]) / (place(b[0]) - place(a[0])) for a, b in itertools.pairwise(last)]
+    return last[-1][1] + min(0.0, *slopes) * (place(total_steps) - place(now))
 
 
 @dataclass(frozen=True)
@@ -85,15 +86,13 @@ class Forecast:
     @one_blas_thread
     def hopeless(self, evals: Sequence[EvalPoint], total_steps: int) -> bool:
         """Whether the trial can't matter any more, by its evaluations."""
-        share = evals[-1].step / total_steps
         target_nll = self._dominating_nll(evals, total_steps) if self.front else self.target_nll
         if target_nll is None or not all(math.isfinite(point.nll) for point in evals):
             return False
-        above = self._standard_deviations_above(evals, total_steps, target_nll)
-        if share >= SURE_FROM and above > SURE:
-            return True
         line = straight_line_nll(evals, total_steps)
-        return above > LIKELY and line is not None and line > target_nll
+        if line is None or line <= target_nll:
+            return False
+        return self._standard_deviations_above(evals, total_steps, target_nll) > LIKELY
 
     def _standard_deviations_above(self, evals: Sequence[EvalPoint], total_steps: int, target_nll: float) -> float:
         curve = tuple((point.step / total_steps, point.nll) for point in evals)
