@@ -2,7 +2,7 @@
 
     python benchmarks/search/page.py
 
-reports/search/ holds what compare.py wrote (compare-*.json), the exported trials of the live searches (live-*.jsonl,
+reports/search/ holds what compare.py (compare-*.json) and converged.py (converged.json) wrote, the exported trials of the live searches (live-*.jsonl,
 by `carbonopt export`) and their recommendations (live-*.json, by `carbonopt recommend --json`). All numbers come from
 there; the tables that were searched are beside them in tables/.
 """
@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 
 import compare
+import converged
 
 from carbonopt.units import joules_from_kwh
 
@@ -34,6 +35,13 @@ The tables: `shakespeare-char` (144 configurations of a 4-layer character GPT, o
 two recorded with `record_table.py` on one H200 to check that what was learned from it holds elsewhere (the priors were
 then tuned on all three): `wikitext-overfit`, 150 of a 4-layer BPE GPT on so little text that 16 epochs overfit; and
 `text2sql-tune`, 200 of the same GPT, trained on text and then tuned on questions and their SQL, under two schedules."""
+
+CONVERGED = """\
+## Where `budget.until: converged` ends a search
+
+`converged.py`: the same searches, each until it ends itself, with 10 or 1,000 runs of the recommended configuration to
+come (`budget.reuses`); 20 seeds each. A search of few runs to come stops sooner and may leave a cheaper run unfound. At
+5 % below the lowest perplexity no run meets the target: what is spent until a search gives up."""
 
 LIVE = """\
 ## Live on a GPU
@@ -76,6 +84,8 @@ def main() -> None:
         INTRODUCTION,
         "\n".join(compare.summary(results)),
         f"The longest proposal of `carbon` took {longest:.2f} s, on two shared CPU cores.",
+        CONVERGED,
+        "\n".join(converged.summary(json.loads((RESULTS / "converged.json").read_text()))),
         LIVE,
         _live(),
     ]
