@@ -26,8 +26,10 @@ STYLE = {
 # A shape of its own for each group, so that grey print loses nothing.
 MARKERS: dict[str, dict[str, Any]] = {
     "stopped": {"marker": "x", "s": 14, "color": COLOURS["stopped"], "linewidths": 0.8, "zorder": 2},
+    "failed": {"marker": "+", "s": 18, "color": COLOURS["failed"], "linewidths": 0.8, "zorder": 2},
     "complete": {"marker": "o", "s": 16, "facecolors": "none", "edgecolors": COLOURS["complete"], "zorder": 3},
     "front": {"marker": "o", "s": 18, "color": COLOURS["front"], "zorder": 4},
+    "knee": {"marker": "s", "s": 36, "facecolors": "none", "edgecolors": COLOURS["knee"], "zorder": 5},
     "baseline": {"marker": "D", "s": 26, "color": COLOURS["baseline"], "edgecolors": "black", "zorder": 5},
     "recommended": {"marker": "*", "s": 80, "color": COLOURS["recommended"], "edgecolors": "black", "zorder": 6},
 }

@@ -1,25 +1,31 @@
 """The points of the Pareto figure, sorted into groups, and the unit of its axis; for the page and for paper alike."""
 
 import math
+from collections.abc import Sequence
 from sys import float_info
 from typing import Literal
 
 from carbonopt.analysis.front import is_finite
 from carbonopt.analysis.recommend import Recommendation
+from carbonopt.analysis.repeats import Repeats
 from carbonopt.record import StudyData
 from carbonopt.trial import Frozen, TrialRecord, TrialState
 from carbonopt.units import GRAMS_PER_KG
 
-Group = Literal["complete", "front", "stopped"]
+Group = Literal["complete", "front", "stopped", "failed"]
 
 LOG_FROM_RATIO = 8.0  # largest ÷ smallest; from here on a linear axis crowds the small values
 MARGIN = 0.08  # share of the axis on each side
+CROWD = 1500  # points of one group; from here on those that would lie on one another are drawn once
+CELLS = (160, 100)  # of the frame, across and up: a mark is wider than one of them on any screen
 
 # Okabe and Ito's palette, which people with any colour vision tell apart; shapes tell the same in grey.
 COLOURS = {
     "front": "#0072B2",
     "complete": "#56B4E9",
     "stopped": "#999999",
+    "failed": "#E69F00",
+    "knee": "#0072B2",
     "baseline": "#D55E00",
     "recommended": "#009E73",
     "target": "#CC79A7",
@@ -28,6 +34,8 @@ LABELS = {
     "front": "Pareto front",
     "complete": "complete",
     "stopped": "stopped (last evaluation)",
+    "failed": "failed (last evaluation)",
+    "knee": "knee of the front",
     "baseline": "baseline",
     "recommended": "recommended",
 }
@@ -40,6 +48,16 @@ class Point(Frozen):
     perplexity: float
 
 
+class Mean(Frozen):
+    """A configuration that was repeated, in the figure's unit: means and standard deviations of one run."""
+
+    trials: tuple[int, ...]
+    emissions: float
+    emissions_deviation: float
+    perplexity: float
+    perplexity_deviation: float
+
+
 class Axis(Frozen):
     """The part of an axis that the figure opens with, in the figure's unit."""
 
@@ -50,6 +68,15 @@ class Axis(Frozen):
     def holds(self, value: float) -> bool:
         return self.low <= value <= self.high
 
+    def share(self, value: float) -> float:
+        """Where a value lies, from 0 at the low end to 1 at the high end; from -1 to 2 for what lies outside."""
+        if not self.log:
+            share = (value - self.low) / (self.high - self.low)
+        else:
+            low, high = math.log10(self.low), math.log10(self.high)
+            share = (math.log10(value) - low) / (high - low) if value > 0 else -1.0
+        return min(max(share, -1.0), 2.0)
+
 
 class Scatter(Frozen):
     """All points that have both coordinates, by emissions.
@@ -58,9 +85,12 @@ class Scatter(Frozen):
     """
 
     unit: str
+    per_kg: float  # how many of the unit make a kg CO2e
     points: tuple[Point, ...]
     x: Axis
     y: Axis
+    means: tuple[Mean, ...]
+    no_perplexity: tuple[tuple[int, float], ...]  # (trial, emissions) of those that ended before an evaluation
 
     def of(self, group: Group) -> list[Point]:
         return [point for point in self.points if point.group == group]
@@ -69,47 +99,93 @@ class Scatter(Frozen):
         """The trial's point, in a list that is empty if it has none."""
         return [point for point in self.points if point.trial == number]
 
+    def drawn(self, group: Group) -> list[Point]:
+        """Those of a group that a reader can tell apart: of a crowd, one of each cell of the frame."""
+        points = self.of(group)
+        if len(points) <= CROWD:
+            return points
+        cells: dict[tuple[int, int], Point] = {}
+        for point in points:
+            across, up = self.x.share(point.emissions), self.y.share(point.perplexity)
+            cells.setdefault((math.floor(across * CELLS[0]), math.floor(up * CELLS[1])), point)
+        return list(cells.values())
+
     def outside(self) -> list[Point]:
         return [
             point for point in self.points if not (self.x.holds(point.emissions) and self.y.holds(point.perplexity))
         ]
 
 
-def scatter(data: StudyData, rec: Recommendation) -> Scatter:
+def scatter(data: StudyData, rec: Recommendation, repeated: Sequence[Repeats] = ()) -> Scatter:
     """Complete trials at their end, others where their last evaluation left them."""
     found = [(record, *point) for record in data.records if (point := _coordinates(record))]
-    factor, unit = _unit([emissions_kg for _, emissions_kg, _ in found])
+    per_kg, unit = _unit([emissions_kg for _, emissions_kg, _ in found])
+    front = frozenset(rec.pareto_front)
     points = sorted(
         (
             Point(
                 trial=record.trial,
-                group=_group(record, rec),
-                emissions=emissions_kg * factor,
+                group=_group(record, front),
+                emissions=emissions_kg * per_kg,
                 perplexity=perplexity,
             )
             for record, emissions_kg, perplexity in found
         ),
         key=lambda point: (point.emissions, point.trial),
     )
-    framed = [point for point in points if point.group != "stopped"] or points
+    placed = {point.trial for point in points}
+    framed = [point for point in points if point.group in ("complete", "front")] or points
     return Scatter(
         unit=unit,
+        per_kg=per_kg,
         points=tuple(points),
         x=_axis([point.emissions for point in framed] or [0.0]),
         y=_axis([point.perplexity for point in framed] + [rec.target_perplexity]),
+        means=tuple(_mean(one, per_kg) for one in repeated),
+        no_perplexity=tuple(
+            (record.trial, record.emissions_kg_co2e * per_kg)
+            for record in data.records
+            if record.trial not in placed
+            and record.emissions_kg_co2e is not None
+            and is_finite(record.emissions_kg_co2e)
+            and record.state is not TrialState.RUNNING
+        ),
     )
 
 
-def layers(plot: Scatter, rec: Recommendation) -> dict[str, list[Point]]:
-    """The points by the mark that they get, from the lowest layer to the highest; a trial may be in several."""
-    baseline = rec.baseline.trial if rec.baseline is not None and rec.baseline.trial != rec.trial else None
+def layers(plot: Scatter, rec: Recommendation, knee: int | None = None) -> dict[str, list[Point]]:
+    """The points by the mark that they get, from the lowest layer to the highest; a trial may be in several.
+
+    The recommended and the baseline stand at the figures that the answer gives, which may be means over seeds.
+    """
+    baseline = rec.baseline if rec.baseline is not None and rec.baseline.trial != rec.trial else None
     return {
-        "stopped": plot.of("stopped"),
-        "complete": plot.of("complete"),
+        "stopped": plot.drawn("stopped"),
+        "failed": plot.drawn("failed"),
+        "complete": plot.drawn("complete"),
         "front": plot.of("front"),
-        "baseline": plot.trial(baseline),
-        "recommended": plot.trial(rec.trial),
+        "knee": plot.trial(knee),
+        "baseline": _of_answer(plot, baseline.trial, baseline.emissions_kg_co2e, baseline.perplexity)
+        if baseline is not None
+        else [],
+        "recommended": _of_answer(plot, rec.trial, rec.emissions_kg_co2e, rec.perplexity),
     }
+
+
+def _of_answer(plot: Scatter, trial: int | None, emissions_kg: float | None, perplexity: float | None) -> list[Point]:
+    if trial is None or emissions_kg is None or perplexity is None:
+        return []
+    return [Point(trial=trial, group="complete", emissions=emissions_kg * plot.per_kg, perplexity=perplexity)]
+
+
+def _mean(one: Repeats, per_kg: float) -> Mean:
+    return Mean(
+        trials=one.trials,
+        emissions=one.emissions_kg_co2e.mean * per_kg,
+        emissions_deviation=one.emissions_kg_co2e.standard_deviation * per_kg,
+        perplexity=one.perplexity.mean,
+        perplexity_deviation=one.perplexity.standard_deviation,
+    )
 
 
 def _coordinates(record: TrialRecord) -> tuple[float, float] | None:
@@ -122,10 +198,12 @@ def _coordinates(record: TrialRecord) -> tuple[float, float] | None:
     return (record.emissions_kg_co2e, perplexity) if is_finite(record.emissions_kg_co2e + perplexity) else None
 
 
-def _group(record: TrialRecord, rec: Recommendation) -> Group:
-    if record.state is not TrialState.COMPLETE:
+def _group(record: TrialRecord, front: frozenset[int]) -> Group:
+    if record.state in (TrialState.PRUNED, TrialState.RUNNING):
         return "stopped"
-    return "front" if record.trial in rec.pareto_front else "complete"
+    if record.state is not TrialState.COMPLETE:
+        return "failed"
+    return "front" if record.trial in front else "complete"
 
 
 def _unit(emissions_kg: list[float]) -> tuple[float, str]:
