@@ -1,7 +1,8 @@
 """Figures as people read them; the units' own formats are in carbonopt.units."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from decimal import ROUND_CEILING, Decimal
 
 from carbonopt import units
 from carbonopt.analysis.repeats import Spread
@@ -100,6 +101,35 @@ def plus_minus_text(mean: float, deviation: float, scale: Scale | None = None) -
         digits = 2 if f"{deviation:.1e}".startswith("1") else 1
         decimals = min(_decimals(deviation, digits), _decimals(mean, 6))  # beyond that a deviation is the computer's
     return f"{mean:,.{decimals}f} ± {deviation:,.{decimals}f}"
+
+
+def interval_text(lowest: float, highest: float, text: Callable[[float], str]) -> str:
+    return f"{text(lowest)} to {text(highest)}"
+
+
+def memory_text(memory_gib: float | None) -> str:
+    """Three significant digits."""
+    return MISSING if memory_gib is None else f"{memory_gib:.3g}"
+
+
+def rate_text(value: float | None) -> str:
+    """One figure per another: three significant digits."""
+    return MISSING if value is None else f"{value:,.{_decimals(value, 3)}f}"
+
+
+def tick_text(value: float) -> str:
+    """A round number at an axis."""
+    return f"{value:g}"
+
+
+def number_from(lowest: float, below: float) -> str:
+    """The shortest number, of four digits or more, that is at least `lowest` and less than `below`."""
+    exact = Decimal(lowest)
+    for digits in range(4, 18):
+        rounded = exact.quantize(Decimal(1).scaleb(exact.adjusted() - digits + 1), ROUND_CEILING)
+        if lowest <= float(rounded) < below:
+            return f"{rounded.normalize():f}"
+    return repr(lowest)
 
 
 def count_text(count: int, noun: str) -> str:

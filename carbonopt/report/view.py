@@ -6,11 +6,12 @@ from carbonopt.trial import Frozen
 
 
 class Cell(Frozen):
-    """`sort` orders the column (None goes last), `share` (0 to 1) draws a bar beside the text."""
+    """`sort` orders the column (None goes last), `share` (0 to 1) draws a bar beside the text, `span` its interval."""
 
     text: str
     sort: float | str | None = None
     share: float | None = None
+    span: tuple[float, float] | None = None
     strong: bool = False
 
 
@@ -36,17 +37,40 @@ class Tile(Frozen):
     note: str
 
 
+class Part(Frozen):
+    """A section. Where the study can't say something, the sentences say why, and there are no tables."""
+
+    sentences: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+    folded: tuple[Table, ...] = ()  # the details, shown when asked for
+
+
+class TargetStep(Frozen):
+    """What is recommended over a range of targets."""
+
+    number: str  # a target in this range, as a reader would type it
+    label: str  # the range
+    text: str  # the answer
+
+
 class View(Frozen):
     """The report from top to bottom."""
 
     name: str
     headline: str
+    lead: str = ""  # the sentence after it
     met: bool
     answer: tuple[str, ...]
     tiles: tuple[Tile, ...]
     sentence: str | None  # for a paper
     figure_note: str
+    targets: tuple[TargetStep, ...] = ()  # one for each of the facts' answers
     trade_offs: Table
+    influence: Part = Part()
+    batch: Part = Part()
+    returns: Part = Part()
+    regions: Part = Part()
+    comparison: Part = Part()
     configuration: Table | None  # None: no trial to show
     constant_settings: str  # what all trials share, left out of the table of trials
     trials: Table

@@ -46,7 +46,7 @@ def headline(rec: Recommendation) -> str:
         return f"The {kind}, trial {rec.trial}, is also the cheapest that reaches the target perplexity of {target}."
     return (
         f"Trial {rec.trial} reaches the target perplexity of {target} with "
-        f"{_compared(rec.saving_fraction)} {_baseline_name(rec.baseline)}."
+        f"{compared(rec.saving_fraction)} {baseline_name(rec.baseline)}."
     )
 
 
@@ -168,8 +168,8 @@ def sentence(data: StudyData, rec: Recommendation, repeated: Sequence[Repeats]) 
     if training is not None and parts:
         parts[0] += f" {uncertainty_text(training.uncertainty / training.counter)} from the counters' resolution"
     counted = f" ({', '.join(parts)})" if parts else ""
-    compared = (
-        f", {_compared(rec.saving_fraction)} {_baseline_name(rec.baseline)}"
+    saved = (
+        f", {compared(rec.saving_fraction)} {baseline_name(rec.baseline)}"
         if rec.baseline is not None and rec.saving_fraction is not None and rec.trial != rec.baseline.trial
         else ""
     )
@@ -178,7 +178,7 @@ def sentence(data: StudyData, rec: Recommendation, repeated: Sequence[Repeats]) 
         f"with the least emissions at a perplexity of at most {perplexity_text(rec.target_perplexity)} "
         f"({params_text(rec.params)}) reached {perplexity_text(rec.perplexity)} with {energy_text(rec.energy_kwh)} of "
         f"training energy{counted}, or {emissions_text(rec.emissions_kg_co2e)} at "
-        f"{intensity_text(intensity.g_co2e_per_kwh)} g CO2e/kWh and a PUE of {data.config.carbon.pue:.3g}{compared} "
+        f"{intensity_text(intensity.g_co2e_per_kwh)} g CO2e/kWh and a PUE of {data.config.carbon.pue:.3g}{saved} "
         f"({_runs_behind(data, rec, repeated)}){_bound(rec)}; the search itself used "
         f"{energy_text(rec.study_energy_kwh)}, or {emissions_text(rec.study_emissions_kg_co2e)}."
     )
@@ -255,13 +255,13 @@ def closure(data: StudyData, spent: Footprint) -> str:
     )
 
 
-def _compared(saving_fraction: float) -> str:
+def compared(saving_fraction: float) -> str:
     if saving_fraction > 0:
         return f"{percent_text(saving_fraction)} less emissions than"
     return f"{percent_text(-saving_fraction)} more emissions than" if saving_fraction < 0 else "the same emissions as"
 
 
-def _baseline_name(baseline: Baseline) -> str:
+def baseline_name(baseline: Baseline) -> str:
     kind = "the start configuration" if baseline.is_start else "the most accurate complete trial"
     misses = "" if baseline.meets_target else ", which misses the target"
     return f"{kind} (trial {baseline.trial}{misses})"

@@ -1,0 +1,116 @@
+"""What each parameter does to emissions and perplexity, in sentences and tables, or why that can't be said."""
+
+from carbonopt.analysis.influence import Effect, Influence, NotKnown
+from carbonopt.report.quantities import (
+    Scale,
+    count_text,
+    emissions_scale,
+    interval_text,
+    percent_text,
+    perplexity_text,
+    value_text,
+)
+from carbonopt.report.view import Cell, Part, Table, columns, number, word
+
+WELL_EXPLAINED = 0.5  # cross-validated R²; below, the model says little about trials that it has not seen
+
+
+def influence(found: tuple[Influence | NotKnown, ...]) -> Part:
+    """What each parameter does to emissions and to perplexity."""
+    sentences, tables, folded = [], [], []
+    for one in found:
+        if isinstance(one, NotKnown):
+            sentences.append(
+                f"What each parameter does to {one.objective} can't be said from "
+                f"{count_text(one.trials, 'complete trial')}: it takes at least {one.needed}, "
+                "and two values or more of a parameter."
+            )
+            continue
+        sentences.append(_how_well(one))
+        tables.append(_importance(one))
+        folded.append(_effects(one))
+    if tables:
+        sentences.append(
+            "Importance is a share of the variation among this study's trials; an effect is the outcome to expect at "
+            "one value, the other parameters as they were tried. Neither is a proof of cause."
+        )
+    return Part(sentences=tuple(sentences), tables=tuple(tables), folded=tuple(folded))
+
+
+def _how_well(one: Influence) -> str:
+    about = f"{one.objective.capitalize()}: learned from {count_text(one.trials, 'complete trial')}"
+    intervals = (
+        f"intervals at {percent_text(one.level)} confidence from {count_text(one.resamples, 'bootstrap resample')}"
+    )
+    if one.explained is None:
+        return f"{about}, too few to check on trials left out; {intervals}."
+    if one.explained <= 0:
+        return f"{about}; of trials left out it explains nothing, so take it as no more than a hint; {intervals}."
+    weak = "" if one.explained >= WELL_EXPLAINED else ", which is little: take it as a hint"
+    return f"{about}; it explains {percent_text(one.explained)} of the variation of trials left out{weak}; {intervals}."
+
+
+def _importance(one: Influence) -> Table:
+    rows = tuple(
+        (
+            word(parameter.name),
+            Cell(
+                text=percent_text(parameter.importance),
+                sort=parameter.importance,
+                share=parameter.importance,
+                span=(parameter.importance_lowest, parameter.importance_highest),
+            ),
+            number(
+                interval_text(parameter.importance_lowest, parameter.importance_highest, percent_text),
+                parameter.importance_lowest,
+            ),
+        )
+        for parameter in one.parameters
+    )
+    return Table(
+        caption=f"Importance of each parameter for {one.objective}",
+        columns=columns("Parameter", "Importance", f"{percent_text(one.level)} interval"),
+        rows=rows,
+    )
+
+
+def _effects(one: Influence) -> Table:
+    scale = effect_scale(one)
+    unit = "Emissions" if scale else "Perplexity"
+    rows = tuple(
+        (
+            word(parameter.name),
+            word(value_text(effect.value)),
+            number(str(effect.trials), effect.trials),
+            number(effect_text(effect.expected, scale), effect.expected),
+            number(
+                interval_text(effect.lowest, effect.highest, lambda value: effect_text(value, scale)), effect.lowest
+            ),
+        )
+        for parameter in one.parameters
+        for effect in parameter.effects
+    )
+    return Table(
+        caption=f"Marginal effect on {one.objective}: what to expect at each value",
+        columns=columns(
+            "Parameter",
+            "Value",
+            "Trials",
+            scale.label(unit) if scale else unit,
+            f"{percent_text(one.level)} interval",
+            numeric_from=2,
+        ),
+        rows=rows,
+    )
+
+
+def effect_scale(one: Influence) -> Scale | None:
+    """The unit of emissions; perplexity has none."""
+    if one.objective == "perplexity":
+        return None
+    effects: list[Effect] = [effect for parameter in one.parameters for effect in parameter.effects]
+    return emissions_scale(effect.highest for effect in effects)
+
+
+def effect_text(value: float, scale: Scale | None) -> str:
+    return scale.text(value) if scale else perplexity_text(value)

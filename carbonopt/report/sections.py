@@ -1,0 +1,298 @@
+"""What the trials teach of batch, steps, grids and the baseline: sentences and tables, or why it can't be said."""
+
+from collections.abc import Callable
+
+from carbonopt import units
+from carbonopt.analysis.batch import AtBatch, BatchEffect, Spanned
+from carbonopt.analysis.comparison import AtEqualQuality, Comparison
+from carbonopt.analysis.recommend import Recommendation
+from carbonopt.analysis.regions import InRegion
+from carbonopt.analysis.returns import ENOUGH, Milestone, Returns
+from carbonopt.report.quantities import (
+    MISSING,
+    Scale,
+    count_text,
+    difference_text,
+    emissions_scale,
+    emissions_text,
+    energy_scale,
+    energy_text,
+    intensity_text,
+    interval_text,
+    memory_text,
+    percent_text,
+    perplexity_text,
+    rate_text,
+)
+from carbonopt.report.view import Cell, Part, Table, columns, number, word
+from carbonopt.report.words import mean_of
+
+
+def lead(rec: Recommendation) -> str:
+    """The answer's second sentence: what a run and the search emitted, and whether that pays back."""
+    search = f"the search itself emitted {emissions_text(rec.study_emissions_kg_co2e)}"
+    if not rec.met:
+        return f"{search[0].upper()}{search[1:]} ({energy_text(rec.study_energy_kwh)})."
+    run = f"A run of it emits {emissions_text(rec.emissions_kg_co2e)} and reaches perplexity "
+    run += f"{perplexity_text(rec.perplexity)}{mean_of(rec)}; {search}"
+    if rec.break_even_runs is None:
+        return f"{run}, which a run that saves nothing can't pay back."
+    return f"{run}, which {count_text(rec.break_even_runs, 'run')} in place of the baseline pay back."
+
+
+def batch(found: BatchEffect | None) -> Part:
+    """Time, memory, energy and emissions of an epoch over the batch."""
+    if found is None:
+        return Part(sentences=("Fewer than two batch sizes took steps, so what the batch does can't be said.",))
+    energy = energy_scale(one.energy_kwh.highest for one in found.batches)
+    emissions = emissions_scale(one.emissions_kg_co2e.highest for one in found.batches)
+
+    def cell(span: Spanned | None, scale: Scale | None, least: bool) -> Cell:
+        if span is None:
+            return number(MISSING, None)
+        text = scale.text if scale else units.human_duration
+        return number(spanned_text(span, text), span.lowest, strong=least)
+
+    def row(one: AtBatch) -> tuple[Cell, ...]:
+        size, memory = one.global_batch_size, one.peak_memory_gib
+        least_memory = size == found.least_memory
+        return (
+            number(str(size), size),
+            number(str(len(one.trials)), len(one.trials)),
+            cell(one.duration_s, None, size == found.least_duration),
+            number(spanned_text(memory, memory_text), memory.lowest, strong=least_memory)
+            if memory
+            else number(MISSING, None),
+            cell(one.energy_kwh, energy, size == found.least_energy),
+            cell(one.emissions_kg_co2e, emissions, size == found.least_energy),
+        )
+
+    return Part(
+        sentences=_of_the_batch(found),
+        tables=(
+            Table(
+                caption="An epoch's training by global batch size: median (lowest to highest), the minimum in bold",
+                columns=columns(
+                    "Global batch",
+                    "Trials",
+                    "Time",
+                    "Memory (GiB)",
+                    energy.label("Energy"),
+                    emissions.label("Emissions"),
+                    numeric_from=0,
+                ),
+                rows=tuple(map(row, found.batches)),
+                note="Over all trials that took steps, stopped ones too; they differ in their other settings.",
+            ),
+        ),
+    )
+
+
+def spanned_text(span: Spanned, text: Callable[[float], str]) -> str:
+    if span.lowest == span.highest:
+        return text(span.median)
+    return f"{text(span.median)} ({interval_text(span.lowest, span.highest, text)})"
+
+
+def _of_the_batch(found: BatchEffect) -> tuple[str, ...]:
+    memory = "" if found.least_memory is None else f", the least memory at {found.least_memory}"
+    least = (
+        f"An epoch takes the least energy, and so emits the least, at batch {found.least_energy}, the least time at "
+        f"{found.least_duration}{memory}."
+    )
+    small, large = found.batches[0], found.batches[-1]
+    changes = [
+        f"{what} {difference_text(after.lowest / before.lowest - 1)}"
+        for what, before, after in (
+            ("memory", small.peak_memory_gib, large.peak_memory_gib),
+            ("time", small.duration_s, large.duration_s),
+            ("energy and emissions", small.energy_kwh, large.energy_kwh),
+        )
+        if before is not None and after is not None and before.lowest
+    ]
+    if not changes:
+        return (least,)
+    return (
+        least,
+        f"From batch {small.global_batch_size} to {large.global_batch_size}, by the lowest of each: "
+        f"{', '.join(changes)}.",
+    )
+
+
+def returns(found: Returns | None) -> Part:
+    """Diminishing returns inside one run, and where to stop."""
+    if found is None:
+        return Part(
+            sentences=("No complete trial has evaluations of known energy, so where to stop a run can't be said.",)
+        )
+    scale = emissions_scale([found.points[-1].emissions_kg_co2e])
+    energy = energy_scale([found.points[-1].energy_kwh])
+    special = {found.lowest.step, found.enough.step, *([found.first_meeting.step] if found.first_meeting else [])}
+
+    def row(point: Milestone) -> tuple[Cell, ...]:
+        gained = point.gained_per_kg_co2e
+        return (
+            number(str(point.step), point.step, strong=point.step in special),
+            number(percent_text(point.share), point.share),
+            number(energy.text(point.energy_kwh), point.energy_kwh),
+            number(scale.text(point.emissions_kg_co2e), point.emissions_kg_co2e),
+            number(perplexity_text(point.perplexity), point.perplexity, strong=point.step in special),
+            number(rate_text(None if gained is None else gained / scale.per_base), gained),
+        )
+
+    return Part(
+        sentences=_where_to_stop(found),
+        folded=(
+            Table(
+                caption=f"Evaluations of trial {found.trial}: what each further step bought",
+                columns=columns(
+                    "Step",
+                    "Share of the run",
+                    energy.label("Energy"),
+                    scale.label("Emissions"),
+                    "Perplexity",
+                    f"Perplexity gained per {scale.unit}",
+                    numeric_from=0,
+                ),
+                rows=tuple(map(row, found.points)),
+            ),
+        ),
+    )
+
+
+def _where_to_stop(found: Returns) -> tuple[str, ...]:
+    def at(point: Milestone) -> str:
+        return (
+            f"step {point.step} of {found.total_steps} ({emissions_text(point.emissions_kg_co2e)}, perplexity "
+            f"{perplexity_text(point.perplexity)})"
+        )
+
+    said = [f"Trial {found.trial} had its lowest perplexity at {at(found.lowest)}."]
+    if found.enough.step == found.lowest.step:
+        said.append(f"No evaluation before was within {percent_text(ENOUGH)} of it: stopping earlier would have cost.")
+    else:
+        said.append(
+            f"It was within {percent_text(ENOUGH)} of it from {at(found.enough)} on: stopped there, the run would have "
+            f"emitted {percent_text(found.saved_fraction)} less."
+        )
+    if found.first_meeting is not None:
+        said.append(f"It first met the target at {at(found.first_meeting)}.")
+    if found.rate_decays:
+        said.append(
+            "Its learning rate falls over the run, so a run planned to be that short would end lower than this one was "
+            "there."
+        )
+    return tuple(said)
+
+
+def regions(found: tuple[InRegion, ...]) -> Part:
+    """The same joules on other grids."""
+    if not found:
+        return Part(sentences=("Nothing is recommended, so there is no run to price on other grids.",))
+    run = emissions_scale(one.run_kg_co2e for one in found)
+    study = emissions_scale(one.study_kg_co2e for one in found)
+    rows = tuple(
+        (
+            word(f"{one.place} (this study)" if one.is_studys_own else one.place, strong=one.is_studys_own),
+            number(intensity_text(one.g_co2e_per_kwh), one.g_co2e_per_kwh, strong=one.is_studys_own),
+            number(run.text(one.run_kg_co2e), one.run_kg_co2e, strong=one.is_studys_own),
+            number(study.text(one.study_kg_co2e), one.study_kg_co2e, strong=one.is_studys_own),
+            word(one.source),
+        )
+        for one in found
+    )
+    return Part(
+        sentences=(
+            "The same energy at the mean intensities of other grids. Shares, ranks and the recommendation stay as they "
+            "are: one factor applies to all.",
+        ),
+        tables=(
+            Table(
+                caption="The same joules on other grids",
+                columns=(
+                    *columns("Grid", "g CO2e/kWh", run.label("Recommended run"), study.label("Whole study")),
+                    *columns("Source"),
+                ),
+                rows=rows,
+            ),
+        ),
+    )
+
+
+def comparison(rec: Recommendation, found: Comparison | None) -> Part:
+    """The recommendation against the baseline, at equal quality too."""
+    if found is None or rec.baseline is None:
+        return Part(sentences=(_no_comparison(rec),))
+    saving = found.saving
+    if saving.lowest is None or saving.highest is None:
+        sure = "One run each: how far other runs of both would differ was not measured, so the saving has no interval."
+    else:
+        sure = (
+            f"The saving is {percent_text(saving.fraction)}, between "
+            f"{interval_text(saving.lowest, saving.highest, percent_text)} with {percent_text(saving.level)} "
+            f"confidence ({count_text(saving.seeds, 'run')} of the recommendation, {saving.baseline_seeds} of the "
+            "baseline)."
+        )
+    equal = found.equal_quality
+    return Part(
+        sentences=(sure, _equal_quality(rec, equal)),
+        tables=(_against_baseline(rec, found),),
+    )
+
+
+def _no_comparison(rec: Recommendation) -> str:
+    if rec.baseline is None:
+        return "No trial completed, so there is neither a recommendation nor a baseline to compare it with."
+    if not rec.met:
+        return "Nothing is recommended, so there is nothing to compare with the baseline."
+    if rec.trial == rec.baseline.trial:
+        return f"The recommendation is its own baseline (trial {rec.trial}: {rec.baseline.why}): it saves nothing."
+    return f"The baseline (trial {rec.baseline.trial}) has no emissions to compare with."
+
+
+def _equal_quality(rec: Recommendation, equal: AtEqualQuality | None) -> str:
+    assert rec.baseline is not None
+    if equal is None and not rec.baseline.meets_target:
+        return "At equal quality there is no figure: the baseline never met the target."
+    if equal is None:
+        return "At equal quality there is no figure: the baseline's energy by step is not known."
+    return (
+        f"At equal quality: the baseline's first evaluation at or below the target was at step {equal.baseline_step}. "
+        f"Stopped as soon as it met the target, it would have emitted between "
+        f"{emissions_text(equal.baseline_emissions_before_kg_co2e)} (its evaluation before) and "
+        f"{emissions_text(equal.baseline_emissions_kg_co2e)}; against that the recommendation saves at most "
+        f"{percent_text(equal.saving_fraction)} and at least {percent_text(equal.saving_fraction_before)}."
+    )
+
+
+def _against_baseline(rec: Recommendation, found: Comparison) -> Table:
+    base, equal = rec.baseline, found.equal_quality
+    assert base is not None
+    parts: list[tuple[str, float | None, float | None, float | None]] = [
+        (f"recommended (trial {rec.trial})", rec.perplexity, rec.emissions_kg_co2e, None),
+        (f"baseline (trial {base.trial})", base.perplexity, base.emissions_kg_co2e, found.saving.fraction),
+    ]
+    if equal is not None:
+        parts += [
+            ("baseline, up to where it met the target", None, equal.baseline_emissions_kg_co2e, equal.saving_fraction),
+            (
+                "baseline, up to the evaluation before",
+                None,
+                equal.baseline_emissions_before_kg_co2e,
+                equal.saving_fraction_before,
+            ),
+        ]
+    scale = emissions_scale(emissions_kg for _, _, emissions_kg, _ in parts)
+    return Table(
+        caption="The recommendation against the baseline",
+        columns=columns("Run", "Perplexity", scale.label("Emissions"), "The recommendation saves"),
+        rows=tuple(
+            (
+                word(what),
+                number(perplexity_text(perplexity), perplexity),
+                number(scale.text(emissions_kg), emissions_kg),
+                number(percent_text(saved), saved),
+            )
+            for what, perplexity, emissions_kg, saved in parts
+        ),
+    )

@@ -1,0 +1,62 @@
+"""The answer for every target, as texts: what a reader moves a slider over."""
+
+import math
+from collections.abc import Sequence
+
+from carbonopt.analysis.by_target import Answer
+from carbonopt.record import StudyData
+from carbonopt.report.quantities import (
+    count_text,
+    emissions_text,
+    energy_text,
+    number_from,
+    params_text,
+    perplexity_text,
+)
+from carbonopt.report.view import TargetStep
+from carbonopt.report.words import compared
+from carbonopt.trial import TrialParams
+
+
+def target_steps(data: StudyData, answers: Sequence[Answer]) -> tuple[TargetStep, ...]:
+    """One for each answer, in their order."""
+    params = {record.trial: record.params for record in data.records}
+    steps = []
+    for index, answer in enumerate(answers):
+        begin = answer.from_perplexity
+        end = _end(answers, index)
+        if answer.study_target_only:
+            number, label = repr(begin), f"the study's own target, {perplexity_text(begin)}, alone"
+        else:
+            number = number_from(begin, end)
+            label = f"targets from {number}" + (
+                f" to below {_next_number(answers, index)}" if end < math.inf else " on"
+            )
+        steps.append(TargetStep(number=number, label=label, text=_answer(answer, params)))
+    return tuple(steps)
+
+
+def _end(answers: Sequence[Answer], index: int) -> float:
+    """Where the answer is first not the answer any more."""
+    return next((one.from_perplexity for one in answers[index + 1 :] if not one.study_target_only), math.inf)
+
+
+def _next_number(answers: Sequence[Answer], index: int) -> str:
+    following = next(at for at in range(index + 1, len(answers)) if not answers[at].study_target_only)
+    return number_from(answers[following].from_perplexity, _end(answers, following))
+
+
+def _answer(answer: Answer, params: dict[int, TrialParams]) -> str:
+    if answer.trial is None:
+        return "No trial meets such a target."
+    found = [
+        f"Trial {answer.trial} ({params_text(params[answer.trial])}): perplexity {perplexity_text(answer.perplexity)}, "
+        f"{emissions_text(answer.emissions_kg_co2e)} a run ({energy_text(answer.energy_kwh)} in training)."
+    ]
+    if answer.trial == answer.baseline_trial:
+        found.append("It is its own baseline.")
+    elif answer.baseline_trial is not None and answer.saving_fraction is not None:
+        found.append(f"{compared(answer.saving_fraction).capitalize()} the baseline (trial {answer.baseline_trial}).")
+    if answer.break_even_runs is not None:
+        found.append(f"The study pays back after {count_text(answer.break_even_runs, 'run')}.")
+    return " ".join(found)
