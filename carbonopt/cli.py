@@ -1,8 +1,6 @@
 """The command line: the only room that prints. Contracts: arguments, exit codes and output formats of the README."""
 
-import csv
 import errno
-import io
 import json
 import os
 import signal
@@ -104,9 +102,11 @@ def report(
     storage: StorageUrl = None,
 ) -> None:
     """Write the report again from the storage."""
+    from carbonopt.paths import REPORT_JSON
+
     paths, data = _read(study_dir, storage)
     folder = out if out is not None else paths.report
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / "report.json").exists():
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / REPORT_JSON).exists():
         raise BadInput(f"--out {folder} holds other files and no report; give a new folder.")
     print(_write_report(data, paths, folder))
 
@@ -145,7 +145,9 @@ def export(
     if form is ExportFormat.JSONL:
         sys.stdout.writelines(json.dumps(record, allow_nan=False) + "\n" for record in records)
     else:
-        sys.stdout.write(_csv(records))
+        from carbonopt.report.data import csv_text
+
+        sys.stdout.write(csv_text(records))
 
 
 @app.command()
@@ -333,24 +335,3 @@ def _print_recommendation(data: "StudyData", target: float | None = None) -> boo
     if recommendation.met and "gpu" not in data.provenance.known and (modelled := modelled_components(data)):
         print(f"  modelled, not measured: the energy of {modelled}; other work on the machine raises it")
     return recommendation.met
-
-
-def _csv(records: list[dict]) -> str:
-    """Records as CSV: nested fields by dotted names, lists as JSON text."""
-    rows = [_flat(record) for record in records]
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def _flat(record: dict, prefix: str = "") -> dict:
-    flat: dict[str, Any] = {}
-    for key, value in record.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = json.dumps(value) if isinstance(value, list) else value
-    return flat

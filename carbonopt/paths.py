@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+REPORT_JSON = Path("data") / "report.json"  # in a report's folder: what tells it from any other
+
 
 @dataclass(frozen=True)
 class StudyPaths:

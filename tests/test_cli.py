@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -179,7 +180,12 @@ def test_an_output_that_is_full_lacks_signs_or_is_closed(finished: Path) -> None
 
 
 def _probes(doctor: int) -> list[psutil.Process]:
-    return [child for child in psutil.Process(doctor).children() if "carbonopt.train.probe" in child.cmdline()]
+    found = []
+    for child in psutil.Process(doctor).children():
+        with suppress(psutil.NoSuchProcess):  # nvidia-smi and the like come and go
+            if "carbonopt.train.probe" in child.cmdline():
+                found.append(child)
+    return found
 
 
 def test_ctrl_c_outside_a_study_ends_at_once_with_all_processes(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ class Page(HTMLParser):
 def test_odd_studies_render(data, tmp_path):
     index = write_report(data, tmp_path)
     page = Page(index.read_text(encoding="utf-8"))
-    headline = json.loads((tmp_path / "report.json").read_text())["shown"]["headline"]
+    headline = json.loads((tmp_path / "data/report.json").read_text())["shown"]["headline"]
     assert headline in page.text.replace("\N{NO-BREAK SPACE}", " ")
     for word in ("nan", "inf", "None"):
         assert not re.search(rf"(?<![\w.]){re.escape(word)}(?!\w)", (tmp_path / "report.md").read_text()), word
@@ -171,7 +171,7 @@ def test_escape_of_each_special_character():
 @pytest.mark.parametrize("kind", ["replay", "read twice", "repeated"])
 def test_every_number_of_the_markdown_is_in_the_json(kind, tmp_path):
     write_report(ODD_STUDIES[kind], tmp_path)
-    shown = json.dumps(json.loads((tmp_path / "report.json").read_text())["shown"], ensure_ascii=False)
+    shown = json.dumps(json.loads((tmp_path / "data/report.json").read_text())["shown"], ensure_ascii=False)
     number = re.compile(r"\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
     markdown = set(number.findall((tmp_path / "report.md").read_text()))
     assert len(markdown) > 30
@@ -180,7 +180,7 @@ def test_every_number_of_the_markdown_is_in_the_json(kind, tmp_path):
 
 def test_figures_of_the_answer(tmp_path):
     write_report(study(trial(0), trial(1, 2e-3, 4.0), pruned(2)), tmp_path)
-    values = json.loads((tmp_path / "report.json").read_text())
+    values = json.loads((tmp_path / "data/report.json").read_text())
     assert values["recommendation"]["trial"] == 0
     assert values["recommendation"]["saving_fraction"] == pytest.approx(0.5)
     tiles = {tile["label"]: tile["text"] for tile in values["shown"]["tiles"]}
@@ -193,14 +193,14 @@ def test_figures_of_the_answer(tmp_path):
 
 def test_limits_name_what_applies(tmp_path):
     write_report(ODD_STUDIES["replay"], tmp_path)
-    limits = " ".join(json.loads((tmp_path / "report.json").read_text())["shown"]["limits"])
+    limits = " ".join(json.loads((tmp_path / "data/report.json").read_text())["shown"]["limits"])
     for phrase in ("replay", "Few trials: 2", "has not ended", "with one seed"):
         assert phrase in limits
     assert "Modelled" not in limits and "set-up" not in limits
     assert "emits the least of 2 that reached the target, and ran once" in limits
     assert "/somewhere" not in (tmp_path / "report.md").read_text()
     write_report(study(trial(0, perplexity=5.99), trial(1, 2e-3, 4.0)), tmp_path)
-    limits = " ".join(json.loads((tmp_path / "report.json").read_text())["shown"]["limits"])
+    limits = " ".join(json.loads((tmp_path / "data/report.json").read_text())["shown"]["limits"])
     assert "the energy of CPU" in limits and "0.167 % below the target" in limits and "replay" not in limits
     assert "As a rule of thumb another seed may miss it" in limits and "set-up, 1 to 3 s" in limits
 

@@ -24,7 +24,7 @@ from carbonopt.units import kwh_from_joules
 
 def shown_of(data: StudyData, folder: Path) -> dict[str, Any]:
     write_report(data, folder)
-    return json.loads((folder / "report.json").read_text())["shown"]
+    return json.loads((folder / "data/report.json").read_text())["shown"]
 
 
 def rows_of(table: dict[str, Any]) -> list[dict[str, str]]:

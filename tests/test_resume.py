@@ -112,7 +112,7 @@ def test_killed_terminated_and_finished(slow_study: dict, write_study, tmp_path:
         assert energy.train_cpu + energy.train_ram == pytest.approx(energy.train, rel=1e-9)
     assert footprint(data).closure == pytest.approx(1.0, abs=0.01)
     assert not list(folder.rglob("*.part"))
-    report = json.loads((folder / "report" / "report.json").read_text())
+    report = json.loads((folder / "report" / "data" / "report.json").read_text())
     assert report
 
 

@@ -10,9 +10,10 @@ from carbonopt.analysis.footprint import Footprint, footprint
 from carbonopt.analysis.recommend import Recommendation, recommend
 from carbonopt.analysis.repeats import Repeats, repeats
 from carbonopt.analysis.repricing import Repricing, repricing
-from carbonopt.paths import write_bytes, write_json, write_text
+from carbonopt.paths import REPORT_JSON, write_bytes, write_json, write_text
 from carbonopt.record import StudyData
 from carbonopt.report import energy, figure, limits, markdown, page, tables, winner, words
+from carbonopt.report.data import data_files
 from carbonopt.report.points import Scatter, scatter
 from carbonopt.report.provenance import provenance
 from carbonopt.report.quantities import count_text
@@ -45,7 +46,9 @@ def write_report(data: StudyData, folder: Path, *, winner_files: dict[str, str] 
     png = figure.render(plot, rec, "png")
     write_bytes(folder / "pareto.png", png)
     write_bytes(folder / "pareto.pdf", figure.render(plot, rec, "pdf"))
-    write_json(folder / "report.json", _as_json(found, view))
+    write_json(folder / REPORT_JSON, _as_json(found, view))
+    for name, content in data_files(data.records).items():
+        write_bytes(folder / REPORT_JSON.parent / name, content)
     write_text(folder / "report.md", markdown.render(view))
     beside = folder / WINNER_FOLDER
     _write_winner(beside, winner.winner_files(data, rec, beside, winner_files))
