@@ -17,7 +17,7 @@ from scipy.special import stdtrit  # the quantiles of Student's t, without the s
 
 from carbonopt.analysis.front import objectives
 from carbonopt.record import StudyData
-from carbonopt.trial import Frozen, TrialRecord, TrialState
+from carbonopt.trial import Frozen, TrialRecord, TrialState, perplexity
 
 LEVEL = 0.95
 
@@ -72,12 +72,12 @@ class Configuration:
         known = [run.energy_kwh.train for run in self.runs if run.energy_kwh is not None]
         return statistics.fmean(known) if len(known) == self.n else None
 
-    @property
+    @cached_property
     def rank(self) -> tuple[float, float, int]:
         """By the search's trial alone: least emissions, then least perplexity, then the earliest."""
         return Configuration(runs=(self.first,)).mean_rank
 
-    @property
+    @cached_property
     def mean_rank(self) -> tuple[float, float, int]:
         """The same by the means."""
         return (self.emissions_kg_co2e, self.perplexity, self.first.trial)
@@ -119,7 +119,8 @@ class Confidence(Frozen):
     trials: tuple[int, ...]  # their numbers
     perplexity_mean: float  # geometric
     perplexity_deviation: float | None  # standard deviation of one run: pooled or its own; None: it ran once
-    perplexity_bound: float | None  # at that level, the mean over all seeds is below; None: it ran once
+    # At that level, the mean over all seeds is below; None: it ran once, or its runs differ beyond all bounds.
+    perplexity_bound: float | None
     emissions_deviation_kg_co2e: float | None  # pooled
     holds: bool  # the bound is not above the target
 
@@ -130,7 +131,6 @@ class Evidence:
     def __init__(self, found: Iterable[Configuration], target_perplexity: float, seeds: int) -> None:
         """`seeds`: with how many a configuration is to be run before it is judged."""
         self.configurations = tuple(found)
-        self._log_target = math.log(target_perplexity)
         self._target_perplexity = target_perplexity
         self._seeds = seeds
         self.log_perplexity = pooled(one.log_perplexities for one in self.configurations)
@@ -146,30 +146,35 @@ class Evidence:
         return any(one.n > 1 or one.lost for one in self.configurations)
 
     def standing(self, one: Configuration) -> Standing:
-        if one.lost or one.perplexity > self._target_perplexity:
-            return Standing.MISSES
-        if self._holds(one):
-            return Standing.HOLDS
-        return Standing.OPEN if one.n == 1 or one.n < self._seeds else Standing.DOUBTFUL
+        reached = [standing for lowest, standing in self.standings(one) if lowest <= self._target_perplexity]
+        return reached[-1] if reached else Standing.MISSES
+
+    def standings(self, one: Configuration) -> tuple[tuple[float, Standing], ...]:
+        """From which target perplexity on it has which standing; below the first it misses. Whatever this evidence's
+        own target is."""
+        if one.lost:
+            return ()
+        before = Standing.OPEN if one.n == 1 or one.n < self._seeds else Standing.DOUBTFUL
+        bound = self._bound(one)
+        return ((one.perplexity, before),) if bound is None else ((one.perplexity, before), (bound, Standing.HOLDS))
 
     def confidence(self, one: Configuration) -> Confidence:
         noise = self._noise(one)
-        bound = self._log_bound(one)
         return Confidence(
             level=LEVEL,
             seeds=one.n,
             trials=tuple(run.trial for run in one.runs),
             perplexity_mean=one.perplexity,
             perplexity_deviation=None if noise is None else one.perplexity * noise.deviation,
-            perplexity_bound=None if bound is None else math.exp(bound),
+            perplexity_bound=self._bound(one),
             emissions_deviation_kg_co2e=self.emissions.deviation if self.emissions else None,
-            holds=self._holds(one),
+            holds=self.standing(one) is Standing.HOLDS,
         )
 
     def ties(self, winner: Configuration) -> tuple[int, ...]:
         """Trials whose configurations hold, too, and whose mean emissions differ from the winner's by no more than the
         error."""
-        if self.emissions is None or not self._holds(winner):
+        if self.emissions is None or self.standing(winner) is not Standing.HOLDS:
             return ()
         return tuple(
             one.first.trial
@@ -179,18 +184,17 @@ class Evidence:
             and abs(one.emissions_kg_co2e - winner.emissions_kg_co2e) <= self.emissions.margin(one.n, winner.n)
         )
 
-    def _log_bound(self, one: Configuration) -> float | None:
+    def _bound(self, one: Configuration) -> float | None:
         noise = self._noise(one)
-        return None if noise is None else statistics.fmean(one.log_perplexities) + noise.margin(one.n)
+        if noise is None:
+            return None
+        bound = perplexity(statistics.fmean(one.log_perplexities) + noise.margin(one.n), 1)
+        return bound if math.isfinite(bound) else None
 
     def _noise(self, one: Configuration) -> Pooled | None:
         if one.n == 1 or self.log_perplexity is None:
             return None
         return self.log_perplexity.at_least(one.log_perplexities)
-
-    def _holds(self, one: Configuration) -> bool:
-        bound = self._log_bound(one)
-        return bound is not None and not one.lost and bound <= self._log_target
 
 
 def configurations(records: Iterable[TrialRecord]) -> tuple[Configuration, ...]:

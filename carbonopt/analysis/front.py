@@ -31,3 +31,31 @@ def pareto_front(records: Iterable[TrialRecord]) -> tuple[int, ...]:
             front.append(trial)
             best = (emissions_kg, perplexity)
     return tuple(front)
+
+
+def knee(records: Iterable[TrialRecord]) -> int | None:
+    """Number of the trial at the front's knee: beyond it, either objective improves only at a high price in the other.
+
+    It is the front's point that lies farthest from the chord between its two ends, on the side of lower emissions and
+    perplexity (Das, On characterizing the "knee" of the Pareto curve, Structural Optimization 18, 1999; among other
+    measures in Branke et al., Finding knees in multi-objective optimization, PPSN VIII, 2004). Both axes are logarithms
+    that go from 0 to 1 between the ends: equal shares are equal distances. Of several the one with least emissions,
+    then the earliest.
+
+    None: the front has fewer than three different points, none of them lies on that side, or one has no logarithm.
+    """
+    by_trial = {record.trial: record for record in records}
+    front = [(*point, trial) for trial in pareto_front(by_trial.values()) if (point := objectives(by_trial[trial]))]
+    if not front or min(min(point[:2]) for point in front) <= 0:
+        return None
+    logs = [(math.log(emissions_kg), math.log(perplexity), trial) for emissions_kg, perplexity, trial in front]
+    (cheapest, worst, _), (dearest, best, _) = logs[0], logs[-1]
+    if not (cheapest < dearest and best < worst):
+        return None  # all points are the same
+
+    def inside(point: tuple[float, float, int]) -> float:
+        """Its distance from the chord, in units that all points share; positive on the side of lower values."""
+        return 1 - (point[0] - cheapest) / (dearest - cheapest) - (point[1] - best) / (worst - best)
+
+    farthest = max(logs[1:-1], key=inside, default=None)  # of several the first
+    return farthest[2] if farthest and inside(farthest) > 1e-9 else None  # rounding errors are no knee

@@ -1,7 +1,8 @@
 """The study's answer: the cheapest configuration that reaches the target, and what it is compared with."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from carbonopt.analysis.confidence import Confidence, Configuration, Evidence, Standing
@@ -111,7 +112,7 @@ def recommend(data: StudyData, target_perplexity: float | None = None) -> Recomm
     """The configuration with the least emissions among those at or below the target.
 
     Ties go to the lower perplexity, then to the lower trial number. Without `target_perplexity` the study's own target
-    counts; another one needs no new trial. Where configurations were repeated with other seeds, see `_winner`.
+    counts; another one needs no new trial. Where configurations were repeated with other seeds, see `Best`.
 
     Raises:
         BadInput: if `target_perplexity` is not a positive, finite number.
@@ -120,8 +121,11 @@ def recommend(data: StudyData, target_perplexity: float | None = None) -> Recomm
     if not (math.isfinite(target) and target > 0):
         raise BadInput(f"the target perplexity must be a positive number, but got {target:g}.")
     evidence = Evidence.of(data, target)
-    winner = _winner(evidence, confirmed_for_it=target == data.config.target.perplexity)
-    baseline = _baseline(data, evidence.configurations, target)
+    best = Best()
+    for one in evidence.configurations:
+        best.take(one, evidence.standing(one))
+    winner = best.answer(confirmed_for_it=target == data.config.target.perplexity)
+    baseline = find_baseline(data, evidence.configurations, target)
     spent = footprint(data)
     closest = None if winner else _closest(data.records, evidence.configurations)
     return Recommendation(
@@ -132,40 +136,62 @@ def recommend(data: StudyData, target_perplexity: float | None = None) -> Recomm
         emissions_kg_co2e=winner.emissions_kg_co2e if winner else None,
         energy_kwh=winner.energy_kwh if winner else None,
         baseline=baseline,
-        saving_fraction=_saving_fraction(winner, baseline),
+        saving_fraction=saving_fraction(winner, baseline),
         closest=closest,
         shortfall=shortfall(data, closest.trial, closest.perplexity, target) if closest else None,
         pareto_front=pareto_front(record for record in data.records if record.repeat_of is None),
         trials_by_state={state: sum(record.state is state for record in data.records) for state in TrialState},
         study_energy_kwh=spent.energy_kwh,
         study_emissions_kg_co2e=spent.emissions_kg_co2e,
-        break_even_runs=_break_even_runs(spent.emissions_kg_co2e, winner, baseline),
+        break_even_runs=break_even_runs(spent.emissions_kg_co2e, winner, baseline),
         confidence=evidence.confidence(winner) if winner and evidence.has_repeats else None,
         ties=evidence.ties(winner) if winner else (),
     )
 
 
-def _winner(evidence: Evidence, *, confirmed_for_it: bool) -> Configuration | None:
-    """The cheapest configuration that holds the target, by its means; else the cheapest that may, by its first run;
-    else the cheapest of which the repeats leave it in doubt.
+_BY_MEANS, _BY_FIRST_RUN = attrgetter("mean_rank"), attrgetter("rank")
 
-    For a target that the repeats were not made for, one that holds is no better than a cheaper one that ran once.
+
+class Best:
+    """Of configurations whose standing against a target is known, those that may be its answer.
+
+    The answer is the cheapest configuration that holds the target, by its means; else the cheapest that may, by its
+    first run; else the cheapest of which the repeats leave it in doubt. For a target that the repeats were not made
+    for, one that holds is no better than a cheaper one that ran once.
     """
-    by_standing: dict[Standing, list[Configuration]] = {standing: [] for standing in Standing}
-    for one in evidence.configurations:
-        by_standing[evidence.standing(one)].append(one)
-    holds, may_hold = by_standing[Standing.HOLDS], by_standing[Standing.OPEN]
-    cheapest = min(holds + may_hold, key=lambda one: one.rank, default=None)
-    if holds and (confirmed_for_it or cheapest in holds):
-        return min(holds, key=lambda one: one.mean_rank)
-    return cheapest or min(by_standing[Standing.DOUBTFUL], key=lambda one: one.mean_rank, default=None)
+
+    def __init__(self) -> None:
+        self._holding: Configuration | None = None  # the cheapest that holds, by its means
+        self._holding_by_first: Configuration | None = None  # likewise, by its first run
+        self._may_hold: Configuration | None = None  # the cheapest that holds or may, by its first run
+        self._doubtful: Configuration | None = None
+
+    def take(self, one: Configuration, standing: Standing) -> None:
+        """As targets rise, a configuration may come again with the next of its standings: what was once among those
+        that may hold stays there, and what is in doubt doesn't count any more once another one holds."""
+        if standing is Standing.HOLDS:
+            self._holding = _cheaper(self._holding, one, _BY_MEANS)
+            self._holding_by_first = _cheaper(self._holding_by_first, one, _BY_FIRST_RUN)
+        if standing in (Standing.HOLDS, Standing.OPEN):
+            self._may_hold = _cheaper(self._may_hold, one, _BY_FIRST_RUN)
+        if standing is Standing.DOUBTFUL:
+            self._doubtful = _cheaper(self._doubtful, one, _BY_MEANS)
+
+    def answer(self, *, confirmed_for_it: bool) -> Configuration | None:
+        if self._holding and (confirmed_for_it or self._may_hold is self._holding_by_first):
+            return self._holding
+        return self._may_hold or self._doubtful
+
+
+def _cheaper(best: Configuration | None, one: Configuration, rank: Callable[[Configuration], Any]) -> Configuration:
+    return one if best is None or rank(one) < rank(best) else best
 
 
 def _most_accurate(found: Iterable[Configuration]) -> Configuration:
     return min(found, key=lambda one: (one.perplexity, one.emissions_kg_co2e, one.first.trial))
 
 
-def _baseline(data: StudyData, found: Sequence[Configuration], target: float) -> Baseline | None:
+def find_baseline(data: StudyData, found: Sequence[Configuration], target: float) -> Baseline | None:
     """The start configuration (always trial 0) if it completed, else the most accurate trial."""
     if not found:
         return None
@@ -187,13 +213,13 @@ def _baseline(data: StudyData, found: Sequence[Configuration], target: float) ->
     )
 
 
-def _saving_fraction(winner: Configuration | None, baseline: Baseline | None) -> float | None:
+def saving_fraction(winner: Configuration | None, baseline: Baseline | None) -> float | None:
     if winner is None or baseline is None or not baseline.emissions_kg_co2e:
         return None  # without a winner there is nothing to compare, and no share of zero
     return 1 - winner.emissions_kg_co2e / baseline.emissions_kg_co2e
 
 
-def _break_even_runs(study_emissions_kg: float, winner: Configuration | None, baseline: Baseline | None) -> int | None:
+def break_even_runs(study_emissions_kg: float, winner: Configuration | None, baseline: Baseline | None) -> int | None:
     if winner is None or baseline is None:
         return None
     saved_kg = baseline.emissions_kg_co2e - winner.emissions_kg_co2e
