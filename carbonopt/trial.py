@@ -103,6 +103,18 @@ class TrialParams(Frozen):
         return cls(**{key: value for key, value in record.items() if key != "gradient_accumulation_steps"})
 
 
+DEFAULT_LR_SCHEDULER = "linear"  # of Hugging Face's training arguments
+
+
+def rate_decays(lr_scheduler: str, warmup: float) -> bool:
+    """Whether the learning rate falls along the run, however long that is, as transformers.SchedulerType has it.
+
+    Only where it does not is a shorter run the beginning of a longer one. Without a warm-up, inverse_sqrt falls over
+    10,000 steps, whatever the run.
+    """
+    return lr_scheduler not in ("constant", "constant_with_warmup") and (lr_scheduler != "inverse_sqrt" or warmup > 0)
+
+
 class Prepared(Frozen):
     """What reading and tokenizing the data set once, before the first trial, found out (`prepared.json`)."""
 

@@ -48,8 +48,25 @@ def reference_intensity(carbon: Carbon) -> Intensity:
     rate = figure.g_co2e_per_kwh
     if not rate > 0:
         raise BadInput(f"carbon: the bundled data says {rate:g} g CO2e per kWh for {place}; {_GIVE_IT} instead.")
-    source = f"{figure.what}, from CodeCarbon {version('codecarbon')}"
-    return Intensity(g_co2e_per_kwh=rate, source=source, place=place, year=figure.year)
+    return _intensity(place, figure, version("codecarbon"))
+
+
+def countries() -> tuple[Intensity, ...]:
+    """Of every country whose mix the bundled data has, as `reference_intensity` has it for that country alone."""
+    release = version("codecarbon")
+    every = (_mix(row) for row in _data("global_energy_mix.json").values())
+    return tuple(_intensity(place, figure, release) for place, figure in every if figure.g_co2e_per_kwh > 0)
+
+
+def _intensity(place: str, figure: _Figure, release: str) -> Intensity:
+    source = f"{figure.what}, from CodeCarbon {release}"
+    return Intensity(g_co2e_per_kwh=figure.g_co2e_per_kwh, source=source, place=place, year=figure.year)
+
+
+def _mix(row: dict[str, Any]) -> tuple[str, _Figure]:
+    """A country's name and figure."""
+    what = f"the country's electricity mix of {row['year']}"
+    return row["country_name"], _Figure(row["carbon_intensity"], what, row["year"])
 
 
 def _bundled(carbon: Carbon) -> tuple[str, _Figure]:
@@ -58,14 +75,12 @@ def _bundled(carbon: Carbon) -> tuple[str, _Figure]:
         return _cloud(carbon.cloud_provider, carbon.cloud_region)
     if carbon.country is None:
         raise BadInput(f"carbon must have a country or a cloud region, but has neither; give one, or {_GIVE_IT}.")
-    countries = _data("global_energy_mix.json")
-    if carbon.country not in countries:
-        raise BadInput(f"carbon.country: no data for {carbon.country}; {_nearest_countries(carbon.country, countries)}")
+    mixes = _data("global_energy_mix.json")
+    if carbon.country not in mixes:
+        raise BadInput(f"carbon.country: no data for {carbon.country}; {_nearest_countries(carbon.country, mixes)}")
     if carbon.region is not None:
         return _region_name(carbon.country, carbon.region), _regional(carbon.country, carbon.region)
-    mix = countries[carbon.country]
-    what = f"the country's electricity mix of {mix['year']}"
-    return mix["country_name"], _Figure(mix["carbon_intensity"], what, mix["year"])
+    return _mix(mixes[carbon.country])
 
 
 def _cloud(provider: str, region: str) -> tuple[str, _Figure]:
@@ -143,11 +158,11 @@ def _fossil_g_per_kwh(mix: dict[str, float]) -> float:
     return GRAMS_PER_KG * sum(mix[fuel] / mix["total"] * kg for fuel, kg in _KG_PER_KWH_BY_FUEL.items())
 
 
-def _nearest_countries(code: str, countries: dict[str, Any]) -> str:
+def _nearest_countries(code: str, mixes: dict[str, Any]) -> str:
     # Two of three letters in common at the same places: what a mistyped code looks like.
     near = [
         f"{known} ({row['country_name']})"
-        for known, row in countries.items()
+        for known, row in mixes.items()
         if sum(a == b for a, b in zip(known, code, strict=True)) >= 2
     ]
     known = f"near to it: {', '.join(near)}" if near else "it must be a three-letter code of ISO 3166-1, such as USA"

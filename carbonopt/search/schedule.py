@@ -10,10 +10,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from carbonopt.trial import TrialParams
+from carbonopt.trial import DEFAULT_LR_SCHEDULER, TrialParams, rate_decays
 
 _POINTS = 512
-_CONSTANT = ("constant", "constant_with_warmup")
 
 
 def progress(params: TrialParams, fraction: float) -> tuple[float, float]:
@@ -23,7 +22,7 @@ def progress(params: TrialParams, fraction: float) -> tuple[float, float]:
         Steps at the peak rate that amount to the same, as a share of all steps; and the rate now, as a share of the
         peak.
     """
-    areas, shares = _curves(params.lr_scheduler or "linear", params.warmup_ratio or 0.0)
+    areas, shares = _curves(params.lr_scheduler or DEFAULT_LR_SCHEDULER, params.warmup_ratio or 0.0)
     place = min(max(fraction, 0.0), 1.0) * _POINTS
     before = min(int(place), _POINTS - 1)
     rest = place - before
@@ -40,16 +39,14 @@ def _curves(scheduler: str, warmup: float) -> tuple[np.ndarray, np.ndarray]:
     done = np.linspace(0.0, 1.0, _POINTS + 1)
     rest = np.clip((done - warmup) / max(1e-9, 1.0 - warmup), 0.0, 1.0)  # of the part after the warm-up
     match scheduler:
-        case name if name in _CONSTANT:
+        case name if not rate_decays(name, warmup):
             share = np.ones_like(done)
         case "cosine":
             share = (1 + np.cos(np.pi * rest)) / 2
         case "cosine_with_min_lr":  # its floor stands in the training arguments; a tenth is what most take
             share = 0.1 + 0.9 * (1 + np.cos(np.pi * rest)) / 2
-        case "inverse_sqrt" if warmup > 0:
+        case "inverse_sqrt":
             share = np.sqrt(warmup / np.maximum(done, warmup))
-        case "inverse_sqrt":  # without a warm-up it falls over 10,000 steps: hardly
-            share = np.ones_like(done)
         case "warmup_stable_decay":  # so do its decay's steps; a tenth of all, too, along a cosine
             share = (1 + np.cos(np.pi * np.clip((done - 0.9) / 0.1, 0.0, 1.0))) / 2
         case _:  # linear, and polynomial of power 1

@@ -1,0 +1,41 @@
+"""The same joules elsewhere: what the recommended run and the whole study would have emitted on other grids."""
+
+from collections.abc import Iterable
+
+from carbonopt.analysis.recommend import Recommendation
+from carbonopt.record import Intensity, StudyData
+from carbonopt.trial import Frozen
+
+
+class InRegion(Frozen):
+    place: str  # of the study's own, where no place is known, what its source says
+    g_co2e_per_kwh: float
+    source: str  # with its year, as the study's own intensity has it
+    run_kg_co2e: float  # the recommended run's training window, the study's PUE in
+    study_kg_co2e: float  # the whole study
+    is_studys_own: bool  # the study's own reference intensity
+
+
+def regions(data: StudyData, rec: Recommendation, intensities: Iterable[Intensity]) -> tuple[InRegion, ...]:
+    """Prices the recommended run and the study at each of these intensities and at the study's own.
+
+    Emissions are in proportion to the intensity, so that ranks and shares stay. By intensity, then by place; the
+    study's own is there once, even where it is among those given. Empty: nothing is recommended.
+    """
+    if rec.emissions_kg_co2e is None:
+        return ()
+    own = data.provenance.intensity
+    return tuple(
+        InRegion(
+            place=one.place or one.source,
+            g_co2e_per_kwh=one.g_co2e_per_kwh,
+            source=one.source,
+            run_kg_co2e=rec.emissions_kg_co2e * (one.g_co2e_per_kwh / own.g_co2e_per_kwh),
+            study_kg_co2e=rec.study_emissions_kg_co2e * (one.g_co2e_per_kwh / own.g_co2e_per_kwh),
+            is_studys_own=one is own,
+        )
+        for one in sorted(
+            (own, *(other for other in intensities if other != own)),
+            key=lambda one: (one.g_co2e_per_kwh, one.place or ""),
+        )
+    )

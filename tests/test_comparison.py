@@ -1,0 +1,154 @@
+"""The saving's interval against SciPy's t test, Fieller's theorem and simulated truth; equal quality by hand."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+from test_analysis import INTENSITY_G_PER_KWH, PUE, record, study
+from test_confidence import TARGET, repeated, runs
+
+from carbonopt.analysis.comparison import Comparison, comparison
+from carbonopt.analysis.confidence import LEVEL
+from carbonopt.analysis.recommend import recommend
+from carbonopt.record import StudyData
+from carbonopt.trial import EvalPoint, TrialRecord
+from carbonopt.units import emissions_kg_co2e
+
+SURE = [9.0, 9.01, 9.02]
+BETTER = [8.0, 8.01, 8.02]  # the baseline is the most accurate
+
+
+def compared(data: StudyData) -> Comparison:
+    found = comparison(data, recommend(data))
+    assert found is not None
+    return found
+
+
+def test_the_interval_is_scipys_t_test_of_the_logarithms() -> None:
+    ours, theirs = [1.0, 1.1, 0.9], [2.1, 2.0, 1.9]
+    saving = compared(repeated(runs(0, ours, SURE), runs(1, theirs, BETTER))).saving
+    assert saving.fraction == pytest.approx(0.5)
+    assert (saving.seeds, saving.baseline_seeds, saving.level) == (3, 3, LEVEL)
+    interval = stats.ttest_ind(np.log(ours), np.log(theirs)).confidence_interval(LEVEL)
+    half = (interval.high - interval.low) / 2  # its middle is that of the geometric means
+    assert saving.lowest == pytest.approx(1 - 0.5 * math.exp(half))
+    assert saving.highest == pytest.approx(1 - 0.5 * math.exp(-half))
+
+
+def test_the_interval_is_fiellers_where_runs_differ_by_some_percent() -> None:
+    ours, theirs = [1.0, 1.03, 0.97], [2.06, 2.0, 1.94]
+    saving = compared(repeated(runs(0, ours, SURE), runs(1, theirs, BETTER))).saving
+    # Equal relative deviations: with relative variance v of each mean, Fieller's limits r of the ratio m solve
+    # (m − r)² = t² v (m² + r²).
+    v = 0.03**2 / 3
+    t2v = stats.t.ppf((1 + LEVEL) / 2, df=4) ** 2 * v
+    limits = np.roots([1 - t2v, -2 * 0.5, 0.5**2 * (1 - t2v)])
+    assert [saving.highest, saving.lowest] == pytest.approx(1 - np.sort(limits), abs=1e-3)
+
+
+def test_every_repeated_configuration_counts_for_the_deviation() -> None:
+    """The baseline ran once; a third one was repeated."""
+    groups = [[1.0, 1.1, 0.9], [2.0], [5.0, 5.5]]
+    perplexities = [SURE, BETTER[:1], [9.0, 9.01]]
+    saving = compared(
+        repeated(*(runs(k, *both) for k, both in enumerate(zip(groups, perplexities, strict=True))))
+    ).saving
+    squares = sum(np.var(np.log(group)) * len(group) for group in groups)
+    half = stats.t.ppf((1 + LEVEL) / 2, df=3) * math.sqrt(squares / 3) * math.sqrt(1 / 3 + 1)
+    assert saving.lowest == pytest.approx(1 - 0.5 * math.exp(half))
+    assert (saving.seeds, saving.baseline_seeds) == (3, 1)
+
+
+def test_no_interval_where_nothing_was_repeated() -> None:
+    saving = compared(study(record(0, 1.0, 9.0), record(1, 2.0, 8.0))).saving
+    assert (saving.fraction, saving.lowest, saving.highest, saving.seeds, saving.baseline_seeds) == (
+        0.5,
+        None,
+        None,
+        1,
+        1,
+    )
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(0)
+    held = 0
+    for _ in range(1000):
+        kg = np.array([[1.0], [2.0]]) * np.exp(rng.normal(0.0, 0.04, (2, 3)))
+        data = repeated(runs(0, list(kg[0]), SURE), runs(1, list(kg[1]), BETTER))
+        saving = compared(data).saving
+        held += saving.lowest <= 0.5 <= saving.highest
+    assert held / 1000 == pytest.approx(LEVEL, abs=0.025)
+
+
+def test_a_negative_saving() -> None:
+    data = study(record(0, 3.0, 9.0), record(1, 1.0, 20.0), start=True)
+    assert recommend(data, 9.5).baseline.trial == 0
+    assert comparison(data, recommend(data, 9.5)) is None  # its own baseline
+    found = comparison(data, recommend(data, 25.0))
+    assert (found.trial, found.baseline_trial) == (1, 0)
+    assert found.perplexity_difference == pytest.approx(20 / 9 - 1)
+    dear = compared(study(record(0, 1.0, 20.0), record(1, 3.0, 9.0), start=True))  # the start misses the target
+    assert dear.saving.fraction == -2.0
+
+
+@pytest.mark.parametrize(
+    "records", [(), (record(0, 1.0, 20.0),), (record(0, 1.0, 9.0),), (record(0, 0.0, 9.0), record(1, 0.0, 8.0))]
+)
+def test_nothing_to_compare(records: tuple[TrialRecord, ...]) -> None:
+    """No trial, none that meets the target, one that is its own baseline, and one that emitted nothing."""
+    data = study(*records)
+    assert comparison(data, recommend(data)) is None
+
+
+def evals(*points: tuple[int, float, float | None]) -> tuple[EvalPoint, ...]:
+    """Of step, perplexity, and kg CO2e so far."""
+    a_kwh_kg = emissions_kg_co2e(1.0, INTENSITY_G_PER_KWH, PUE)
+    return tuple(
+        EvalPoint(
+            step=step,
+            tokens=None,
+            nll_sum=math.log(perplexity) if math.isfinite(perplexity) else None,
+            eval_tokens=1,
+            train_energy_kwh=None if kg is None else kg / a_kwh_kg,
+        )
+        for step, perplexity, kg in points
+    )
+
+
+def against(*points: tuple[int, float, float | None], perplexity: float = 8.0) -> Comparison:
+    start = record(0, 4.0, perplexity, evals=evals(*points))
+    return compared(study(start, record(1, 1.5, 9.0), target=TARGET, start=True))
+
+
+def test_equal_quality() -> None:
+    equal = against((1, math.nan, 0.5), (2, 20.0, 1.0), (3, 9.9, 2.0), (4, 10.5, 3.0), (5, 8.0, 4.0)).equal_quality
+    assert equal.baseline_step == 3
+    assert equal.baseline_emissions_kg_co2e == pytest.approx(2.0)
+    assert equal.baseline_emissions_before_kg_co2e == pytest.approx(1.0)
+    assert equal.saving_fraction == pytest.approx(0.25)
+    assert equal.saving_fraction_before == pytest.approx(-0.5)
+
+
+def test_equal_quality_at_the_first_evaluation_has_no_lower_bound() -> None:
+    equal = against((2, 9.0, 2.0), (5, 8.0, 4.0)).equal_quality
+    assert (equal.baseline_step, equal.baseline_emissions_before_kg_co2e) == (2, 0.0)
+    assert (equal.saving_fraction, equal.saving_fraction_before) == (pytest.approx(0.25), None)
+
+
+def test_equal_quality_of_a_baseline_that_met_the_target_on_its_way_only() -> None:
+    assert against((2, 20.0, 1.0), (3, 9.9, 2.0), (5, 11.0, 4.0), perplexity=11.0).equal_quality.baseline_step == 3
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        ((2, 20.0, 1.0), (5, 11.0, 4.0)),  # never met
+        ((2, 20.0, 1.0), (5, 9.0, None)),  # of unknown energy
+        ((2, 20.0, None), (5, 9.0, 4.0)),
+        (),
+    ],
+)
+def test_no_equal_quality(points: tuple) -> None:
+    assert against(*points, perplexity=11.0).equal_quality is None
