@@ -17,7 +17,6 @@ from carbonopt.config import Budget
 from carbonopt.record import Intensity, Provenance, StudyData
 from carbonopt.report.build import write_report
 from carbonopt.report.markdown import escape
-from carbonopt.report.page import figure
 from carbonopt.report.points import scatter
 from carbonopt.report.quantities import percent_text
 from carbonopt.report.winner import winner_files
@@ -119,18 +118,6 @@ def test_user_text_stays_text_on_the_page(tmp_path):
     assert "a" not in page.tags and "a" not in plain.tags
     assert page.text.count("<script>alert(1)</script>") >= 4  # name, state, setting and end, each as text
     assert not any("alert(1)" in script for script in page.scripts[1:])
-
-
-def test_hover_is_escaped_twice_once_for_json_and_once_for_plotly(tmp_path):
-    data = evil_study()
-    page = Page(write_report(data, tmp_path).read_text(encoding="utf-8"))
-    assert "<" not in page.scripts[0] and "&" not in page.scripts[0]
-    drawn = json.loads(page.scripts[0])
-    rec = recommend(data)
-    assert drawn == json.loads(json.dumps(figure(data, scatter(data, rec), rec)))
-    hover = [text for trace in drawn["data"] for text in trace["text"]]
-    assert any("&lt;script&gt;alert(1)" in text for text in hover)
-    assert all(set(re.findall(r"<[^>]*>", text)) <= {"<b>", "</b>", "<br>"} for text in hover)
 
 
 def test_page_loads_nothing(tmp_path):

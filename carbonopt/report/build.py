@@ -1,36 +1,47 @@
 """Makes a report from a study's records and writes all of its files."""
 
-import json
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from carbonopt.analysis.audit import Audit, audit
-from carbonopt.analysis.footprint import Footprint, footprint
-from carbonopt.analysis.recommend import Recommendation, recommend
-from carbonopt.analysis.repeats import Repeats, repeats
-from carbonopt.analysis.repricing import Repricing, repricing
+from carbonopt.analysis.audit import audit
+from carbonopt.analysis.by_target import answers
+from carbonopt.analysis.footprint import footprint
+from carbonopt.analysis.front import knee
+from carbonopt.analysis.recommend import recommend
+from carbonopt.analysis.repeats import repeats
+from carbonopt.analysis.repricing import repricing
 from carbonopt.paths import REPORT_JSON, write_bytes, write_json, write_text
 from carbonopt.record import StudyData
-from carbonopt.report import energy, figure, limits, markdown, page, tables, winner, words
+from carbonopt.report import energy, figure, limits, markdown, page, sections, tables, winner, words
 from carbonopt.report.data import data_files
-from carbonopt.report.points import Scatter, scatter
+from carbonopt.report.facts import Facts
+from carbonopt.report.influence_tables import influence
+from carbonopt.report.points import GROUPS, Scatter, scatter
 from carbonopt.report.provenance import provenance
 from carbonopt.report.quantities import count_text
+from carbonopt.report.targets import target_steps
 from carbonopt.report.view import View
-from carbonopt.trial import Frozen
 
 WINNER_FOLDER = "winner"
 
 
-class Found(NamedTuple):
-    """What the analysis of a study found."""
-
-    rec: Recommendation
-    spent: Footprint
-    repeated: tuple[Repeats, ...]
-    priced: Repricing | None
-    audited: Audit | None
+def facts_of(data: StudyData) -> Facts:
+    """Runs every analysis, each once."""
+    rec = recommend(data)
+    return Facts(
+        recommendation=rec,
+        answers=answers(data),
+        knee=knee(data.records),
+        comparison=None,
+        influence=(),
+        batch=None,
+        returns=None,
+        spent=footprint(data),
+        repeated=repeats(data.records),
+        priced=repricing(data, rec),
+        regions=(),
+        audited=audit(data),
+    )
 
 
 def write_report(data: StudyData, folder: Path, *, winner_files: dict[str, str] | None = None) -> Path:
@@ -39,41 +50,48 @@ def write_report(data: StudyData, folder: Path, *, winner_files: dict[str, str] 
     `winner_files` are texts by file name to stand beside the generated ones in winner/: the recommended trial's
     ds_config.json. The same data gives the same bytes.
     """
-    rec = recommend(data)
-    found = Found(rec, footprint(data), repeats(data.records), repricing(data, rec), audit(data))
-    plot = scatter(data, rec)
-    view = build_view(data, found, plot)
+    facts = facts_of(data)
+    rec = facts.recommendation
+    plot = scatter(data, rec, facts.repeated)
+    view = build_view(data, facts, plot)
     png = figure.render(plot, rec, "png")
     write_bytes(folder / "pareto.png", png)
     write_bytes(folder / "pareto.pdf", figure.render(plot, rec, "pdf"))
-    write_json(folder / REPORT_JSON, _as_json(found, view))
+    write_json(folder / REPORT_JSON, {**facts.as_json(), "shown": view.model_dump(mode="json")})
     for name, content in data_files(data.records).items():
         write_bytes(folder / REPORT_JSON.parent / name, content)
     write_text(folder / "report.md", markdown.render(view))
     beside = folder / WINNER_FOLDER
     _write_winner(beside, winner.winner_files(data, rec, beside, winner_files))
     index = folder / "index.html"
-    write_text(index, page.render(view, data, plot, rec, png))
+    write_text(index, page.render(view, data, plot, facts, png))
     return index
 
 
-def build_view(data: StudyData, found: Found, plot: Scatter) -> View:
+def build_view(data: StudyData, facts: Facts, plot: Scatter) -> View:
     """Everything that the page and the Markdown show."""
-    rec, spent, repeated, priced, audited = found
+    rec, spent, repeated, priced = facts.recommendation, facts.spent, facts.repeated, facts.priced
     trials, constant_settings = tables.trials(data, rec)
     return View(
         name=data.config.name,
         headline=words.headline(rec),
+        lead=sections.lead(rec),
         met=rec.met,
         answer=words.answer(data, rec, repeated),
         tiles=words.tiles(rec),
         sentence=words.sentence(data, rec, repeated),
         figure_note=_figure_note(data, plot),
+        targets=target_steps(data, facts.answers),
+        influence=influence(facts.influence),
+        batch=sections.batch(facts.batch),
+        returns=sections.returns(facts.returns),
+        regions=sections.regions(facts.regions),
+        comparison=sections.comparison(rec, facts.comparison),
         trade_offs=tables.trade_offs(data, rec),
         configuration=tables.configuration(rec),
         constant_settings=constant_settings,
         trials=trials,
-        audit=words.audited(data, audited),
+        audit=words.audited(data, facts.audited),
         repeats=tables.repeats(repeated, rec),
         by_phase=energy.by_phase(data, spent),
         by_state=energy.by_state(data, rec, spent),
@@ -91,30 +109,18 @@ def build_view(data: StudyData, found: Found, plot: Scatter) -> View:
 def _figure_note(data: StudyData, plot: Scatter) -> str:
     """Which trials the figure does not show, and why."""
     notes = []
-    shown = {point.trial for point in plot.points}
-    hidden = Counter(record.state.value for record in data.records if record.trial not in shown)
-    if hidden:
-        listed = ", ".join(f"{count} {state}" for state, count in hidden.items())
+    shown = {point.trial for point in plot.points} | {trial for trial, _ in plot.no_perplexity}
+    without = Counter(record.state.value for record in data.records if record.trial not in shown)
+    if without:
+        listed = ", ".join(f"{count} {state}" for state, count in without.items())
         notes.append(f"Without a point, for want of an evaluation or of energy: {listed}.")
     if outside := plot.outside():
-        notes.append(f"Outside the frame: {count_text(len(outside), 'stopped trial')}.")
+        notes.append(f"Outside the frame: {count_text(len(outside), 'trial')} that did not complete.")
+    if hidden := sum(len(plot.of(group)) - len(plot.drawn(group)) for group in GROUPS):
+        notes.append(
+            f"Not drawn, because they would lie under other marks of their kind: {count_text(hidden, 'trial')}."
+        )
     return " ".join(notes)
-
-
-def _as_json(found: Found, view: View) -> dict[str, Any]:
-    """Figures in full precision, and `shown`: the texts that the page and the Markdown have."""
-
-    def plain(value: Frozen) -> Any:
-        return json.loads(value.model_dump_json())  # which has no infinity
-
-    return {
-        "recommendation": found.rec.as_json(),
-        "footprint": plain(found.spent),
-        "repeats": [plain(one) for one in found.repeated],
-        "repricing": plain(found.priced) if found.priced is not None else None,
-        "audit": plain(found.audited) if found.audited is not None else None,
-        "shown": view.model_dump(mode="json"),
-    }
 
 
 def _write_winner(folder: Path, files: dict[str, str]) -> None:

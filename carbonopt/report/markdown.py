@@ -2,7 +2,7 @@
 
 import re
 
-from carbonopt.report.view import Table, View
+from carbonopt.report.view import Part, Table, View
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]#|~!$@])")
 
@@ -18,13 +18,27 @@ def render(view: View) -> str:
     parts = [
         f"# {escape(view.name)}",
         f"**{escape(view.headline)}**",
-        *map(escape, view.answer),
+        escape(view.lead),
+        *([] if view.met else map(escape, view.answer)),
         "\n".join(f"- {tile.label}: **{escape(tile.text)}** ({escape(tile.note)})" for tile in view.tiles),
         "## Pareto front",
         "![Pareto front](pareto.png)",
         escape(view.figure_note),
         _table(view.trade_offs),
+        "## Other targets",
+        "\n".join(f"- {escape(step.label)}: {escape(step.text)}" for step in view.targets),
+        *_part("What each parameter does", view.influence),
+        *_part("The batch size", view.batch),
+        *_part("Diminishing returns", view.returns),
     ]
+    parts += ["## Energy of the study", *(_captioned(table) for table in (view.by_phase, view.by_state))]
+    parts += [escape(view.closure), *map(_captioned, (view.by_component, view.readings, view.components))]
+    parts += _part("The same joules elsewhere and at other hours", view.regions)
+    if view.repricing is not None:
+        parts.append(_captioned(view.repricing))
+    parts += _part("Against the baseline", view.comparison)
+    if view.met:
+        parts += map(escape, view.answer)
     if view.configuration is not None:
         parts += ["## Configuration", _table(view.configuration)]
     if view.sentence is not None:
@@ -33,14 +47,14 @@ def render(view: View) -> str:
     if view.constant_settings:
         parts.append(f"The same in every trial: {escape(view.constant_settings)}.")
     parts += [escape(view.audit), _captioned(view.repeats)]
-    parts += ["## Energy of the study", *(_captioned(table) for table in (view.by_phase, view.by_state))]
-    parts += [escape(view.closure), *map(_captioned, (view.by_component, view.readings, view.components))]
-    if view.repricing is not None:
-        parts.append(_captioned(view.repricing))
-    parts += ["## Limits", "\n".join(f"- {escape(limit)}" for limit in view.limits)]
     parts += ["## Provenance", _table(view.provenance)]
+    parts += ["## Limits", "\n".join(f"- {escape(limit)}" for limit in view.limits)]
     parts += ["## Study file", _fenced(view.study_file)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _part(title: str, part: Part) -> list[str]:
+    return [f"## {title}", *map(escape, part.sentences), *map(_captioned, (*part.tables, *part.folded))]
 
 
 def _captioned(table: Table) -> str:

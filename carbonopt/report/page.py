@@ -1,7 +1,6 @@
-"""The report as one HTML page that loads nothing: plotly's JavaScript, figure, style and data are inside."""
+"""The report as one HTML page that loads nothing: plotly's JavaScript, figures, style and data are inside."""
 
 import base64
-import html
 import math
 import re
 from sys import float_info
@@ -10,13 +9,17 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
+from carbonopt.analysis.by_target import LOWEST_PERPLEXITY, answer_for
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.record import StudyData
+from carbonopt.report import charts
+from carbonopt.report.facts import Facts
 from carbonopt.report.points import COLOURS, LABELS, Axis, Point, Scatter, layers
-from carbonopt.report.quantities import emissions_text, energy_text, perplexity_text, value_text
-from carbonopt.report.tables import state_text
-from carbonopt.report.view import View
-from carbonopt.trial import TrialRecord
+from carbonopt.report.quantities import perplexity_text, plus_minus_text
+from carbonopt.report.view import Cell, Table, View
+from carbonopt.trial import TrialState
+
+PAGE_ROWS = 100  # of a long table shown at once
 
 _ENVIRONMENT = Environment(
     loader=PackageLoader("carbonopt.report"),
@@ -32,61 +35,186 @@ _ENVIRONMENT.filters["unbroken"] = lambda text: re.sub(
 
 MARKERS: dict[str, dict[str, Any]] = {
     "stopped": {"symbol": "x-thin", "size": 8, "line": {"width": 1.5, "color": COLOURS["stopped"]}},
+    "failed": {"symbol": "cross-thin", "size": 10, "line": {"width": 2, "color": COLOURS["failed"]}},
     "complete": {"symbol": "circle-open", "size": 9, "color": COLOURS["complete"], "line": {"width": 2}},
     "front": {"symbol": "circle", "size": 9, "color": COLOURS["front"]},
+    "knee": {"symbol": "square-open", "size": 17, "color": COLOURS["knee"], "line": {"width": 2}},
     "baseline": {"symbol": "diamond", "size": 14, "color": COLOURS["baseline"]},
     "recommended": {"symbol": "star", "size": 19, "color": COLOURS["recommended"]},
 }
 
 
-def render(view: View, data: StudyData, plot: Scatter, rec: Recommendation, png: bytes) -> str:
+def render(view: View, data: StudyData, plot: Scatter, facts: Facts, png: bytes) -> str:
     """The page. The PNG stands in for the interactive figure on paper and without JavaScript."""
+    rec = facts.recommendation
     return _ENVIRONMENT.get_template("index.html").render(
         view=view,
-        figure=figure(data, plot, rec) if plot.points else None,
+        has_figure=bool(plot.points),
+        content=content(view, data, plot, facts),
+        states=states(data),
+        step=_step_of_target(facts),
+        target_number=repr(rec.target_perplexity).removesuffix(".0"),  # as a reader would type it
+        effects=charts.influence(facts.influence),
+        batch_charts=charts.batch(facts.batch),
+        returns_charts=charts.returns(facts.returns, rec.target_perplexity),
+        page_rows=PAGE_ROWS,
         png=base64.b64encode(png).decode("ascii"),
         plotly_js=get_plotlyjs(),
     )
 
 
-def figure(data: StudyData, plot: Scatter, rec: Recommendation) -> dict[str, Any]:
-    """The interactive figure as plotly's own `data` and `layout`. The page adds the colours of its light or dark."""
-    records = {record.trial: record for record in data.records}
-    hover = {point.trial: hover_text(records[point.trial], rec) for point in plot.points}
-    traces = [_trace(name, points, hover) for name, points in layers(plot, rec).items() if points]
+def content(view: View, data: StudyData, plot: Scatter, facts: Facts) -> dict[str, Any]:
+    """What the page's scripts read: the figure, the answers by target and the long tables, by column."""
+    rec = facts.recommendation
+    rows: dict[int | None, int] = {record.trial: row for row, record in enumerate(data.records)}
+    return {
+        "figure": figure(data, plot, facts) if plot.points else None,
+        "study_target": rec.target_perplexity,
+        "answers": [
+            {
+                "from": answer.from_perplexity,
+                "alone": answer.study_target_only,
+                "place": None
+                if answer.emissions_kg_co2e is None
+                else [answer.emissions_kg_co2e * plot.per_kg, answer.perplexity],
+                "row": rows.get(answer.trial),
+                **step.model_dump(),
+            }
+            for answer, step in zip(facts.answers, view.targets, strict=True)
+        ],
+        "tables": {"all-trials": by_column(view.trials), "components": by_column(view.components)},
+        "constant": view.constant_settings,
+        "states": [states(data).index(record.state.value) for record in data.records],
+        "reached": [  # what a target is compared with
+            record.perplexity
+            if record.state is TrialState.COMPLETE
+            and record.perplexity is not None
+            and math.isfinite(record.perplexity)
+            else None
+            for record in data.records
+        ],
+    }
+
+
+def states(data: StudyData) -> list[str]:
+    """Those that occur, in the states' own order."""
+    found = {record.state for record in data.records}
+    return [state.value for state in TrialState if state in found]
+
+
+def by_column(table: Table) -> dict[str, Any]:
+    """A table for sorting: each column's different cells in order, and which of them each row has.
+
+    From `known` on they have nothing to sort by, and stay last.
+    """
+    return {
+        "labels": [column.label for column in table.columns],
+        "numeric": [column.numeric for column in table.columns],
+        "columns": [_coded([row[index] for row in table.rows]) for index in range(len(table.columns))],
+    }
+
+
+def _coded(cells: list[Cell]) -> dict[str, Any]:
+    keys = [(_order(cell), cell.text, cell.strong) for cell in cells]
+    different = sorted(set(keys))
+    code = {key: number for number, key in enumerate(different)}
+    return {
+        "texts": [text for _, text, _ in different],
+        "codes": [code[key] for key in keys],
+        "known": sum(order[0] < 2 for order, _, _ in different),
+        "strong": [number for number, key in enumerate(different) if key[2]],
+    }
+
+
+def _order(cell: Cell) -> tuple[int, float, str]:
+    """Numbers, then words, then what has neither."""
+    if cell.sort is None:
+        return (2, 0.0, "")
+    return (1, 0.0, cell.sort.casefold()) if isinstance(cell.sort, str) else (0, cell.sort, "")
+
+
+def _step_of_target(facts: Facts) -> int:
+    answer = answer_for(facts.answers, max(facts.recommendation.target_perplexity, LOWEST_PERPLEXITY))
+    return facts.answers.index(answer)
+
+
+def figure(data: StudyData, plot: Scatter, facts: Facts) -> dict[str, Any]:
+    """The interactive figure as plotly's own `data` and `layout`. The page adds the colours of its light or dark, and
+    what to say of a trial, by `customdata`: its row in the table of all trials."""
+    rec = facts.recommendation
+    rows = {record.trial: row for row, record in enumerate(data.records)}
+    traces = [
+        _trace(name, points, rows)
+        for name, points in layers(plot, rec, facts.knee).items()
+        if points or name == "recommended"  # which another target may have
+    ]
+    traces[-1:-1] = [*_without_perplexity(plot, rows), *_means(plot)]
     return {"data": traces, "layout": _layout(plot, rec)}
 
 
-def hover_text(record: TrialRecord, rec: Recommendation) -> str:
-    """Number, state, figures and the full configuration. Plotly reads simple HTML here, so every text is escaped."""
-    perplexity = record.perplexity
-    if perplexity is None and record.evals:
-        perplexity = record.evals[-1].perplexity
-    figures = {
-        "perplexity": perplexity_text(perplexity),
-        "emissions": emissions_text(record.emissions_kg_co2e),
-        "training energy": energy_text(record.energy_kwh.train if record.energy_kwh else None),
-        "seed": str(record.seed),
-    }
-    settings = {name: value_text(value) for name, value in record.params.as_record().items()}
-    lines = [f"{name}: {html.escape(text, quote=False)}" for name, text in {**figures, **settings}.items()]
-    return "<br>".join([f"<b>Trial {record.trial}</b>, {html.escape(state_text(record, rec), quote=False)}", *lines])
-
-
-def _trace(name: str, points: list[Point], hover: dict[int, str]) -> dict[str, Any]:
+def _trace(name: str, points: list[Point], rows: dict[int, int]) -> dict[str, Any]:
     trace = {
         "type": "scatter",
         "mode": "markers",
         "name": LABELS[name],
+        "meta": name,
         "x": [point.emissions for point in points],
         "y": [point.perplexity for point in points],
-        "text": [hover[point.trial] for point in points],
-        "hovertemplate": "%{text}<extra></extra>",
+        "customdata": [rows[point.trial] for point in points],
         "marker": MARKERS[name],
     }
     if name == "front":  # as stairs: what lies above and to the right is dominated
         trace |= {"mode": "lines+markers", "line": {"shape": "hv", "width": 1.5, "color": COLOURS["front"]}}
     return trace
+
+
+def _without_perplexity(plot: Scatter, rows: dict[int, int]) -> list[dict[str, Any]]:
+    """At the figure's upper edge, by their emissions alone."""
+    if not plot.no_perplexity:
+        return []
+    inside = 1e-6 * (plot.x.high - plot.x.low)  # what is at the very end of an axis plotly may take for outside
+    low, high = plot.x.low + inside, plot.x.high - inside
+    return [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "ended before an evaluation (at the edge)",
+            "x": [min(max(emissions, low), high) for _, emissions in plot.no_perplexity],
+            "y": [1.0 for _ in plot.no_perplexity],
+            "yaxis": "y2",
+            "customdata": [rows[trial] for trial, _ in plot.no_perplexity],
+            "cliponaxis": False,
+            "marker": {"symbol": "triangle-down-open", "size": 9, "color": COLOURS["failed"], "line": {"width": 1.5}},
+        }
+    ]
+
+
+def _means(plot: Scatter) -> list[dict[str, Any]]:
+    """Bars of one standard deviation where a configuration was repeated."""
+    if not plot.means:
+        return []
+
+    def bars(deviations: list[float]) -> dict[str, Any]:
+        return {"type": "data", "array": deviations, "thickness": 1.5, "width": 5, "color": COLOURS["baseline"]}
+
+    return [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "repeated: mean ± standard deviation",
+            "x": [one.emissions for one in plot.means],
+            "y": [one.perplexity for one in plot.means],
+            "error_x": bars([one.emissions_deviation for one in plot.means]),
+            "error_y": bars([one.perplexity_deviation for one in plot.means]),
+            "text": [
+                f"Trials {', '.join(map(str, one.trials))}<br>"
+                f"perplexity: {plus_minus_text(one.perplexity, one.perplexity_deviation)}<br>"
+                f"emissions: {plus_minus_text(one.emissions, one.emissions_deviation)} {plot.unit}"
+                for one in plot.means
+            ],
+            "marker": {"symbol": "line-ns", "size": 1, "color": COLOURS["baseline"]},
+        }
+    ]
 
 
 def _layout(plot: Scatter, rec: Recommendation) -> dict[str, Any]:
@@ -102,12 +230,12 @@ def _layout(plot: Scatter, rec: Recommendation) -> dict[str, Any]:
             "text": f"target {perplexity_text(rec.target_perplexity)}",
             "textposition": "start",
             "yanchor": "bottom",
-            "font": {"color": COLOURS["target"]},
         },
     }
     return {
         "xaxis": _axis(f"Emissions of a run ({plot.unit})", plot.x),
         "yaxis": _axis("Perplexity", plot.y),
+        "yaxis2": {"overlaying": "y", "range": [0, 1 + 1e-6], "visible": False, "fixedrange": True},
         "shapes": [target],
         "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
         "margin": {"l": 60, "r": 12, "t": 36, "b": 90},

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from sys import float_info
-from typing import Literal
+from typing import Literal, get_args
 
 from carbonopt.analysis.front import is_finite
 from carbonopt.analysis.recommend import Recommendation
@@ -13,6 +13,7 @@ from carbonopt.trial import Frozen, TrialRecord, TrialState
 from carbonopt.units import GRAMS_PER_KG
 
 Group = Literal["complete", "front", "stopped", "failed"]
+GROUPS: tuple[Group, ...] = get_args(Group)
 
 LOG_FROM_RATIO = 8.0  # largest ÷ smallest; from here on a linear axis crowds the small values
 MARGIN = 0.08  # share of the axis on each side
@@ -34,7 +35,7 @@ LABELS = {
     "front": "Pareto front",
     "complete": "complete",
     "stopped": "stopped (last evaluation)",
-    "failed": "failed (last evaluation)",
+    "failed": "failed or diverged (last evaluation)",
     "knee": "knee of the front",
     "baseline": "baseline",
     "recommended": "recommended",
@@ -139,8 +140,8 @@ def scatter(data: StudyData, rec: Recommendation, repeated: Sequence[Repeats] = 
         unit=unit,
         per_kg=per_kg,
         points=tuple(points),
-        x=_axis([point.emissions for point in framed] or [0.0]),
-        y=_axis([point.perplexity for point in framed] + [rec.target_perplexity]),
+        x=frame([point.emissions for point in framed] or [0.0]),
+        y=frame([point.perplexity for point in framed] + [rec.target_perplexity]),
         means=tuple(_mean(one, per_kg) for one in repeated),
         no_perplexity=tuple(
             (record.trial, record.emissions_kg_co2e * per_kg)
@@ -214,7 +215,7 @@ def _unit(emissions_kg: list[float]) -> tuple[float, str]:
     return (GRAMS_PER_KG, "g CO2e") if middle * GRAMS_PER_KG >= 1 else (GRAMS_PER_KG * 1000, "mg CO2e")
 
 
-def _axis(values: list[float]) -> Axis:
+def frame(values: list[float]) -> Axis:
     """The range of the values and a margin around them; logarithmic where they are far apart."""
     low, high = min(values), max(values)
     if low > 0 and high / low >= LOG_FROM_RATIO:

@@ -112,6 +112,10 @@ def memory_text(memory_gib: float | None) -> str:
     return MISSING if memory_gib is None else f"{memory_gib:.3g}"
 
 
+def seconds_text(duration_s: float) -> str:
+    return f"{duration_s:,.{_decimals(duration_s, 3)}f}"
+
+
 def rate_text(value: float | None) -> str:
     """One figure per another: three significant digits."""
     return MISSING if value is None else f"{value:,.{_decimals(value, 3)}f}"
@@ -119,7 +123,7 @@ def rate_text(value: float | None) -> str:
 
 def tick_text(value: float) -> str:
     """A round number at an axis."""
-    return f"{value:g}"
+    return f"{round(value, 12):g}"
 
 
 def number_from(lowest: float, below: float) -> str:

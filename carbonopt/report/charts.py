@@ -1,0 +1,240 @@
+"""Small charts of the page: placed here from the facts, drawn by the template as SVG, which needs no script."""
+
+from collections.abc import Callable, Sequence
+
+from matplotlib.ticker import LogLocator, MaxNLocator
+
+from carbonopt.analysis.batch import AtBatch, BatchEffect, Spanned
+from carbonopt.analysis.influence import Influence, NotKnown
+from carbonopt.analysis.returns import ENOUGH, Returns
+from carbonopt.report.influence_tables import effect_scale, effect_text
+from carbonopt.report.points import Axis, frame
+from carbonopt.report.quantities import (
+    Scale,
+    emissions_scale,
+    emissions_text,
+    energy_scale,
+    interval_text,
+    memory_text,
+    percent_text,
+    perplexity_text,
+    seconds_text,
+    tick_text,
+    value_text,
+)
+from carbonopt.report.sections import spanned_text
+from carbonopt.trial import Frozen
+
+# The view box, in its own units: text of 11 units is 11 pixels where the chart is as wide as that.
+WIDTH, HEIGHT = 320, 210
+LEFT, RIGHT, TOP, BOTTOM = 54, 308, 14, 162
+MOST_LABELS = 7  # below a chart; of more every second one is shown
+
+
+class Tick(Frozen):
+    at: float
+    text: str
+
+
+class Mark(Frozen):
+    x: float
+    y: float
+    ends: tuple[float, float] | None = None  # of its interval, from below
+    hint: str  # its figures
+    label: str = ""  # drawn beside it
+    label_y: float = 0.0
+    anchor: str = "start"
+    strong: bool = False
+
+
+class Chart(Frozen):
+    title: str
+    x_title: str
+    y_title: str
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    marks: tuple[Mark, ...]
+    joined: bool = False  # a line through the marks
+    level: Tick | None = None  # a line across
+
+
+class Outcome(Frozen):
+    """What a chart over named values shows at one of them."""
+
+    name: str
+    middle: float
+    lowest: float
+    highest: float
+    hint: str
+    strong: bool = False
+
+
+def influence(found: Sequence[Influence | NotKnown]) -> dict[str, tuple[Chart, ...]]:
+    """The marginal effects by objective, each parameter's in a chart of its own, the most important first."""
+    return {one.objective: _effects(one) for one in found if isinstance(one, Influence)}
+
+
+def _effects(one: Influence) -> tuple[Chart, ...]:
+    scale = effect_scale(one)
+    factor = scale.per_base if scale else 1.0
+    axis = scale.label("Emissions") if scale else "Perplexity"
+    return tuple(
+        _over_names(
+            parameter.name,
+            parameter.name,
+            axis,
+            [
+                Outcome(
+                    name=value_text(effect.value),
+                    middle=effect.expected * factor,
+                    lowest=effect.lowest * factor,
+                    highest=effect.highest * factor,
+                    hint=f"{value_text(effect.value)}: {effect_text(effect.expected, scale)} "
+                    f"({interval_text(effect.lowest, effect.highest, lambda value: effect_text(value, scale))})",
+                )
+                for effect in parameter.effects
+            ],
+        )
+        for parameter in one.parameters
+    )
+
+
+def batch(found: BatchEffect | None) -> tuple[Chart, ...]:
+    """Time, memory, energy and emissions of an epoch, the minimum marked."""
+    if found is None:
+        return ()
+    energy = energy_scale(one.energy_kwh.highest for one in found.batches)
+    emissions = emissions_scale(one.emissions_kg_co2e.highest for one in found.batches)
+    charts = [
+        _over_batch(found, "Time", "s", 1.0, seconds_text, lambda one: one.duration_s, found.least_duration),
+        _over_batch(found, "Memory", "GiB", 1.0, memory_text, lambda one: one.peak_memory_gib, found.least_memory),
+        _scaled(found, "Energy", energy, lambda one: one.energy_kwh),
+        _scaled(found, "Emissions", emissions, lambda one: one.emissions_kg_co2e),
+    ]
+    return tuple(chart for chart in charts if chart.marks)
+
+
+def _scaled(found: BatchEffect, what: str, scale: Scale, of: Callable[[AtBatch], Spanned | None]) -> Chart:
+    return _over_batch(found, what, scale.unit, scale.per_base, scale.text, of, found.least_energy)
+
+
+def _over_batch(
+    found: BatchEffect,
+    what: str,
+    unit: str,
+    per_base: float,
+    text: Callable[[float], str],
+    of: Callable[[AtBatch], Spanned | None],
+    least: int | None,
+) -> Chart:
+    outcomes = [
+        Outcome(
+            name=str(one.global_batch_size),
+            middle=span.median * per_base,
+            lowest=span.lowest * per_base,
+            highest=span.highest * per_base,
+            hint=f"batch {one.global_batch_size}: {spanned_text(span, text)} {unit}",
+            strong=one.global_batch_size == least,
+        )
+        for one in found.batches
+        if (span := of(one)) is not None
+    ]
+    return _over_names(f"{what} of an epoch", "Global batch size", f"{what} ({unit})", outcomes, "minimum")
+
+
+def returns(found: Returns | None, target_perplexity: float) -> tuple[Chart, ...]:
+    """Perplexity over the emissions of one run, with where to stop."""
+    if found is None:
+        return ()
+    scale = emissions_scale([found.points[-1].emissions_kg_co2e])
+    names: dict[int, list[str]] = {}
+    for point, name in (
+        (found.first_meeting, "meets the target"),
+        (found.enough, f"within {percent_text(ENOUGH)}"),
+        (found.lowest, "lowest"),
+    ):
+        if point is not None:
+            names.setdefault(point.step, []).append(name)
+    x = frame([point.emissions_kg_co2e * scale.per_base for point in found.points])
+    y = frame([*(point.perplexity for point in found.points), target_perplexity])
+    marks, labels = [], 0
+    for point in found.points:
+        across, up = x.share(point.emissions_kg_co2e * scale.per_base), y.share(point.perplexity)
+        label = ", ".join(names.get(point.step, ()))
+        labels += bool(label)
+        marks.append(
+            Mark(
+                x=_across(across),
+                y=_up(up),
+                hint=f"step {point.step}: {emissions_text(point.emissions_kg_co2e)}, "
+                f"perplexity {perplexity_text(point.perplexity)}",
+                label=label,
+                label_y=_up(up) - 12 * labels,  # one above the other where they are close
+                anchor="end" if across > 0.7 else "start",
+                strong=bool(label),
+            )
+        )
+    return (
+        Chart(
+            title=f"Perplexity over emissions inside trial {found.trial}",
+            x_title=scale.label("Emissions so far"),
+            y_title="Perplexity",
+            x_ticks=_ticks(x, _across),
+            y_ticks=_ticks(y, _up),
+            marks=tuple(marks),
+            joined=True,
+            level=Tick(at=_up(y.share(target_perplexity)), text=f"target {perplexity_text(target_perplexity)}"),
+        ),
+    )
+
+
+def _over_names(title: str, x_title: str, y_title: str, outcomes: Sequence[Outcome], label: str = "") -> Chart:
+    """Side by side in their order, whatever the values' distances; `label` goes above the strong one."""
+    if not outcomes:
+        return Chart(title=title, x_title=x_title, y_title=y_title, x_ticks=(), y_ticks=(), marks=())
+    y = frame([value for one in outcomes for value in (one.lowest, one.highest, one.middle)])
+    step = 1 / len(outcomes)
+    marks, ticks = [], []
+    for index, one in enumerate(outcomes):
+        x = _across((index + 0.5) * step)
+        ends = (_up(y.share(one.lowest)), _up(y.share(one.highest)))
+        marks.append(
+            Mark(
+                x=x,
+                y=_up(y.share(one.middle)),
+                ends=ends,
+                hint=one.hint,
+                label=label if one.strong else "",
+                label_y=ends[1] - 6,
+                anchor="middle",
+                strong=one.strong,
+            )
+        )
+        if len(outcomes) <= MOST_LABELS or index % 2 == 0:
+            ticks.append(Tick(at=x, text=one.name))
+    return Chart(
+        title=title,
+        x_title=x_title,
+        y_title=y_title,
+        x_ticks=tuple(ticks),
+        y_ticks=_ticks(y, _up),
+        marks=tuple(marks),
+        joined=True,
+    )
+
+
+def _ticks(axis: Axis, place: Callable[[float], float]) -> tuple[Tick, ...]:
+    locator = LogLocator(subs=(1, 2, 5), numticks=6) if axis.log else MaxNLocator(4, steps=[1, 2, 2.5, 5, 10])
+    return tuple(
+        Tick(at=place(axis.share(float(value))), text=tick_text(float(value)))
+        for value in locator.tick_values(axis.low, axis.high)
+        if axis.holds(float(value))
+    )
+
+
+def _across(share: float) -> float:
+    return round(LEFT + share * (RIGHT - LEFT), 1)
+
+
+def _up(share: float) -> float:
+    return round(BOTTOM - share * (BOTTOM - TOP), 1)
