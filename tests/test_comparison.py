@@ -71,6 +71,17 @@ def test_no_interval_where_nothing_was_repeated() -> None:
     )
 
 
+def test_what_emitted_nothing_has_no_share() -> None:
+    """Of a third configuration it leaves the interval as it is; the recommended one's saving has none."""
+    pair = runs(0, [1.0, 1.1, 0.9], SURE), runs(1, [2.0], BETTER[:1])
+    without = compared(repeated(*pair)).saving
+    assert without.lowest is not None
+    third = runs(2, [3.0, 0.0], [9.0, 9.01])
+    assert compared(repeated(*pair, third)).saving == without
+    nothing = compared(repeated(runs(0, [0.0, 0.0, 0.0], SURE), runs(1, [2.0, 2.1], BETTER[:2]))).saving
+    assert (nothing.fraction, nothing.lowest, nothing.highest) == (1.0, None, None)
+
+
 def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
     rng = np.random.default_rng(0)
     held = 0
