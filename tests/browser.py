@@ -63,8 +63,18 @@ class Tab:
                 "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=codes[key], text=text
             )
 
-    def click(self, x: float, y: float) -> None:
+    def wait_for(self, script: str) -> Any:
+        """The expression's value as soon as it is true."""
+        end = time.monotonic() + WAIT_S
+        while not (value := self.run(script)):
+            assert time.monotonic() < end, f"never true: {script}"
+            time.sleep(0.02)
+        return value
+
+    def move(self, x: float, y: float) -> None:
         self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def click(self, x: float, y: float) -> None:
         for kind in ("mousePressed", "mouseReleased"):
             self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
