@@ -119,9 +119,9 @@ def test_no_trial() -> None:
 def test_ten_thousand_trials_take_less_than_a_second() -> None:
     """The worst case: all of them are on the front."""
     data = study(*(record(k, 1.0 + k, 30.0 - k / 1000) for k in range(10_000)))
-    start = time.perf_counter()
+    start = time.process_time()
     found = answers(data)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     assert len(found) == 10_001
 
 

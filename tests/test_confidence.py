@@ -54,6 +54,12 @@ def test_the_bound_of_one_configuration_is_students() -> None:
     assert rec.confidence.holds == (math.exp(interval.high) <= TARGET)
 
 
+def test_runs_that_differ_beyond_all_bounds_have_none() -> None:
+    data = repeated(runs(0, [1.0, 1.0], [9.0, 1e100]), seeds=2)
+    confidence = recommend(data, 1e60).confidence
+    assert (confidence.perplexity_bound, confidence.holds) == (None, False)
+
+
 @pytest.mark.parametrize("difference", np.linspace(0.0, 0.5, 11))
 def test_a_tie_is_what_scipys_t_test_does_not_tell_apart(difference: float) -> None:
     ours, theirs = [1.0, 1.1, 0.9], [1.05 + difference, 1.2 + difference, 0.9 + difference]

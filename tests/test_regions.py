@@ -67,6 +67,6 @@ def test_countries_are_those_that_a_study_can_name() -> None:
 
 
 def test_countries_are_read_at_once() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     countries()
-    assert time.perf_counter() - start < 0.2
+    assert time.process_time() - start < 0.2

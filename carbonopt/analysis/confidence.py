@@ -47,12 +47,16 @@ class Configuration:
         return len(self.runs)
 
     @cached_property
+    def _points(self) -> tuple[tuple[float, float], ...]:
+        return tuple(point for run in self.runs if (point := objectives(run)))
+
+    @property
     def emissions_of_runs(self) -> tuple[float, ...]:
-        return tuple(point[0] for run in self.runs if (point := objectives(run)))
+        return tuple(emissions_kg for emissions_kg, _ in self._points)
 
     @cached_property
     def log_perplexities(self) -> tuple[float, ...]:
-        return tuple(math.log(point[1]) for run in self.runs if (point := objectives(run)))
+        return tuple(math.log(perplexity) for _, perplexity in self._points)
 
     @property
     def emissions_kg_co2e(self) -> float:
@@ -75,7 +79,7 @@ class Configuration:
     @cached_property
     def rank(self) -> tuple[float, float, int]:
         """By the search's trial alone: least emissions, then least perplexity, then the earliest."""
-        return Configuration(runs=(self.first,)).mean_rank
+        return (*self._points[0], self.first.trial)
 
     @cached_property
     def mean_rank(self) -> tuple[float, float, int]:
