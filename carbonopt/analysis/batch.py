@@ -1,0 +1,99 @@
+"""What the batch does to time, memory, energy and emissions of an epoch, whatever the learning rate and the length.
+
+A trial's figures are divided by the epochs that it trained. Its first steps cost more than the others (memory is
+allocated, kernels are chosen), which a stopped trial spreads over few steps: of a batch size that trials completed
+with, only those count; else those that were stopped after LEAST_STEPS steps and LEAST_SHARE of their way at the
+earliest, and its figures are rather too high.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from carbonopt.record import StudyData
+from carbonopt.trial import Frozen, TrialRecord, TrialState
+from carbonopt.units import emissions_kg_co2e
+
+LEAST_STEPS = 10
+LEAST_SHARE = 0.05  # of all its steps
+
+
+class Spanned(Frozen):
+    """Over the trials of one batch size, whose other settings differ."""
+
+    lowest: float
+    median: float
+    highest: float
+
+
+class AtBatch(Frozen):
+    global_batch_size: int
+    trials: tuple[int, ...]  # that the figures are of: the complete ones, or where none completed, stopped ones
+    duration_s: Spanned  # of an epoch's training
+    energy_kwh: Spanned
+    emissions_kg_co2e: Spanned  # PUE in
+    peak_memory_gib: Spanned | None  # None: not known of any
+
+
+class BatchEffect(Frozen):
+    batches: tuple[AtBatch, ...]  # by size; two or more
+    least_energy: int  # the batch sizes whose lowest figures are the minimum; of equal ones the smallest
+    least_duration: int
+    least_memory: int | None  # None: known of fewer than two batch sizes
+
+
+def batch_effect(data: StudyData) -> BatchEffect | None:
+    """Compares the global batch sizes, by trials of any state whose training energy and duration are known.
+
+    None: fewer than two batch sizes have such a trial.
+    """
+    by_size: dict[int, list[tuple[TrialRecord, float]]] = {}
+    for record in data.records:
+        if epochs := _epochs(record):
+            by_size.setdefault(record.params.global_batch_size, []).append((record, epochs))
+    if len(by_size) < 2:
+        return None
+    intensity, pue = data.provenance.intensity.g_co2e_per_kwh, data.config.carbon.pue
+    batches = tuple(_at(size, by_size[size], intensity, pue) for size in sorted(by_size))
+    known = [one for one in batches if one.peak_memory_gib is not None]
+    return BatchEffect(
+        batches=batches,
+        least_energy=_least(batches, lambda one: one.energy_kwh),
+        least_duration=_least(batches, lambda one: one.duration_s),
+        least_memory=_least(known, lambda one: one.peak_memory_gib) if len(known) > 1 else None,
+    )
+
+
+def _epochs(record: TrialRecord) -> float | None:
+    """How many epochs a trial has trained; None where that is not known, or too few to say anything."""
+    if record.energy_kwh is None or record.duration_s is None:
+        return None
+    if record.state is TrialState.COMPLETE:
+        return record.params.epochs
+    steps = record.steps_done or max((point.step for point in record.evals), default=0)
+    if not record.total_steps or steps < LEAST_STEPS or steps < LEAST_SHARE * record.total_steps:
+        return None
+    return record.params.epochs * steps / record.total_steps
+
+
+def _at(size: int, trained: Sequence[tuple[TrialRecord, float]], intensity: float, pue: float) -> AtBatch:
+    complete = [one for one in trained if one[0].state is TrialState.COMPLETE]
+    kept = complete or trained
+    energies_kwh = [record.energy_kwh.train / epochs for record, epochs in kept if record.energy_kwh]
+    peaks_gib = [record.peak_memory_gib for record, _ in kept if record.peak_memory_gib is not None]
+    return AtBatch(
+        global_batch_size=size,
+        trials=tuple(record.trial for record, _ in kept),
+        duration_s=_spanned([record.duration_s.train / epochs for record, epochs in kept if record.duration_s]),
+        energy_kwh=_spanned(energies_kwh),
+        emissions_kg_co2e=_spanned([emissions_kg_co2e(energy_kwh, intensity, pue) for energy_kwh in energies_kwh]),
+        peak_memory_gib=_spanned(peaks_gib) if peaks_gib else None,
+    )
+
+
+def _spanned(values: Sequence[float]) -> Spanned:
+    return Spanned(lowest=min(values), median=statistics.median(values), highest=max(values))
+
+
+def _least(batches: Sequence[AtBatch], figure: Callable[[AtBatch], Spanned | None]) -> int:
+    lowest = {one.global_batch_size: span.lowest for one in batches if (span := figure(one))}
+    return min(lowest, key=lambda size: lowest[size])

@@ -1,0 +1,129 @@
+"""The batch's effect on an epoch, against figures worked out by hand and against recorded runs."""
+
+from pathlib import Path
+
+import pytest
+from small_studies import study, trial
+
+from carbonopt.analysis.batch import batch_effect
+from carbonopt.launch.replay import read_table
+from carbonopt.trial import Durations, EvalPoint, Failure, StopReason, TrialState
+from carbonopt.units import emissions_kg_co2e, joules_from_kwh, kwh_from_joules
+
+ROOT = Path(__file__).parent.parent
+WHOLE = {"total_steps": 100, "steps_done": 100}
+STOPPED = {"state": TrialState.PRUNED, "stop_reason": StopReason.TARGET, "perplexity": None, "total_steps": 100}
+
+
+def at(batch: int, **changes) -> dict:
+    return {"params": {"global_batch_size": batch, **changes}}
+
+
+def test_figures_are_of_an_epoch() -> None:
+    records = (
+        trial(0, 4e-3, **at(16, epochs=4), **WHOLE, peak_memory_gib=2.0),
+        trial(1, 1e-3, **at(16, epochs=2), **WHOLE, peak_memory_gib=3.0),
+        trial(2, 1.2e-3, **at(64, epochs=2), **WHOLE, peak_memory_gib=5.0),
+    )
+    data = study(*records)
+    found = batch_effect(data)
+    assert found is not None
+    small, large = found.batches
+    assert (small.global_batch_size, small.trials) == (16, (0, 1))
+    assert (small.energy_kwh.lowest, small.energy_kwh.median, small.energy_kwh.highest) == pytest.approx(
+        (0.5e-3, 0.75e-3, 1e-3)
+    )
+    assert (small.duration_s.lowest, small.duration_s.highest) == (15, 30)
+    assert (small.peak_memory_gib.lowest, small.peak_memory_gib.median) == (2.0, 2.5)
+    expected = emissions_kg_co2e(0.6e-3, data.provenance.intensity.g_co2e_per_kwh, data.config.carbon.pue)
+    assert large.emissions_kg_co2e.median == pytest.approx(expected)
+    assert (found.least_energy, found.least_duration, found.least_memory) == (16, 16, 16)
+
+
+def test_a_stopped_trial_counts_for_what_it_trained_where_none_completed() -> None:
+    stopped = trial(
+        1, 0.3e-3, **at(32), **STOPPED, steps_done=30, duration_s=Durations(train=9, setup=1, eval=1, total=11)
+    )
+    also = trial(2, 9.0, **at(16), **STOPPED, steps_done=50)
+    found = batch_effect(study(trial(0, **at(16), **WHOLE), stopped, also))
+    assert found is not None
+    small, large = found.batches
+    assert small.trials == (0,)  # a whole trial is there: the stopped one's dear first steps stay out
+    assert large.energy_kwh.median == pytest.approx(0.3e-3 / (2 * 0.3))
+    assert large.duration_s.median == pytest.approx(15)
+    assert (found.least_energy, found.least_duration) == (16, 32)
+
+
+@pytest.mark.parametrize(
+    ("steps", "total", "counts"), [(9, 100, False), (10, 100, True), (49, 1000, False), (50, 1000, True)]
+)
+def test_too_short_a_trial_says_nothing(steps: int, total: int, counts: bool) -> None:
+    stopped = trial(1, **at(32), **{**STOPPED, "total_steps": total}, steps_done=steps)
+    assert (batch_effect(study(trial(0, **at(16), **WHOLE), stopped)) is not None) is counts
+
+
+def test_the_last_evaluation_says_how_far_where_nothing_else_does() -> None:
+    points = tuple(EvalPoint(step=step, tokens=None, nll_sum=1.0, eval_tokens=1) for step in (20, 40))
+    stopped = trial(1, 0.8e-3, **at(32), **STOPPED, steps_done=None, evals=points)
+    found = batch_effect(study(trial(0, **at(16), **WHOLE), stopped))
+    assert found is not None
+    assert found.batches[1].energy_kwh.median == pytest.approx(1e-3)
+
+
+def test_what_ran_out_of_memory_before_a_step_is_left_out() -> None:
+    failed = trial(
+        1,
+        0.0,
+        None,
+        **at(512),
+        state=TrialState.INFEASIBLE,
+        evals=(),
+        total_steps=None,
+        failure=Failure(kind="out of memory", text="CUDA out of memory."),
+    )
+    records = (trial(0, **at(16), **WHOLE), failed, trial(2, **at(64), **WHOLE))
+    found = batch_effect(study(*records))
+    assert found is not None
+    assert [one.global_batch_size for one in found.batches] == [16, 64]
+
+
+def test_without_a_gpu_memory_is_not_known() -> None:
+    found = batch_effect(study(trial(0, **at(16), **WHOLE), trial(1, 2e-3, **at(64), **WHOLE, peak_memory_gib=1.0)))
+    assert found is not None
+    assert found.batches[0].peak_memory_gib is None
+    assert found.least_memory is None  # known of one batch only: no minimum
+    assert found.least_energy == 16
+
+
+def test_one_batch_size_has_no_effect() -> None:
+    assert batch_effect(study()) is None
+    assert batch_effect(study(trial(0, **at(16)), trial(1, **at(16)))) is None
+    assert batch_effect(study(trial(0, **at(16)), trial(1, **at(32), energy_kwh=None))) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "joules", "least"),
+    [("text2sql-tune", (136.4305, 63.258), 128), ("wikitext-overfit", (71.253, 47.6568), 256)],
+)
+def test_on_recorded_runs_the_largest_batch_takes_the_least(name: str, joules: tuple[float, float], least: int) -> None:
+    runs = read_table(ROOT / "reports" / "search" / "tables" / f"{name}.jsonl")
+    records = []
+    for number, run in enumerate(runs):
+        train_kwh = kwh_from_joules(run.joules_per_step * run.total_steps)
+        train_s = run.seconds_per_step * run.total_steps
+        records.append(
+            trial(
+                number,
+                train_kwh,
+                params={"micro_batch_size_per_gpu": 1, **run.params},
+                duration_s=Durations(train=train_s, setup=0, eval=0, total=train_s),
+            )
+        )
+    found = batch_effect(study(*records))
+    assert found is not None
+    assert {len(one.trials) for one in found.batches} == {len(runs) // 5}
+    ends = [joules_from_kwh(found.batches[end].energy_kwh.median) for end in (0, -1)]
+    assert ends == pytest.approx(joules)
+    assert (found.least_energy, found.least_duration) == (least, least)
+    # The tables have one figure for the steps of a batch size: length and rate must make no difference.
+    assert all(one.energy_kwh.highest == pytest.approx(one.energy_kwh.lowest) for one in found.batches)
