@@ -1,0 +1,1 @@
+"""What goes into a paper: figures, tables, text and references, and a document that has them all."""

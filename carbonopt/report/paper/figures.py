@@ -1,0 +1,21 @@
+"""All figures of the paper, by name; what the study can't show has none."""
+
+from carbonopt.record import StudyData
+from carbonopt.report.facts import Facts
+from carbonopt.report.paper import charts, influence, pareto
+from carbonopt.report.paper.style import pictures
+from carbonopt.report.points import scatter
+
+
+def figures(data: StudyData, facts: Facts) -> dict[str, dict[str, bytes]]:
+    """`pdf` and `png` by the figure's name, in the order of the document."""
+    rec, learned = facts.recommendation, facts.influence
+    drawn = {
+        "pareto": (pareto.pareto(scatter(data, rec, facts.repeated), rec, facts.knee), pareto.HEIGHT_IN),
+        "batch": (charts.batch(facts.batch), charts.BATCH_HEIGHT_IN),
+        "influence": (influence.importance(learned), influence.importance_height_in(learned)),
+        "effects": (influence.effects(learned), influence.effects_height_in(learned)),
+        "returns": (charts.returns(facts.returns, rec.target_perplexity), charts.RETURNS_HEIGHT_IN),
+        "energy": (charts.energy(facts.spent), charts.ENERGY_HEIGHT_IN),
+    }
+    return {name: pictures(draw, height_in) for name, (draw, height_in) in drawn.items() if draw is not None}

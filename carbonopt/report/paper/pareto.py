@@ -1,0 +1,76 @@
+"""The Pareto front: what each trial emitted, and how good it became."""
+
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from carbonopt.analysis.recommend import Recommendation
+from carbonopt.report.paper.style import TARGET, Draw, legend, plain_ticks
+from carbonopt.report.points import COLOURS, LABELS, Point, Scatter, layers
+
+HEIGHT_IN = 2.8
+# A shape of its own for each group, so that grey print loses nothing.
+MARKERS: dict[str, dict[str, Any]] = {
+    "stopped": {"marker": "x", "s": 14, "color": COLOURS["stopped"], "linewidths": 0.8, "zorder": 2},
+    "failed": {"marker": "v", "s": 14, "facecolors": "none", "edgecolors": COLOURS["failed"], "zorder": 2},
+    "complete": {"marker": "o", "s": 16, "facecolors": "none", "edgecolors": COLOURS["complete"], "zorder": 3},
+    "front": {"marker": "o", "s": 18, "color": COLOURS["front"], "zorder": 4},
+    "knee": {"marker": "s", "s": 44, "facecolors": "none", "edgecolors": COLOURS["knee"], "zorder": 5},
+    "baseline": {"marker": "D", "s": 26, "color": COLOURS["baseline"], "edgecolors": "black", "zorder": 5},
+    "recommended": {"marker": "*", "s": 80, "color": COLOURS["recommended"], "edgecolors": "black", "zorder": 6},
+}
+
+
+def pareto(plot: Scatter, rec: Recommendation, knee: int | None) -> Draw | None:
+    """None where no trial has both coordinates."""
+    if not plot.points:
+        return None
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        axes.set_xlabel(f"Emissions of a run ({plot.unit})")
+        axes.set_ylabel("Perplexity")
+        _scale(axes, plot)  # first: matplotlib's own scaling has no room around values at the end of floats
+        axes.step(*_xy(plot.of("front")), where="post", color=COLOURS["front"], linewidth=0.8, zorder=1)
+        for name, points in layers(plot, rec, knee).items():
+            framed = [point for point in points if plot.x.holds(point.emissions) and plot.y.holds(point.perplexity)]
+            if framed:
+                axes.scatter(*_xy(framed), label=LABELS[name], **{"linewidths": 0.6, **MARKERS[name]})
+        _error_bars(axes, plot)
+        axes.axhline(rec.target_perplexity, label="target", **TARGET)
+        legend(figure, axes)
+
+    return draw
+
+
+def _error_bars(axes: Axes, plot: Scatter) -> None:
+    for i, mean in enumerate(plot.means):
+        axes.errorbar(
+            mean.emissions,
+            mean.perplexity,
+            xerr=mean.emissions_deviation,
+            yerr=mean.perplexity_deviation,
+            fmt="none",
+            ecolor="black",
+            elinewidth=0.8,
+            capsize=1.8,
+            capthick=0.6,
+            zorder=7,
+            label="mean ± SD, repeated" if i == 0 else None,
+        )
+
+
+def _scale(axes: Axes, plot: Scatter) -> None:
+    if plot.x.log:
+        axes.set_xscale("log")
+    if plot.y.log:
+        axes.set_yscale("log")
+    axes.set_xlim(plot.x.low, plot.x.high)
+    axes.set_ylim(plot.y.low, plot.y.high)
+    plain_ticks(axes.xaxis, plot.x.log)
+    plain_ticks(axes.yaxis, plot.y.log)
+
+
+def _xy(points: list[Point]) -> tuple[list[float], list[float]]:
+    return [point.emissions for point in points], [point.perplexity for point in points]

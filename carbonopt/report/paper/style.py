@@ -1,0 +1,109 @@
+"""What the figures have in common: as wide as a column, fonts embedded, colours and shapes told apart in grey."""
+
+import io
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
+
+from carbonopt.report.points import LOG_FROM_RATIO
+from carbonopt.report.quantities import tick_text
+
+WIDTH_IN = 3.5  # one column of a two-column paper
+DPI = 300
+STYLE = {
+    "pdf.fonttype": 42,  # TrueType: text stays text, and publishers' checks pass
+    "font.size": 7.5,
+    "axes.labelsize": 7.5,
+    "axes.titlesize": 7.5,
+    "xtick.labelsize": 6.5,
+    "ytick.labelsize": 6.5,
+    "legend.fontsize": 6.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "hatch.linewidth": 0.5,
+    "text.parse_math": False,
+}
+# Okabe and Ito's palette, which people with any colour vision tell apart.
+BLUE, ORANGE, GREEN, VERMILION, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#999999"
+TARGET: dict[str, Any] = {"color": PURPLE, "linestyle": "--", "linewidth": 0.9, "zorder": 1}
+
+Draw = Callable[[Figure], None]
+
+
+def pictures(draw: Draw, height_in: float) -> dict[str, bytes]:
+    """A figure as `pdf` and `png`; the same data gives the same bytes."""
+    with matplotlib.rc_context(STYLE):  # type: ignore[arg-type]
+        figure = Figure(figsize=(WIDTH_IN, height_in), dpi=DPI, layout="constrained")
+        FigureCanvasAgg(figure)
+        draw(figure)
+        figure.draw_without_rendering()  # lays it out; once is enough for both files
+        figure.set_layout_engine("none")
+        return {
+            "pdf": _saved(figure, "pdf", {"CreationDate": None}),
+            "png": _saved(figure, "png", {"Software": None}),
+        }
+
+
+def _saved(figure: Figure, format: str, metadata: dict[str, None]) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=format, dpi=DPI, metadata=metadata)
+    return buffer.getvalue()
+
+
+def legend(figure: Figure, axes: Axes) -> None:
+    """Above the figure, of what one of its axes holds, in as many columns as fit."""
+    for columns in (3, 2, 1):
+        made = figure.legend(
+            *axes.get_legend_handles_labels(),
+            loc="outside upper center",
+            ncols=columns,
+            frameon=False,
+            handletextpad=0.4,
+            columnspacing=1.2,
+            borderaxespad=0.2,
+        )
+        if made.get_window_extent().width <= figure.bbox.width:
+            return
+        made.remove()
+
+
+def plain_ticks(axis: Axis, log: bool, most: int = 5) -> None:
+    """Round numbers without powers of ten, at most so many. After everything is drawn: it goes by the axis' limits."""
+    if not log:
+        axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]))
+        return
+    ticks = _log_ticks(*axis.get_view_interval(), most)
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _log_ticks(low: float, high: float, most: int) -> list[float]:
+    """1, 2 and 5 in each power of ten; fewer where that would be too many."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for digits in ((1, 2, 5), (1, 3), (1,)):
+        ticks = [tick for power in powers for digit in digits if low <= (tick := float(f"{digit}e{power}")) <= high]
+        if len(ticks) <= most:
+            break
+    return ticks[:: -(-len(ticks) // most) or 1]
+
+
+def ticks_at(axis: Axis, values: Sequence[float], texts: Iterable[str]) -> None:
+    """Exactly these."""
+    axis.set_minor_locator(NullLocator())
+    axis.set_ticks(list(values), list(texts))
+
+
+def wants_log(values: Sequence[float]) -> bool:
+    """Whether a linear axis would crowd the small values."""
+    return min(values) > 0 and max(values) / min(values) >= LOG_FROM_RATIO
