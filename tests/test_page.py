@@ -117,7 +117,7 @@ def test_the_target_gives_what_recommend_says(tab, page):
         line = tab.run("document.getElementById('pareto').layout.shapes[0].y0")
         assert line == target
         if rec.trial is None:
-            assert text == "No trial meets such a target." and drawn["x"] == []
+            assert text == "No trial meets such a target." and drawn["x"] == [None]
             continue
         assert text.startswith(f"Trial {rec.trial} (")
         if rec.trial != rec.baseline.trial:
@@ -125,6 +125,28 @@ def test_the_target_gives_what_recommend_says(tab, page):
         assert drawn["x"] == [pytest.approx(rec.emissions_kg_co2e * plot.per_kg)]
         assert drawn["y"] == [rec.perplexity]
     assert quiet(tab)
+
+
+def test_the_star_is_drawn_where_the_answer_is(tab, page):
+    """On the front's mark of that trial; away where nothing is recommended, and back again."""
+    data, path = page
+    tab.open(path)
+    front = recommend(data).pareto_front
+    middle = (
+        "(one => { const box = one.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; })"
+    )
+    traces = "[...document.querySelectorAll('.subplot.xy .scatterlayer .trace')]"
+    star = f"{traces}.at(-1).querySelectorAll('.point')"
+    of_front = f"{traces}.find(one => one.querySelectorAll('.point').length === {len(front)})"
+    assert tab.run(f"dots = {of_front}.querySelectorAll('.point'); dots.length") == len(front)
+    for target in (6.5, 1.0, 5.0, 5.8):
+        set_target(tab, repr(target))
+        trial = recommend(data, target).trial
+        if trial is None:
+            tab.wait_for(f"{star}.length === 0")
+            continue
+        near = "([x, y], [a, b]) => Math.hypot(x - a, y - b) < 1.5"
+        tab.wait_for(f"{star}.length === 1 && ({near})({middle}({star}[0]), {middle}(dots[{front.index(trial)}]))")
 
 
 def test_the_slider_goes_over_the_answers_by_keys(tab, page):

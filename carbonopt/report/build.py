@@ -3,19 +3,26 @@
 from collections import Counter
 from pathlib import Path
 
+from pydantic_core import to_json  # many times as fast as Python's own where lines are indented
+
 from carbonopt.analysis.audit import audit
+from carbonopt.analysis.batch import batch_effect
 from carbonopt.analysis.by_target import answers
+from carbonopt.analysis.comparison import comparison
 from carbonopt.analysis.footprint import footprint
 from carbonopt.analysis.front import knee
+from carbonopt.analysis.influence import influence
 from carbonopt.analysis.recommend import recommend
+from carbonopt.analysis.regions import regions
 from carbonopt.analysis.repeats import repeats
 from carbonopt.analysis.repricing import repricing
-from carbonopt.paths import REPORT_JSON, write_bytes, write_json, write_text
+from carbonopt.analysis.returns import returns
+from carbonopt.energy.intensity import countries
+from carbonopt.paths import REPORT_JSON, write_bytes, write_text
 from carbonopt.record import StudyData
-from carbonopt.report import energy, figure, limits, markdown, page, sections, tables, winner, words
+from carbonopt.report import energy, figure, influence_tables, limits, markdown, page, sections, tables, winner, words
 from carbonopt.report.data import data_files
 from carbonopt.report.facts import Facts
-from carbonopt.report.influence_tables import influence
 from carbonopt.report.points import GROUPS, Scatter, scatter
 from carbonopt.report.provenance import provenance
 from carbonopt.report.quantities import count_text
@@ -32,14 +39,14 @@ def facts_of(data: StudyData) -> Facts:
         recommendation=rec,
         answers=answers(data),
         knee=knee(data.records),
-        comparison=None,
-        influence=(),
-        batch=None,
-        returns=None,
+        comparison=comparison(data, rec),
+        influence=influence(data),
+        batch=batch_effect(data),
+        returns=returns(data, rec),
         spent=footprint(data),
         repeated=repeats(data.records),
         priced=repricing(data, rec),
-        regions=(),
+        regions=regions(data, rec, countries()),
         audited=audit(data),
     )
 
@@ -57,7 +64,8 @@ def write_report(data: StudyData, folder: Path, *, winner_files: dict[str, str] 
     png = figure.render(plot, rec, "png")
     write_bytes(folder / "pareto.png", png)
     write_bytes(folder / "pareto.pdf", figure.render(plot, rec, "pdf"))
-    write_json(folder / REPORT_JSON, {**facts.as_json(), "shown": view.model_dump(mode="json")})
+    shown = view.model_dump(mode="json", exclude_defaults=True)
+    write_bytes(folder / REPORT_JSON, to_json({**facts.as_json(), "shown": shown}, indent=2) + b"\n")
     for name, content in data_files(data.records).items():
         write_bytes(folder / REPORT_JSON.parent / name, content)
     write_text(folder / "report.md", markdown.render(view))
@@ -82,7 +90,7 @@ def build_view(data: StudyData, facts: Facts, plot: Scatter) -> View:
         sentence=words.sentence(data, rec, repeated),
         figure_note=_figure_note(data, plot),
         targets=target_steps(data, facts.answers),
-        influence=influence(facts.influence),
+        influence=influence_tables.influence(facts.influence),
         batch=sections.batch(facts.batch),
         returns=sections.returns(facts.returns),
         regions=sections.regions(facts.regions),

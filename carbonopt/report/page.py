@@ -14,7 +14,7 @@ from carbonopt.analysis.recommend import Recommendation
 from carbonopt.record import StudyData
 from carbonopt.report import charts
 from carbonopt.report.facts import Facts
-from carbonopt.report.points import COLOURS, LABELS, Axis, Point, Scatter, layers
+from carbonopt.report.points import CELLS, COLOURS, LABELS, Axis, Point, Scatter, layers
 from carbonopt.report.quantities import perplexity_text, plus_minus_text
 from carbonopt.report.view import Cell, Table, View
 from carbonopt.trial import TrialState
@@ -66,6 +66,7 @@ def render(view: View, data: StudyData, plot: Scatter, facts: Facts, png: bytes)
 def content(view: View, data: StudyData, plot: Scatter, facts: Facts) -> dict[str, Any]:
     """What the page's scripts read: the figure, the answers by target and the long tables, by column."""
     rec = facts.recommendation
+    listed = states(data)
     rows: dict[int | None, int] = {record.trial: row for row, record in enumerate(data.records)}
     return {
         "figure": figure(data, plot, facts) if plot.points else None,
@@ -84,7 +85,7 @@ def content(view: View, data: StudyData, plot: Scatter, facts: Facts) -> dict[st
         ],
         "tables": {"all-trials": by_column(view.trials), "components": by_column(view.components)},
         "constant": view.constant_settings,
-        "states": [states(data).index(record.state.value) for record in data.records],
+        "states": [listed.index(record.state.value) for record in data.records],
         "reached": [  # what a target is compared with
             record.perplexity
             if record.state is TrialState.COMPLETE
@@ -169,20 +170,23 @@ def _trace(name: str, points: list[Point], rows: dict[int, int]) -> dict[str, An
 
 
 def _without_perplexity(plot: Scatter, rows: dict[int, int]) -> list[dict[str, Any]]:
-    """At the figure's upper edge, by their emissions alone."""
+    """At the figure's upper edge, by their emissions alone; one where many would lie on one another."""
     if not plot.no_perplexity:
         return []
     inside = 1e-6 * (plot.x.high - plot.x.low)  # what is at the very end of an axis plotly may take for outside
     low, high = plot.x.low + inside, plot.x.high - inside
+    cells = {
+        math.floor(plot.x.share(emissions) * CELLS[0]): (trial, emissions) for trial, emissions in plot.no_perplexity
+    }
     return [
         {
             "type": "scatter",
             "mode": "markers",
             "name": "ended before an evaluation (at the edge)",
-            "x": [min(max(emissions, low), high) for _, emissions in plot.no_perplexity],
-            "y": [1.0 for _ in plot.no_perplexity],
+            "x": [min(max(emissions, low), high) for _, emissions in cells.values()],
+            "y": [1.0 for _ in cells],
             "yaxis": "y2",
-            "customdata": [rows[trial] for trial, _ in plot.no_perplexity],
+            "customdata": [rows[trial] for trial, _ in cells.values()],
             "cliponaxis": False,
             "marker": {"symbol": "triangle-down-open", "size": 9, "color": COLOURS["failed"], "line": {"width": 1.5}},
         }

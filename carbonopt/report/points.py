@@ -18,7 +18,7 @@ GROUPS: tuple[Group, ...] = get_args(Group)
 LOG_FROM_RATIO = 8.0  # largest ÷ smallest; from here on a linear axis crowds the small values
 MARGIN = 0.08  # share of the axis on each side
 CROWD = 1500  # points of one group; from here on those that would lie on one another are drawn once
-CELLS = (160, 100)  # of the frame, across and up: a mark is wider than one of them on any screen
+CELLS = (96, 60)  # of the frame, across and up: about as wide as a mark where the figure is widest
 
 # Okabe and Ito's palette, which people with any colour vision tell apart; shapes tell the same in grey.
 COLOURS = {

@@ -27,6 +27,23 @@ from carbonopt.report.quantities import (
 from carbonopt.report.view import Cell, Part, Table, columns, number, word
 from carbonopt.report.words import mean_of
 
+WELL_KNOWN = (
+    "Norway",
+    "Sweden",
+    "France",
+    "Canada",
+    "Brazil",
+    "United Kingdom",
+    "Germany",
+    "United States",
+    "Japan",
+    "China",
+    "Australia",
+    "India",
+    "Poland",
+    "South Africa",
+)
+
 
 def lead(rec: Recommendation) -> str:
     """The answer's second sentence: what a run and the search emitted, and whether that pays back."""
@@ -186,11 +203,12 @@ def _where_to_stop(found: Returns) -> tuple[str, ...]:
 
 
 def regions(found: tuple[InRegion, ...]) -> Part:
-    """The same joules on other grids."""
+    """The same joules on other grids: the study's own, the lowest, the highest and some that many know."""
     if not found:
         return Part(sentences=("Nothing is recommended, so there is no run to price on other grids.",))
-    run = emissions_scale(one.run_kg_co2e for one in found)
-    study = emissions_scale(one.study_kg_co2e for one in found)
+    shown = [one for one in found if one.is_studys_own or one.place in WELL_KNOWN or one in (found[0], found[-1])]
+    run = emissions_scale(one.run_kg_co2e for one in shown)
+    study = emissions_scale(one.study_kg_co2e for one in shown)
     rows = tuple(
         (
             word(f"{one.place} (this study)" if one.is_studys_own else one.place, strong=one.is_studys_own),
@@ -199,7 +217,7 @@ def regions(found: tuple[InRegion, ...]) -> Part:
             number(study.text(one.study_kg_co2e), one.study_kg_co2e, strong=one.is_studys_own),
             word(one.source),
         )
-        for one in found
+        for one in shown
     )
     return Part(
         sentences=(
@@ -214,6 +232,7 @@ def regions(found: tuple[InRegion, ...]) -> Part:
                     *columns("Source"),
                 ),
                 rows=rows,
+                note=f"Of {count_text(len(found), 'grid')}, from the lowest to the highest; data/report.json has all.",
             ),
         ),
     )

@@ -71,10 +71,13 @@ const pareto = (function () {
       const [line] = layout.shapes;
       Object.assign(line, { y0: value, y1: value });
       line.label.text = `target ${shown}`;
-      const rows = answer.place ? [answer.row] : [];
-      const [x, y] = answer.place || [];
-      Object.assign(data[recommended], { x: rows.map(() => x), y: rows.map(() => y), customdata: rows, text: rows.map(lines) });
-      draw();
+      const [x, y] = answer.place || [null, null]; // null: no mark; an empty list would take all marks away
+      const moved = { x: [x], y: [y], customdata: [answer.row], text: [answer.place ? lines(answer.row) : ""] };
+      Object.assign(data[recommended], moved);
+      Plotly.relayout(place, { shapes: layout.shapes });
+      // Of thousands of marks this one alone is drawn again.
+      const at_once = { transition: { duration: 0 }, frame: { duration: 0, redraw: false }, mode: "immediate" };
+      Plotly.animate(place, { data: [moved], traces: [recommended] }, at_once);
     },
   };
 })();
