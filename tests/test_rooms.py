@@ -39,7 +39,8 @@ HEAVY = {
     "deepspeed": {"train"},
     "datasets": {"train"},
     "peft": {"train"},
-    "optuna": {"storage", "storage_url", "study", "search"},
+    "optuna": {"storage", "storage_url", "study", "search", "analysis"},  # analysis: inside functions only
+    "sklearn": {"search", "analysis"},
     "codecarbon": {"energy"},
     "pynvml": {"energy"},
     "wandb": {"trackers"},
