@@ -77,6 +77,15 @@ _ENTRIES = {
   pages = {281--305},
   year = {2012},
 }""",
+    "pedregosa2011scikit": r"""@article{pedregosa2011scikit,
+  author = {Pedregosa, Fabian and Varoquaux, Ga{\"e}l and Gramfort, Alexandre and Michel, Vincent and Thirion, Bertrand
+    and Grisel, Olivier and others},
+  title = {Scikit-learn: Machine Learning in {Python}},
+  journal = {Journal of Machine Learning Research},
+  volume = {12},
+  pages = {2825--2830},
+  year = {2011},
+}""",
     "merity2017wikitext": r"""@inproceedings{merity2017wikitext,
   author = {Merity, Stephen and Xiong, Caiming and Bradbury, James and Socher, Richard},
   title = {Pointer Sentinel Mixture Models},
@@ -119,15 +128,17 @@ def dataset_key(dataset: Dataset) -> str | None:
     return next(found, None)
 
 
-def keys(config: StudyConfig) -> tuple[str, ...]:
+def keys(config: StudyConfig, *, learned: bool) -> tuple[str, ...]:
     """What the text cites, in the order of the bibliography; a replay, which trains nothing, no tools of training."""
     wanted: set[str | None] = {"carbonopt", "akiba2019optuna", "courty2024codecarbon", sampler_key(config)}
     if config.workload is not None:
         wanted |= {*_OF_TRAINING, dataset_key(config.workload.dataset)}
+    if learned:
+        wanted.add("pedregosa2011scikit")
     return tuple(key for key in _ENTRIES if key in wanted)
 
 
-def bibliography(config: StudyConfig) -> str:
-    """The BibTeX file."""
-    entries = "\n\n".join(_ENTRIES[key] for key in keys(config))
+def bibliography(config: StudyConfig, *, learned: bool) -> str:
+    """The BibTeX file. `learned`: what each parameter does is known."""
+    entries = "\n\n".join(_ENTRIES[key] for key in keys(config, learned=learned))
     return entries.replace("VERSION", __version__) + "\n"

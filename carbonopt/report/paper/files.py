@@ -5,7 +5,7 @@ from carbonopt.report.facts import Facts
 from carbonopt.report.paper.bibliography import bibliography
 from carbonopt.report.paper.figures import figures
 from carbonopt.report.paper.tables import tables
-from carbonopt.report.paper.text import document, methods, statement
+from carbonopt.report.paper.text import document, is_learned, methods, statement
 from carbonopt.report.view import View
 
 
@@ -19,7 +19,7 @@ def paper_files(data: StudyData, facts: Facts, view: View) -> dict[str, bytes]:
         **{f"table-{name}.tex": text for name, text in tabled.items()},
         "methods.tex": methods(data, facts, view),
         "statement.tex": statement(data, facts, view),
-        "references.bib": bibliography(data.config),
+        "references.bib": bibliography(data.config, learned=is_learned(facts)),
         "main.tex": document(view, list(drawn), list(tabled)),
     }
     pictures = {f"figure-{name}.{kind}": made for name, kinds in drawn.items() for kind, made in kinds.items()}

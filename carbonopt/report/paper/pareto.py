@@ -16,7 +16,7 @@ MARKERS: dict[str, dict[str, Any]] = {
     "failed": {"marker": "v", "s": 14, "facecolors": "none", "edgecolors": COLOURS["failed"], "zorder": 2},
     "complete": {"marker": "o", "s": 16, "facecolors": "none", "edgecolors": COLOURS["complete"], "zorder": 3},
     "front": {"marker": "o", "s": 18, "color": COLOURS["front"], "zorder": 4},
-    "knee": {"marker": "s", "s": 44, "facecolors": "none", "edgecolors": COLOURS["knee"], "zorder": 5},
+    "knee": {"marker": "s", "s": 44, "facecolors": "none", "edgecolors": "black", "zorder": 5},
     "baseline": {"marker": "D", "s": 26, "color": COLOURS["baseline"], "edgecolors": "black", "zorder": 5},
     "recommended": {"marker": "*", "s": 80, "color": COLOURS["recommended"], "edgecolors": "black", "zorder": 6},
 }

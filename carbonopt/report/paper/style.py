@@ -9,6 +9,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
@@ -42,22 +43,16 @@ Draw = Callable[[Figure], None]
 
 def pictures(draw: Draw, height_in: float) -> dict[str, bytes]:
     """A figure as `pdf` and `png`; the same data gives the same bytes."""
+    png, pdf = io.BytesIO(), io.BytesIO()
     with matplotlib.rc_context(STYLE):  # type: ignore[arg-type]
         figure = Figure(figsize=(WIDTH_IN, height_in), dpi=DPI, layout="constrained")
-        FigureCanvasAgg(figure)
+        canvas = FigureCanvasAgg(figure)
         draw(figure)
-        figure.draw_without_rendering()  # lays it out; once is enough for both files
+        # Not by savefig, which lays out and draws everything once more for each file.
+        canvas.print_png(png, metadata={"Software": None})
         figure.set_layout_engine("none")
-        return {
-            "pdf": _saved(figure, "pdf", {"CreationDate": None}),
-            "png": _saved(figure, "png", {"Software": None}),
-        }
-
-
-def _saved(figure: Figure, format: str, metadata: dict[str, None]) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=format, dpi=DPI, metadata=metadata)
-    return buffer.getvalue()
+        FigureCanvasPdf(figure).print_pdf(pdf, metadata={"CreationDate": None})
+    return {"pdf": pdf.getvalue(), "png": png.getvalue()}
 
 
 def legend(figure: Figure, axes: Axes) -> None:

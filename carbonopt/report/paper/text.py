@@ -58,6 +58,7 @@ def methods(data: StudyData, facts: Facts, view: View) -> str:
         closure=view.closure,
         result=view.sentence or f"{view.headline} {view.answer[0]}",
         compared=view.comparison.sentences,
+        learned=is_learned(facts),
         limits=(*view.limits, *_unknown(facts, view)),
     )
 
@@ -91,6 +92,11 @@ def statement(data: StudyData, facts: Facts, view: View) -> str:
         unmeasured=_listed(list(map(str, facts.spent.unmeasured_trials))),
         baseline=rec.baseline,
     )
+
+
+def is_learned(facts: Facts) -> bool:
+    """Whether it is known of an objective what the parameters do to it."""
+    return not all(isinstance(one, NotKnown) for one in facts.influence)
 
 
 def document(view: View, figures: list[str], tables: list[str]) -> str:
@@ -161,7 +167,7 @@ def _unknown(facts: Facts, view: View) -> tuple[str, ...]:
     """Why there is no figure where there is none."""
     return (
         *(view.batch.sentences if facts.batch is None else ()),
-        *(view.influence.sentences if all(isinstance(one, NotKnown) for one in facts.influence) else ()),
+        *(view.influence.sentences if not is_learned(facts) else ()),
         *(view.returns.sentences if facts.returns is None else ()),
     )
 
