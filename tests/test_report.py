@@ -3,24 +3,18 @@
 import json
 import math
 import re
-import subprocess
 import sys
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
-import yaml
 from small_studies import INTENSITY_G_PER_KWH, REPLAY, SAME, TRACE, gpu_study, on_gpu, pruned, study, trial
 
 from carbonopt.analysis.recommend import recommend
-from carbonopt.config import Budget
 from carbonopt.record import Intensity, Provenance, StudyData
 from carbonopt.report.build import write_report
 from carbonopt.report.markdown import escape
 from carbonopt.report.points import scatter
 from carbonopt.report.quantities import percent_text
-from carbonopt.report.winner import winner_files
-from carbonopt.study_file import load_study
 from carbonopt.trial import Failure, TrialState
 
 EVIL = """<script>alert(1)</script> | `x` [a](javascript:b) "'&{{7*7}} </script>"""
@@ -196,6 +190,7 @@ def test_same_data_same_bytes_and_a_new_report_replaces_the_old(tmp_path):
     data = study(trial(0), trial(1, 2e-3, 4.0))
     write_report(data, tmp_path, winner_files={"ds_config.json": "{}"})
     (tmp_path / "winner" / "mine.txt").write_text("keep")
+    assert (tmp_path / "winner" / "run.sh").stat().st_mode & 0o111
     first = {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     write_report(data, tmp_path, winner_files={"ds_config.json": "{}"})
     assert {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == first
@@ -210,95 +205,6 @@ def test_frame_holds_complete_trials_and_target_and_says_who_is_outside(tmp_path
     assert plot.y.holds(6.0) and plot.unit == "mg CO2e"
     assert [point.trial for point in plot.outside()] == [3]  # trial 2's evaluation is not a number: no point
     assert [point.emissions for point in plot.of("front")] == sorted(point.emissions for point in plot.of("front"))
-
-
-def winner_of(data: StudyData, **given: str) -> dict[str, str]:
-    return winner_files(data, recommend(data), Path("winner"), given)
-
-
-def test_rerun_is_a_valid_study_of_the_winner_alone(tmp_path):
-    record = trial(4, params={"learning_rate": 1e-5, "gradient_checkpointing": True})
-    raw = {"search": study().config.search.model_dump(mode="json", exclude_none=True)}
-    raw["search"]["space"]["gradient_checkpointing"] = {"choices": [True, False]}
-    raw["search"]["start"] = {"epochs": 1}
-    data = study(record, trial(5, 2e-3, 4.0), name="N" * 200, raw=raw)
-    for name, text in winner_of(data).items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    again = load_study(tmp_path / "rerun.yaml")
-    space = again.search.space.model_dump(exclude_none=True)
-    assert space == {
-        "global_batch_size": {"value": 16},
-        "learning_rate": {"value": 1e-5},
-        "epochs": {"value": 2},
-        "zero_stage": {"value": 1},
-        "offload": {"value": "none"},
-        "gradient_checkpointing": {"value": True},
-    }
-    assert again.name.endswith(" (winner)") and len(again.name) == 200
-    assert again.budget == Budget(trials=1)
-    assert again.search.start is None and again.search.seed == record.seed
-    assert (again.workload, again.target, again.carbon, again.launch) == (
-        data.config.workload,
-        data.config.target,
-        data.config.carbon,
-        data.config.launch,
-    )
-
-
-@pytest.mark.parametrize("name", ["1e-3", "yes", "null", "a: b # c", EVIL, "- x", "'", "12"])
-def test_rerun_keeps_text_that_looks_like_something_else(name, tmp_path):
-    (tmp_path / "rerun.yaml").write_text(winner_of(study(trial(0), name=name))["rerun.yaml"], encoding="utf-8")
-    assert load_study(tmp_path / "rerun.yaml").name == f"{name} (winner)"
-    data = study(trial(0), raw={"carbon": {"country": "USA", "region": name}})
-    (tmp_path / "rerun.yaml").write_text(winner_of(data)["rerun.yaml"], encoding="utf-8")
-    assert load_study(tmp_path / "rerun.yaml").carbon.region == name
-
-
-def test_training_arguments_are_what_transformers_takes():
-    params = {
-        "precision": "bf16",
-        "warmup_ratio": 0.1,
-        "lr_scheduler": "cosine",
-        "weight_decay": 0.01,
-        "gradient_checkpointing": True,
-    }
-    files = winner_of(study(trial(0, params=params)), **{"ds_config.json": '{"zero": 1}'})
-    assert yaml.safe_load(files["training_args.yaml"]) == {
-        "max_grad_norm": 0.5,
-        "per_device_train_batch_size": 8,
-        "gradient_accumulation_steps": 2,
-        "learning_rate": 1e-3,
-        "num_train_epochs": 2.0,
-        "seed": 3,
-        "bf16": True,
-        "fp16": False,
-        "weight_decay": 0.01,
-        "lr_scheduler_type": "cosine",
-        "warmup_steps": 0.1,
-        "gradient_checkpointing": True,
-        "deepspeed": "ds_config.json",
-    }
-    assert files["ds_config.json"] == '{"zero": 1}'
-    assert "deepspeed" not in winner_of(study(trial(0)))["training_args.yaml"]
-    assert json.loads(files["params.json"])["gradient_accumulation_steps"] == 2
-
-
-def test_run_script_passes_its_own_folder_and_options_on(tmp_path):
-    folder = tmp_path / "a folder $x"
-    write_report(study(trial(0)), folder)
-    stand_in = tmp_path / "bin" / "carbonopt"
-    stand_in.parent.mkdir()
-    stand_in.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    stand_in.chmod(0o755)
-    script: Path = folder / "winner" / "run.sh"
-    ran = subprocess.run(
-        [script, "--trials", "2 3"], env={"PATH": f"{stand_in.parent}:/usr/bin:/bin"}, capture_output=True, text=True
-    )
-    assert ran.stdout.splitlines() == ["run", f"{folder}/winner/rerun.yaml", "--trials", "2 3"]
-
-
-def test_no_winner_no_files():
-    assert winner_of(study(pruned(0))) == {}
 
 
 PERCENTS = {
