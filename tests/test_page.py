@@ -102,6 +102,72 @@ def test_nothing_leaves_the_page_and_nothing_complains(tab, page, width):
     assert tab.run("document.documentElement.scrollWidth") <= width
 
 
+CONTRAST = """
+(() => {
+  const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
+  const linear = (v) => v / 255 <= 0.04045 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => [r, g, b].map(linear)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const ground = (one) => {
+    const colour = parts(getComputedStyle(one).backgroundColor);
+    return colour.length === 3 || !one.parentElement ? colour : ground(one.parentElement);
+  };
+  const ratios = [];
+  for (const one of document.querySelectorAll("main *:not(#pareto *)")) {
+    if (![...one.childNodes].some(node => node.nodeType === 3 && node.data.trim()) || !one.checkVisibility()) continue;
+    const style = getComputedStyle(one);
+    const pair = [parts(one.ownerSVGElement ? style.fill : style.color), ground(one)].map(light).sort((a, b) => b - a);
+    if (!one.disabled) ratios.push((pair[0] + 0.05) / (pair[1] + 0.05));
+  }
+  return [ratios.length, Math.min(...ratios)];
+})()
+"""  # WCAG 2.2's contrast ratio of every text, at its worst
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_from_its_ground(tab, page, scheme):
+    _, path = page
+    tab.open(path, scheme=scheme)
+    texts, worst = tab.run(CONTRAST)
+    assert texts > 500 and worst >= 4.5
+
+
+def test_nothing_moves_while_the_page_loads(tab, page):
+    _, path = page
+    tab.open(path)
+    tab.run(
+        "seen = []; new PerformanceObserver(list => seen.push(...list.getEntries().map(one => one.value)))"
+        ".observe({type: 'layout-shift', buffered: true}); new Promise(done => setTimeout(done, 300))"
+    )
+    assert sum(tab.run("seen")) < 0.01
+
+
+def test_on_paper_the_picture_stands_in_and_controls_are_gone(tab, page, tmp_path):
+    _, path = page
+    tab.open(path, scheme="dark")
+    tab.send("Emulation.setEmulatedMedia", media="print")
+    hidden = ["#pareto", ".target", ".filters", ".pager button"]
+    seen = tab.run(f"{json.dumps(hidden)}.map(one => document.querySelector(one).checkVisibility())")
+    assert seen == [False] * 4
+    assert tab.run("document.querySelector('.on-paper').checkVisibility()")
+    assert tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    tab.pdf(tmp_path / "page.pdf")
+    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
+    tab.send("Emulation.setEmulatedMedia", media="")
+
+
+def test_the_keyboard_reaches_all_controls_from_top_to_bottom(tab, page):
+    _, path = page
+    tab.open(path)
+    focused = []
+    for _ in range(60):
+        tab.press("Tab")
+        focused.append(tab.run("document.activeElement.id || document.activeElement.tagName"))
+    wanted = ["target-number", "target-reset", "target-range", "filter-text", "filter-state", "filter-target"]
+    assert [name for name in dict.fromkeys(focused) if name in wanted] == wanted
+    assert focused[focused.index("filter-target") + 1 :].count("BUTTON") > 5  # on to the columns' heads
+
+
 def test_the_target_gives_what_recommend_says(tab, page):
     data, path = page
     tab.open(path)

@@ -1,5 +1,6 @@
 """Small charts of the page: placed here from the facts, drawn by the template as SVG, which needs no script."""
 
+import math
 from collections.abc import Callable, Sequence
 
 from matplotlib.ticker import LogLocator, MaxNLocator
@@ -28,7 +29,7 @@ from carbonopt.trial import Frozen
 # The view box, in its own units: text of 11 units is 11 pixels where the chart is as wide as that.
 WIDTH, HEIGHT = 320, 210
 LEFT, RIGHT, TOP, BOTTOM = 54, 308, 14, 162
-MOST_LABELS = 7  # below a chart; of more every second one is shown
+LETTER = 6.5  # of a label, with its share of the space to the next
 
 
 class Tick(Frozen):
@@ -194,6 +195,8 @@ def _over_names(title: str, x_title: str, y_title: str, outcomes: Sequence[Outco
         return Chart(title=title, x_title=x_title, y_title=y_title, x_ticks=(), y_ticks=(), marks=())
     y = frame([value for one in outcomes for value in (one.lowest, one.highest, one.middle)])
     step = 1 / len(outcomes)
+    longest = max(len(one.name) for one in outcomes) + 1
+    every = math.ceil(LETTER * longest / (step * (RIGHT - LEFT)))  # label: as many as fit beside each other
     marks, ticks = [], []
     for index, one in enumerate(outcomes):
         x = _across((index + 0.5) * step)
@@ -210,7 +213,7 @@ def _over_names(title: str, x_title: str, y_title: str, outcomes: Sequence[Outco
                 strong=one.strong,
             )
         )
-        if len(outcomes) <= MOST_LABELS or index % 2 == 0:
+        if index % every == 0:
             ticks.append(Tick(at=x, text=one.name))
     return Chart(
         title=title,

@@ -8,6 +8,7 @@ from carbonopt.report.quantities import (
     interval_text,
     percent_text,
     perplexity_text,
+    share_text,
     value_text,
 )
 from carbonopt.report.view import Cell, Part, Table, columns, number, word
@@ -55,13 +56,13 @@ def _importance(one: Influence) -> Table:
         (
             word(parameter.name),
             Cell(
-                text=percent_text(parameter.importance),
+                text=share_text(parameter.importance),
                 sort=parameter.importance,
                 share=parameter.importance,
                 span=(parameter.importance_lowest, parameter.importance_highest),
             ),
             number(
-                interval_text(parameter.importance_lowest, parameter.importance_highest, percent_text),
+                interval_text(parameter.importance_lowest, parameter.importance_highest, share_text),
                 parameter.importance_lowest,
             ),
         )

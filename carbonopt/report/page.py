@@ -216,7 +216,7 @@ def _means(plot: Scatter) -> list[dict[str, Any]]:
                 f"emissions: {plus_minus_text(one.emissions, one.emissions_deviation)} {plot.unit}"
                 for one in plot.means
             ],
-            "marker": {"symbol": "line-ns", "size": 1, "color": COLOURS["baseline"]},
+            "marker": {"symbol": "line-ew", "size": 9, "line": {"width": 2, "color": COLOURS["baseline"]}},
         }
     ]
 

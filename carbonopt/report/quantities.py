@@ -72,6 +72,11 @@ def percent_text(fraction: float | None) -> str:
     return f"{percent:,.0f} %" if abs(percent) >= 99.95 else f"{percent:.3g} %"
 
 
+def share_text(fraction: float) -> str:
+    """A part of a whole that is known roughly: one decimal."""
+    return f"{100 * fraction:.1f} %" if not 0 < fraction < 5e-4 else "under 0.05 %"
+
+
 def two_decimals_text(fraction: float | None) -> str:
     """A percentage near 100, where it is the hundredths that tell."""
     return MISSING if fraction is None else f"{100 * fraction:,.2f} %"

@@ -247,9 +247,9 @@ def comparison(rec: Recommendation, found: Comparison | None) -> Part:
         sure = "One run each: how far other runs of both would differ was not measured, so the saving has no interval."
     else:
         sure = (
-            f"The saving is {percent_text(saving.fraction)}, between "
-            f"{interval_text(saving.lowest, saving.highest, percent_text)} with {percent_text(saving.level)} "
-            f"confidence ({count_text(saving.seeds, 'run')} of the recommendation, {saving.baseline_seeds} of the "
+            f"The saving is {percent_text(saving.fraction)} "
+            f"({interval_text(saving.lowest, saving.highest, percent_text)} with {percent_text(saving.level)} "
+            f"confidence; {count_text(saving.seeds, 'run')} of the recommendation, {saving.baseline_seeds} of the "
             "baseline)."
         )
     equal = found.equal_quality
