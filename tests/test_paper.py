@@ -133,6 +133,7 @@ def test_escaping() -> None:
     assert escape("a--b <<c>> ,, ''") == "a-{}-b <{}<c>{}> ,{}, '{}'"
     assert escape("[x]*") == "{[}x]{*}"
     assert escape("0.718 g CO2e, 25.2 %") == r"0.718~g~CO\textsubscript{2}e, 25.2~\%"
+    assert escape("-12 % to 1e-3, gpt-2") == r"$-$12~\% to 1e-3, gpt-2"
     assert escape("two\nlines\x07") == "two lines"
     assert escape("x" * 50) == r"\allowbreak{}".join(["x" * 24, "x" * 24, "xx"])
 

@@ -111,7 +111,12 @@ def returns(found: Returns | None, target_perplexity: float) -> Draw | None:
         axes.plot(across, up, "o-", color=BLUE, markersize=3, linewidth=1, label=f"evaluations of trial {found.trial}")
         marks: list[tuple[Milestone | None, str, str, str]] = [
             (found.first_meeting, "s", ORANGE, "first at the target"),
-            (found.enough, "D", VERMILION, f"within {percent_text(ENOUGH)} of the lowest"),
+            (
+                found.enough if found.enough.step < found.lowest.step else None,
+                "D",
+                VERMILION,
+                f"within {percent_text(ENOUGH)} of the lowest",
+            ),
             (found.lowest, "*", GREEN, "lowest"),
         ]
         for size, (milestone, marker, colour, label) in zip((6.5, 5, 9), marks, strict=True):

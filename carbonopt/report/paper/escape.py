@@ -24,6 +24,7 @@ _COMMANDS = {
     "_": r"\_\allowbreak{}",
 }
 _LIGATURES = re.compile(r"([-<>,'])\{\}(?!\1)")  # followed by something else, it can stay alone
+_MINUS = re.compile(r"(?<![\w.}-])-(?=\d)")  # of a number; a hyphen would be too short
 _UNBROKEN = 24  # characters of one word; from here on it may be broken after each of so many, to stay inside a column
 _LONG_WORD = re.compile(rf"[^\s-]{{{_UNBROKEN}}}(?=[^\s-])")
 _BREAK = "\N{ZERO WIDTH SPACE}"
@@ -41,7 +42,8 @@ def escape(text: object) -> Tex:
     plain = "".join(map(_shown, one_line))
     breakable = _LONG_WORD.sub(lambda match: match.group() + _BREAK, plain)
     escaped = _LIGATURES.sub(r"\1", "".join(_COMMANDS.get(sign, sign) for sign in breakable))
-    united = re.sub(r"\bCO2e\b", r"CO\\textsubscript{2}e", _UNIT.sub("~", escaped))
+    signed = _MINUS.sub("$-$", escaped)
+    united = re.sub(r"\bCO2e\b", r"CO\\textsubscript{2}e", _UNIT.sub("~", signed))
     return Tex(united.replace(_BREAK, r"\allowbreak{}"))
 
 

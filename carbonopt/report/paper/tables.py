@@ -34,7 +34,7 @@ def _float(table: Table, label: str) -> str:
     note = " ".join(part for part in (table.note, left_out) if part)
     return "\n".join(
         [
-            rf"\begin{{{environment}}}[tb]",
+            rf"\begin{{{environment}}}[htbp]",
             r"\centering\footnotesize\setlength{\tabcolsep}{4pt}",
             rf"\caption{{{escape(table.caption)}.}}\label{{{label}}}\par\smallskip",
             rf"\begin{{tabularx}}{{\linewidth}}{{@{{}}{_alignment(table)}@{{}}}}",
