@@ -308,6 +308,30 @@ def test_each_section_says_why_it_is_empty(tab, tmp_path):
     assert quiet(tab)
 
 
+def test_ten_thousand_trials_stay_light_and_quick(tab, tmp_path):
+    data = many(10_000)
+    facts = facts_of(data)
+    plot = scatter(data, facts.recommendation, facts.repeated)
+    path = tmp_path / "index.html"
+    path.write_text(render(build_view(data, facts, plot), data, plot, facts, b""), encoding="utf-8")
+    assert path.stat().st_size < 8e6
+    tab.open(path)
+    assert (
+        1000 < tab.run("document.querySelectorAll('#pareto .point').length") < 4000
+    )  # one where many lie on one another
+    assert tab.run(text_of(".pager[data-for=all-trials] span")) == "1–100 of 10,000"
+    took = (
+        "(act => Math.min(...[1, 2, 3, 4].map(() => { const start = performance.now(); act();"
+        " document.body.offsetHeight; return performance.now() - start; })))"
+    )
+    search = (
+        "const one = document.getElementById('filter-text'); one.value = 'front'; one.dispatchEvent(new Event('input'))"
+    )
+    sort = "document.querySelectorAll('#all-trials th button')[3].click()"
+    for act in (search, sort, search.replace("front", "")):
+        assert tab.run(f"{took}(() => {{ {act}; }})") < 100  # ms, layout included
+
+
 @pytest.mark.parametrize("records", [(), (trial(0),)], ids=["no trial", "one trial"])
 def test_small_studies_have_a_page_without_complaints(tab, tmp_path, records):
     write_report(study(*records), tmp_path)

@@ -40,7 +40,7 @@ class Tile(Frozen):
 class Part(Frozen):
     """A section. Where the study can't say something, the sentences say why, and there are no tables."""
 
-    sentences: tuple[str, ...] = ()
+    sentences: tuple[str, ...]
     tables: tuple[Table, ...] = ()
     folded: tuple[Table, ...] = ()  # the details, shown when asked for
 
@@ -58,19 +58,19 @@ class View(Frozen):
 
     name: str
     headline: str
-    lead: str = ""  # the sentence after it
+    lead: str  # the sentence after it
     met: bool
     answer: tuple[str, ...]
     tiles: tuple[Tile, ...]
     sentence: str | None  # for a paper
     figure_note: str
-    targets: tuple[TargetStep, ...] = ()  # one for each of the facts' answers
+    targets: tuple[TargetStep, ...]  # one for each of the facts' answers
     trade_offs: Table
-    influence: Part = Part()
-    batch: Part = Part()
-    returns: Part = Part()
-    regions: Part = Part()
-    comparison: Part = Part()
+    influence: Part
+    batch: Part
+    returns: Part
+    regions: Part
+    comparison: Part
     configuration: Table | None  # None: no trial to show
     constant_settings: str  # what all trials share, left out of the table of trials
     trials: Table
