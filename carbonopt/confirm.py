@@ -7,9 +7,10 @@ have found, so that an interrupted study goes on as if it had never stopped.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from carbonopt.analysis.confidence import Configuration, Evidence, Standing, configurations
+from carbonopt.config import StudyConfig
 from carbonopt.record import StudyData
 from carbonopt.trial import Frozen, StopReason, TrialParams, TrialRecord
 
@@ -66,6 +67,16 @@ def outcome(data: StudyData, available: Available) -> str:
     if found.next is not None:
         parts.append("the budget ended before the confirmation did")
     return "; ".join(parts)
+
+
+def refuted(records: Iterable[TrialRecord], config: StudyConfig) -> frozenset[int]:
+    """Trials, repeats among them, of configurations whose repeats with other seeds missed the target, on average."""
+    if config.confirm is None:
+        return frozenset()
+    evidence = Evidence(configurations(records), config.target.perplexity, config.confirm.seeds)
+    repeated = [one for one in evidence.configurations if one.n > 1 or one.lost]
+    missing = [one for one in repeated if evidence.standing(one) is Standing.MISSES]
+    return frozenset(run.trial for one in missing for run in one.runs)
 
 
 def _following(

@@ -98,7 +98,8 @@ def _check_sqlite(url: URL, shown: str, must_exist: bool) -> None:
             raise BadInput(f"--storage {shown}: there is no such file.")
         return
     try:
-        with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as database:
+        # Not read only: where a process was killed while it wrote, opening has to undo what it had begun.
+        with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=rw", uri=True)) as database:
             tables = {row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     except sqlite3.Error as error:
         raise BadInput(f"--storage {shown} can't be opened: {error}.") from error

@@ -335,3 +335,22 @@ def test_repeats_are_neither_stopped_nor_counted(tmp_path: Path) -> None:
     data = replayed.run()
     assert all(one.state == TrialState.COMPLETE for one in data.records if one.repeat_of is not None)
     assert sum(one.repeat_of is None for one in data.records) == 2
+
+
+def test_a_refuted_winner_does_not_end_the_search(tmp_path: Path) -> None:
+    """Its cost is no longer what others have to beat, nor the cap that stops them."""
+    lucky = rows(16, 100, s0=9.9, s1=10.2, s2=10.2)
+    dearer = (
+        rows(32, [200, 201, 199], s0=9.40, s1=9.42, s2=9.38),
+        rows(64, [300, 301, 299], s0=9.30, s1=9.31, s2=9.29),
+    )
+    replayed = Replayed(tmp_path, lucky, *dearer)
+    replayed.study["search"] |= {
+        "sampler": "carbon",
+        "pruning": {"target": True, "cap": True},
+        "start": {"global_batch_size": 16, "learning_rate": 1e-3},
+    }
+    data = replayed.run()
+    rec = recommend(data)
+    assert batch(rec) == 32 and rec.confidence is not None and rec.confidence.holds, data.ended
+    assert (16, 1) in repeats(data) and (32, 2) in repeats(data)

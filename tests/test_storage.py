@@ -4,10 +4,12 @@ import json
 import os
 import shutil
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 
 import optuna
@@ -17,6 +19,7 @@ from carbonopt.paths import StudyPaths
 from carbonopt.search.strategy import Strategy
 from carbonopt.space import SearchSpace
 from carbonopt.storage import CONSTRAINT, WORST_VIOLATION, violation
+from carbonopt.storage_url import connect
 from carbonopt.study_file import parse_study
 from carbonopt.trial import EvalPoint, StopReason, TrialParams, TrialRecord, TrialState
 
@@ -189,3 +192,24 @@ def test_an_interrupted_search_proposes_what_the_uninterrupted_one_would(
         return [trial.params for trial in optuna.load_study(study_name="replayed", storage=url).trials]
 
     assert proposed(parts) == proposed(whole)
+
+
+KILLED_WHILE_IT_WROTE = """
+import os, signal, sqlite3, sys
+database = sqlite3.connect(sys.argv[1])
+database.execute("PRAGMA cache_size = 1")  # so that pages are written before the end
+database.execute("BEGIN IMMEDIATE")
+database.execute("CREATE TABLE half (text)")
+database.executemany("INSERT INTO half VALUES (?)", (("x" * 5000,) for _ in range(100)))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_storage_whose_writer_was_killed_opens_again(tmp_path: Path) -> None:
+    file = tmp_path / "study.db"
+    optuna.create_study(storage=f"sqlite:///{file}", study_name="kept")
+    subprocess.run([sys.executable, "-c", KILLED_WHILE_IT_WROTE, str(file)])
+    assert file.with_name("study.db-journal").stat().st_size, "nothing to undo: the test would show nothing"
+    assert connect(f"sqlite:///{file}", must_exist=True).get_all_studies()[0].study_name == "kept"
+    with closing(sqlite3.connect(file)) as database:
+        assert database.execute("SELECT name FROM sqlite_master WHERE name = 'half'").fetchall() == []

@@ -2,9 +2,9 @@
 
     python benchmarks/search/page.py
 
-reports/search/ holds what compare.py (compare-*.json) and converged.py (converged.json) wrote, the exported trials of the live searches (live-*.jsonl,
-by `carbonopt export`) and their recommendations (live-*.json, by `carbonopt recommend --json`). All numbers come from
-there; the tables that were searched are beside them in tables/.
+reports/search/ holds what compare.py (compare-*.json) and converged.py (converged.json) wrote, the exported trials of
+the live searches (live-*.jsonl, by `carbonopt export`) and their recommendations (live-*.json, by `carbonopt recommend
+--json`). All numbers come from there; the tables that were searched are beside them in tables/.
 """
 
 import json

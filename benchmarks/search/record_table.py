@@ -176,7 +176,8 @@ def train(trainer: Trainer, data: tuple, held_back: tuple, params: dict, seed: i
         trainer.lr.fill_(params["learning_rate"] * rate(params.get("lr_scheduler", "linear"), step, total))
         trainer.step(tokens[chosen], mask[chosen])
         if step + 1 in evaluate_at and (not evals or evals[-1]["step"] < step + 1):
-            evals.append({"step": step + 1, "nll": round(trainer.evaluate(*held_back), 5)})
+            nll = round(trainer.evaluate(*held_back), 5)
+            evals.append({"step": step + 1, "nll": math.inf if math.isnan(nll) else nll})  # diverged: no better
     return {"params": params, "seed": seed, "total_steps": total, "evals": evals}
 
 

@@ -171,8 +171,11 @@ def read_table(path: Path) -> list[RecordedRun]:
             what = f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}" if first else "it is not a JSON object"
             raise BadInput(f"launch.table: line {number} of {path}: {what}.") from error
         steps = [point.step for point in run.evals]
-        if steps != sorted(set(steps)) or steps[-1] > run.total_steps:
-            raise BadInput(f"launch.table: line {number} of {path}: evals must have rising steps up to total_steps.")
+        if steps != sorted(set(steps)) or steps[-1] != run.total_steps:
+            raise BadInput(
+                f"launch.table: line {number} of {path}: evals must have rising steps up to total_steps, "
+                f"{run.total_steps}, but end at {steps[-1]}."
+            )
         if runs and set(run.params) != set(runs[0].params):
             raise BadInput(
                 f"launch.table: line {number} of {path} has params {', '.join(run.params)}, "

@@ -19,6 +19,9 @@ def what_is_missing(data: StudyData, rec: Recommendation) -> tuple[str, ...]:
         excess = percent_text(rec.closest.perplexity / rec.target_perplexity - 1)
         when = "" if rec.closest.state is TrialState.COMPLETE else ", as far as it got"
         found.append(f"Trial {rec.closest.trial} is {excess} above the target{when}.")
+    elif rec.closest is not None:
+        seeds = " with every seed" if rec.closest.state is TrialState.COMPLETE else ""
+        found.append(f"Trial {rec.closest.trial} was below the target, but it did not complete{seeds}.")
     if rec.shortfall is not None:
         found += _of_the_closest(rec.shortfall, rec.target_perplexity)
     elif rec.closest is None or rec.closest.state is not TrialState.COMPLETE:
@@ -36,6 +39,11 @@ def _of_the_closest(missing: Shortfall, target_perplexity: float) -> list[str]:
         )
     elif trend is not None and trend.rises:
         found.append(_risen(trend, target_perplexity))
+    elif trend is not None and trend.falls:
+        found.append(
+            f"Its loss still fell, by {_nll(trend.fell_by_nll)} over the last {count_text(trend.steps, 'step')}, and "
+            "the space allows more epochs: a larger budget may find what meets the target."
+        )
     found += map(_beyond, missing.edges)
     if len(found) == 1:
         found.append(
@@ -83,8 +91,9 @@ def _of_the_states(data: StudyData) -> list[str]:
                 text = last.failure.text.strip().partition("\n")[0] if last.failure else "the reason is not known"
                 found.append(f"{which} failed. Trial {last.trial}: {text.rstrip('.')}; its log says more.")
             case TrialState.PRUNED, StopReason.TARGET:
+                they = "it" if count == 1 else "they"
                 found.append(
-                    f"{which} ended early, the target out of reach. How close they would have come is not known: "
+                    f"{which} ended early, the target out of reach. How close {they} would have come is not known: "
                     "search.pruning.audit runs a share of such trials to their end."
                 )
             case TrialState.PRUNED, StopReason.BUDGET:

@@ -27,7 +27,7 @@ from carbonopt.report.quantities import (
 )
 from carbonopt.report.unmet import what_is_missing
 from carbonopt.report.view import Tile
-from carbonopt.trial import GpuEnergy, Phase, TrialState
+from carbonopt.trial import GpuEnergy, Phase
 
 
 def headline(rec: Recommendation) -> str:
@@ -58,8 +58,11 @@ def answer(data: StudyData, rec: Recommendation, repeated: Sequence[Repeats]) ->
     else:
         if missing := what_is_missing(data, rec):
             paragraphs.append(" ".join(missing))
-        if rec.closest is not None:
-            paragraphs.append(_closest(rec))
+        if rec.closest is not None and rec.closest.perplexity > rec.target_perplexity:
+            paragraphs.append(
+                f"What counts as closest: {rec.closest.why}. Another target needs no new trial: "
+                "carbonopt recommend --target."
+            )
     ended = f" The study ended: {data.ended}." if data.ended is not None else ""
     paragraphs.append(f"{_study_cost(rec)} {_pay_back(rec)}{ended}")
     return tuple(paragraphs)
@@ -81,15 +84,6 @@ def audited(data: StudyData, found: Audit | None) -> str:
         f"({percent_text(found.mattered / found.ended)}; {percent_text(found.level)} confidence: "
         f"{percent_text(found.lowest_rate)} to {percent_text(found.highest_rate)})."
     )
-
-
-def _closest(rec: Recommendation) -> str:
-    assert rec.closest is not None
-    why = rec.closest.why
-    if rec.closest.perplexity > rec.target_perplexity:
-        return f"What counts as closest: {why}. Another target needs no new trial: carbonopt recommend --target."
-    seeds = " with every seed" if rec.closest.state is TrialState.COMPLETE else ""
-    return f"Trial {rec.closest.trial} ({why}) was below the target, but it did not complete{seeds}."
 
 
 def confidence(rec: Recommendation) -> tuple[str, ...]:

@@ -5,28 +5,28 @@ parameters have carbonopt's names (`global_batch_size`, `learning_rate`, `epochs
 attributes that let it learn from unfinished trials, too.
 """
 
-import itertools
 import math
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.search_space import IntersectionSearchSpace
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial
 
+from carbonopt.search.candidates import Candidates, Values, draw
 from carbonopt.search.curves import one_blas_thread
+from carbonopt.search.features import check_dimensions
+from carbonopt.search.front import on_front, propose_for_front
 from carbonopt.search.observation import Observation, observe
 from carbonopt.search.proposal import Knowledge, Proposal, first, propose
 
-ENUMERATED = 4096  # configurations; larger spaces are drawn from
-DRAWN = 1024
-NEAR = 0.15  # of a dimension's range: how far a neighbour of a good configuration may be
+CENTRES = 3  # good trials, near which more of a large space are looked at
 SHORT_FIT_FROM = 30  # trials; from here on the models' parameters hardly change
 
 # System attribute of a trial: the values that its worker is about to give it. Several workers see by it what the
@@ -34,16 +34,15 @@ SHORT_FIT_FROM = 30  # trials; from here on the models' parameters hardly change
 CLAIM = "carbonopt:claim"
 WITHDRAW_S = 2.0  # how long a worker waits for another one to withdraw the same claim
 
-Values = dict[str, Any]
-
 
 @dataclass(frozen=True)
 class Plan:
     """The next trial's values, what is expected of it, and what that is concluded from."""
 
     values: Values | None  # None: nothing is left that could be the answer
-    proposal: Proposal | None  # None for the first trial, of which nothing can be expected
+    proposal: Proposal | None  # None for the first trial, of which nothing can be expected, and for the front's
     knowledge: Knowledge
+    untried: int  # configurations among which the choice was
 
 
 class CarbonSampler(BaseSampler):
@@ -51,17 +50,23 @@ class CarbonSampler(BaseSampler):
 
     Args:
         target_perplexity: what a trial has to reach.
-        goal: "recommend": the cheapest configuration that meets the target. "front": the whole trade-off; each trial
-            then searches for the cheapest one meeting another, random target.
+        goal: "recommend": the cheapest configuration that meets the target. "front": the whole trade-off of cost
+            and perplexity, whatever the target; see `front`.
         valid: whether a combination of values can exist; None: all can.
+        listed: all combinations that can exist, where they are known.
         complete: adds what is fixed to the values of the dimensions that move.
         memory_gib: of a device, to stay away from configurations that don't fit.
         search_space: the dimensions. None: they are those of the trials that have ended; until one has, values are
             random, and workers that begin at once may take the same.
-        seed: of the draws; with the trials' numbers it decides every proposal.
+        seed: of the draws; with the trials' numbers it decides every proposal. None: another one each time.
 
     Several workers, threads or processes, can work on one study: no two run the same configuration while others are
     left.
+
+    Raises:
+        ValueError: if an argument is out of its range; later, when a trial is asked for, if the study has not two
+            objectives to minimize, `valid` refuses everything, or a dimension's values or a trial's user attributes
+            can't be what their names say.
     """
 
     def __init__(
@@ -70,17 +75,25 @@ class CarbonSampler(BaseSampler):
         *,
         goal: Literal["recommend", "front"] = "recommend",
         valid: Callable[[Values], bool] | None = None,
+        listed: Sequence[Mapping[str, Any]] | None = None,
         complete: Callable[[Values], Mapping[str, Any]] = dict,
         memory_gib: float | None = None,
         search_space: Mapping[str, BaseDistribution] | None = None,
-        seed: int = 0,
+        seed: int | None = 0,
     ) -> None:
+        if not 1 <= target_perplexity < math.inf:
+            raise ValueError(f"target_perplexity must be a finite number of at least 1, but got {target_perplexity!r}.")
+        if goal not in ("recommend", "front"):
+            raise ValueError(f"goal must be 'recommend' or 'front', but got {goal!r}.")
+        if memory_gib is not None and not memory_gib > 0:
+            raise ValueError(f"memory_gib must be above 0, or None where it is not known, but got {memory_gib!r}.")
         self._target_nll = math.log(target_perplexity)
         self._goal = goal
         self._valid = valid or (lambda values: True)
+        self._listed = listed
         self._complete = complete
         self._memory_gib = memory_gib
-        self._seed = seed
+        self._seed = int(np.random.default_rng().integers(2**32)) if seed is None else seed
         self._given_space = search_space
         self._search_space = IntersectionSearchSpace(include_pruned=True)
 
@@ -92,6 +105,7 @@ class CarbonSampler(BaseSampler):
                 f"{found}; create it with directions=['minimize', 'minimize']."
             )
         space = self._search_space.calculate(study) if self._given_space is None else self._given_space
+        check_dimensions(space)
         return {name: one for name, one in space.items() if not one.single()}
 
     def sample_relative(
@@ -104,9 +118,10 @@ class CarbonSampler(BaseSampler):
             values = self.plan(trials, search_space, trial.number).values
             if values is None:  # nothing can be the answer any more, but the study goes on
                 rng = np.random.default_rng([self._seed, trial.number])
-                values = next(iter(self._untried(trials, search_space, [], rng)), None)
-            if values is None:
-                return {}
+                candidates = self._candidates(search_space)
+                values = next(iter(candidates.untried(_tried(trials, search_space), (), rng)), None)
+                if values is None:
+                    return candidates.any(rng)
             if _claim(study, trial, values):
                 return values
 
@@ -114,7 +129,7 @@ class CarbonSampler(BaseSampler):
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
         rng = np.random.default_rng([self._seed, trial.number, zlib.crc32(param_name.encode())])
-        return _draw(param_distribution, rng)
+        return draw(param_distribution, rng)
 
     def knowledge(self, trials: Sequence[FrozenTrial], distributions: Mapping[str, BaseDistribution]) -> Knowledge:
         """What these trials have taught."""
@@ -123,72 +138,51 @@ class CarbonSampler(BaseSampler):
         return Knowledge(distributions, observations, self._memory_gib, effort)
 
     @one_blas_thread
-    def plan(self, trials: Sequence[FrozenTrial], distributions: Mapping[str, BaseDistribution], number: int) -> Plan:
+    def plan(
+        self,
+        trials: Sequence[FrozenTrial],
+        distributions: Mapping[str, BaseDistribution],
+        number: int,
+        refuted: Collection[int] = (),
+    ) -> Plan:
         """The next trial, after these.
 
         Args:
             number: that the trial will have; it decides the draws.
+            refuted: numbers of trials that don't count as meeting the target, since repeats of them missed it.
         """
         rng = np.random.default_rng([self._seed, number])
         knowledge = self.knowledge(trials, distributions)
-        meeting = sorted((one.cost, one.number) for one in _meeting(knowledge.observations, self._target_nll))
-        best = [one for one in trials if one.number in {number for _, number in meeting[:3]}]
+        counted = [one for one in knowledge.observations if one.number not in refuted]
+        meeting = sorted((one.cost, one.number) for one in _meeting(counted, self._target_nll))
+        if self._goal == "front":
+            shown = [one.number for one in on_front(knowledge.observations)]
+            good = {int(number) for number in rng.permutation(shown)[:CENTRES]}
+        else:
+            good = {number for _, number in meeting[:CENTRES]}
+        best = [one for one in trials if one.number in good]
         centres = [
             {name: one.params[name] for name in distributions}
             for one in best
             if distributions.keys() <= one.params.keys()
         ]
-        candidates = self._untried(trials, distributions, centres, rng)
+        candidates = self._candidates(distributions).untried(_tried(trials, distributions), centres, rng)
         if not candidates:
-            return Plan(None, None, knowledge)
+            return Plan(None, None, knowledge, 0)
         completed = [{**values, **self._complete(values)} for values in candidates]
         if not any(one.curve for one in knowledge.observations):
             likely = np.flatnonzero(knowledge.likely_to_fit(completed))
             index = likely[first([completed[index] for index in likely], rng)]
-            return Plan(candidates[index], None, knowledge)
-        target_nll, best_cost = self._question(knowledge, completed, rng)
-        proposal = propose(completed, knowledge, target_nll, best_cost, rng)
-        if proposal is None and self._goal == "front":  # nothing new for that target; any point may be on the front
-            return Plan(candidates[int(rng.integers(len(candidates)))], None, knowledge)
-        return Plan(None if proposal is None else candidates[proposal.index], proposal, knowledge)
-
-    def _question(
-        self, knowledge: Knowledge, completed: Sequence[Mapping[str, Any]], rng: np.random.Generator
-    ) -> tuple[float, float]:
-        """The target (NLL in nats) that the next trial is for, and what the cheapest trial that meets it costs."""
-        target_nll = self._target_nll
+            return Plan(candidates[index], None, knowledge, len(candidates))
         if self._goal == "front":
-            rows = knowledge.encoder.curve_rows(completed, knowledge.sequences)
-            expected = np.exp(knowledge.curves.predict(rows)[0])
-            target_nll = float(rng.uniform(expected.min(), np.quantile(expected, 0.75)))
-        costs = (one.cost for one in _meeting(knowledge.observations, target_nll))
-        return target_nll, min((cost for cost in costs if cost is not None), default=math.inf)
+            return Plan(candidates[propose_for_front(completed, knowledge)], None, knowledge, len(candidates))
+        best_cost = min((cost for cost, _ in meeting if cost is not None), default=math.inf)
+        proposal = propose(completed, knowledge, self._target_nll, best_cost, rng)
+        values = None if proposal is None else candidates[proposal.index]
+        return Plan(values, proposal, knowledge, len(candidates))
 
-    def _untried(
-        self,
-        trials: Sequence[FrozenTrial],
-        distributions: Mapping[str, BaseDistribution],
-        centres: Sequence[Values],
-        rng: np.random.Generator,
-    ) -> list[Values]:
-        """Configurations that can exist and that no trial has, or is about to have."""
-        known = {tuple(_values_of(one).get(name) for name in distributions) for one in trials}
-        candidates = self._candidates(distributions, centres, rng)
-        return [values for values in candidates if tuple(values.values()) not in known and self._valid(values)]
-
-    def _candidates(
-        self, distributions: Mapping[str, BaseDistribution], centres: Sequence[Values], rng: np.random.Generator
-    ) -> list[Values]:
-        """All combinations where they are few, else random ones and neighbours of the best."""
-        lists = {name: _values(distribution) for name, distribution in distributions.items()}
-        if all(lists.values()) and math.prod(len(values or ()) for values in lists.values()) <= ENUMERATED:
-            return [dict(zip(lists, one, strict=True)) for one in itertools.product(*lists.values())]  # type: ignore[arg-type]
-        drawn = [{name: _draw(one, rng) for name, one in distributions.items()} for _ in range(DRAWN)]
-        for centre in centres:
-            for _ in range(DRAWN // 8):
-                name = list(distributions)[int(rng.integers(len(distributions)))]
-                drawn.append({**centre, name: _near(distributions[name], centre[name], rng)})
-        return drawn
+    def _candidates(self, distributions: Mapping[str, BaseDistribution]) -> Candidates:
+        return Candidates(distributions, self._valid, self._listed)
 
 
 def _meeting(observations: Sequence[Observation], target_nll: float) -> list[Observation]:
@@ -198,6 +192,11 @@ def _meeting(observations: Sequence[Observation], target_nll: float) -> list[Obs
         for one in observations
         if one.cost is not None and one.final_nll is not None and one.final_nll <= target_nll
     ]
+
+
+def _tried(trials: Sequence[FrozenTrial], distributions: Mapping[str, BaseDistribution]) -> set[tuple]:
+    """The values that trials have, or are about to have."""
+    return {tuple(values.get(name) for name in distributions) for values in map(_values_of, trials)}
 
 
 def _values_of(trial: FrozenTrial) -> Values:
@@ -232,41 +231,3 @@ def _claim(study: Study, trial: FrozenTrial, values: Values) -> bool:
 
 def _shares(one: Values, other: Values) -> bool:
     return all(name in one and one[name] == value for name, value in other.items())
-
-
-def _values(distribution: BaseDistribution) -> list[Any] | None:
-    """Those of a dimension that has countably many, few enough."""
-    if isinstance(distribution, CategoricalDistribution):
-        return list(distribution.choices)
-    assert isinstance(distribution, IntDistribution | FloatDistribution)
-    if distribution.step is None or (distribution.high - distribution.low) / distribution.step > ENUMERATED:
-        return None
-    count = int((distribution.high - distribution.low) / distribution.step + 1e-9) + 1
-    return [type(distribution.low)(distribution.low + index * distribution.step) for index in range(count)]
-
-
-def _draw(distribution: BaseDistribution, rng: np.random.Generator) -> Any:
-    if isinstance(distribution, CategoricalDistribution):
-        return distribution.choices[int(rng.integers(len(distribution.choices)))]
-    return _at(distribution, float(rng.random()))
-
-
-def _near(distribution: BaseDistribution, value: Any, rng: np.random.Generator) -> Any:
-    if isinstance(distribution, CategoricalDistribution):
-        return _draw(distribution, rng)
-    assert isinstance(distribution, IntDistribution | FloatDistribution)
-    low, high, here = distribution.low, distribution.high, value
-    if distribution.log:
-        low, high, here = math.log(low), math.log(high), math.log(here)
-    share = (here - low) / (high - low) if high > low else 0.0
-    return _at(distribution, float(np.clip(share + NEAR * rng.standard_normal(), 0.0, 1.0)))
-
-
-def _at(distribution: BaseDistribution, share: float) -> Any:
-    """The value at a share of the range, on the scale that it is searched on."""
-    assert isinstance(distribution, IntDistribution | FloatDistribution)
-    low, high = distribution.low, distribution.high
-    value = math.exp(math.log(low) + share * math.log(high / low)) if distribution.log else low + share * (high - low)
-    if distribution.step is not None:
-        value = low + round((value - low) / distribution.step) * distribution.step
-    return type(low)(min(high, max(low, round(value) if isinstance(distribution, IntDistribution) else value)))

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from pydantic import ValidationError
 
 from carbonopt.search.curves import CORE, Points
 from carbonopt.search.observation import Observation, trial_params
 from carbonopt.search.schedule import progress
+from carbonopt.trial import TrialParams
 
 Array = np.ndarray
 Values = Mapping[str, Any]
@@ -34,6 +36,8 @@ _NUMBERS = {  # scales on which a step of one is a notable change
     "weight_decay": lambda value: math.log(value + 0.01),
     "lora_rank": lambda value: math.log(value + 1),
 }
+_WITH_A_MEANING = (*_CURVE_ONLY, "global_batch_size", "micro_batch_size_per_gpu", "lora_rank")  # of their numbers
+_LARGEST = 1e100  # logarithms and differences of larger numbers are not worth comparing
 POINTS = 240  # evaluations that a model is fitted to at most: its time goes with their third power
 
 
@@ -111,6 +115,38 @@ class Encoder:
         if distribution is None:
             return 0.0  # fixed: nothing to be off the middle of
         return sum(math.log(end) for end in _ends(distribution)) / 2
+
+
+def check_dimensions(distributions: Mapping[str, BaseDistribution]) -> None:
+    """
+    Raises:
+        ValueError: if a dimension with one of carbonopt's names has a value that it can't have, or another one has
+            numbers too large to compare.
+    """
+    for name, distribution in distributions.items():
+        if isinstance(distribution, CategoricalDistribution):
+            values = list(distribution.choices)
+        else:
+            low, high = _ends(distribution)
+            values = [low, high]
+            if isinstance(distribution, FloatDistribution) and distribution.step is None:
+                values.append(low + (high - low) / math.pi)  # no whole number, which some dimensions need
+        wrong = [value for value in values if not _can_be(name, value)]
+        if wrong:
+            raise ValueError(f"{name} can't be {wrong[0]!r}: leave it out of the search space.")
+
+
+def _can_be(name: str, value: Any) -> bool:
+    if isinstance(value, float) and abs(value) > _LARGEST:
+        return False
+    if name not in _WITH_A_MEANING:
+        return True
+    needed = {"global_batch_size": 1, "micro_batch_size_per_gpu": 1, "learning_rate": 1.0, "epochs": 1}
+    try:
+        TrialParams.model_validate({**needed, name: value})
+    except ValidationError:
+        return False
+    return True
 
 
 def _ends(distribution: BaseDistribution) -> tuple[float, float]:

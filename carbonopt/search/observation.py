@@ -4,16 +4,17 @@ anybody's Optuna study."""
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from optuna.trial import FrozenTrial
 from optuna.trial import TrialState as OptunaState
+from pydantic import Field, ValidationError
 
-from carbonopt.trial import TrialParams, TrialRecord, TrialState
+from carbonopt.trial import Frozen, TrialParams, TrialRecord, TrialState
 
 # User attributes of a trial in a study that is not carbonopt's. Only `values` of complete trials are needed; with
 # these, stopped and running trials teach as well.
-CURVE = "curve"  # [[optimizer step, mean negative log-likelihood in nats], ...]
+CURVE = "curve"  # [[optimizer step, mean negative log-likelihood in nats], ...]; NaN where it diverged
 TOTAL_STEPS = "total_steps"
 COST_PER_STEP = "cost_per_step"  # in the unit of the first objective
 PEAK_MEMORY_GIB = "peak_memory_gib"
@@ -27,6 +28,33 @@ _LOOKED_INTO = (
     "lr_scheduler",
     "warmup_ratio",
 )
+
+
+class _Told(Frozen):
+    """These attributes of a trial."""
+
+    curve: tuple[tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], float], ...] = ()
+    total_steps: int | None = Field(default=None, gt=0)
+    cost_per_step: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    peak_memory_gib: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    out_of_memory: bool = False
+
+    @classmethod
+    def of(cls, trial: FrozenTrial) -> "_Told":
+        """
+        Raises:
+            ValueError: if an attribute is not what its name says.
+        """
+        found = {name: trial.user_attrs[name] for name in cls.model_fields if name in trial.user_attrs}
+        try:
+            return cls.model_validate(found)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = str(first["loc"][0])
+            raise ValueError(
+                f"trial {trial.number}: carbonopt's sampler can't use the user attribute {name}, "
+                f"{str(found[name])[:80]!r}: {first['msg']}; set another value, or rename it."
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -52,13 +80,13 @@ class Observation:
 def observe(trial: FrozenTrial) -> Observation | None:
     """What a trial has taught; None for one that has not begun."""
     record = trial.user_attrs.get("record")
-    if record is not None:
+    if isinstance(record, dict) and record.keys() >= {"trial", "state", "params"}:
         return of_record(TrialRecord.from_json(record))
     if trial.state == OptunaState.WAITING:
         return None
-    attributes = trial.user_attrs
-    total = attributes.get(TOTAL_STEPS)
-    curve = tuple((step / total, nll) for step, nll in attributes.get(CURVE, ())) if total else ()
+    told = _Told.of(trial)
+    total = told.total_steps
+    curve = tuple((step / total, nll) for step, nll in told.curve) if total else ()
     complete = trial.state == OptunaState.COMPLETE
     cost = None
     if complete:
@@ -69,9 +97,9 @@ def observe(trial: FrozenTrial) -> Observation | None:
                 "tell a trial that has none as failed."
             )
         cost = cost if math.isfinite(cost) else None
-        if not curve or curve[-1][0] < 1:
-            curve = (*curve, (1.0, math.log(perplexity)))
-    per_step = attributes.get(COST_PER_STEP)
+        # What was told as the trial's value is its end, whatever stands in the curve.
+        curve = (*(point for point in curve if point[0] < 1), (1.0, math.log(perplexity)))
+    per_step = told.cost_per_step
     if per_step is None and cost is not None and total:
         per_step = cost / total
     return Observation(
@@ -82,8 +110,8 @@ def observe(trial: FrozenTrial) -> Observation | None:
         cost_per_step=per_step,
         cost=cost,
         complete=complete,
-        out_of_memory=bool(attributes.get(OUT_OF_MEMORY, False)),
-        peak_memory_gib=attributes.get(PEAK_MEMORY_GIB),
+        out_of_memory=told.out_of_memory,
+        peak_memory_gib=told.peak_memory_gib,
     )
 
 

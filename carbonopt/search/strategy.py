@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution
@@ -10,11 +11,12 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 
 from carbonopt.config import StudyConfig
+from carbonopt.confirm import refuted
 from carbonopt.search.carbon import CarbonSampler, Plan
 from carbonopt.search.pruning import Forecast
 from carbonopt.search.sampler import distributions, exhausted, make_sampler
 from carbonopt.space import SearchSpace
-from carbonopt.trial import EvalPoint, TrialParams
+from carbonopt.trial import EvalPoint, TrialParams, TrialRecord
 from carbonopt.units import human_energy
 
 _AUDIT = 1  # keeps the audits' draws apart from the proposals'
@@ -32,11 +34,13 @@ class Strategy:
         self._space = space
         self.distributions = distributions(space)
         self._movable = {name: one for name, one in self.distributions.items() if not one.single()}
+        single: dict[str, Any] = {name: _only_value(one) for name, one in self.distributions.items() if one.single()}
         self._carbon = CarbonSampler(
             config.target.perplexity,
             goal=config.search.goal,
-            valid=lambda values: space.rule_broken(values) is None,
-            complete=lambda values: space.params(values).model_dump(exclude_none=True),
+            valid=lambda values: space.rule_broken({**single, **values}) is None,
+            listed=space.combinations,
+            complete=lambda values: space.params({**single, **values}).model_dump(exclude_none=True),
             memory_gib=memory_gib,
             seed=config.search.seed,
         )
@@ -49,13 +53,17 @@ class Strategy:
         if self._config.search.sampler != "carbon" or not self._movable:
             return None
         plan = self._plan(study, number)
+        if plan.values is None and not plan.untried:
+            return "no further configuration that can exist was found in the search space"
         if plan.values is None:
             return "no configuration is left that could meet the target with less energy"
         budget, proposal = self._config.budget, plan.proposal
         if budget.until is None or proposal is None:
             return None
-        if proposal.reachable == 0:
+        if proposal.reachable == 0 and math.isinf(proposal.expected_gain):
             return "converged: no configuration is expected to meet the target"
+        if proposal.reachable == 0:
+            return "converged: no other configuration is expected to meet the target with less energy"
         if math.isfinite(proposal.expected_gain) and proposal.expected_gain * budget.reuses < proposal.expected_cost:
             runs = "one run" if budget.reuses == 1 else f"{budget.reuses} runs"
             return (
@@ -92,18 +100,24 @@ class Strategy:
         if self._planned is None or self._planned[0] != number:
             trials = [one for one in study.get_trials(deepcopy=False) if one.number != number]
             if self._config.search.sampler == "carbon" and self._movable:
-                plan = self._carbon.plan(trials, self._movable, number)
+                plan = self._carbon.plan(trials, self._movable, number, self._refuted(trials))
             else:
-                plan = Plan(None, None, self._carbon.knowledge(trials, self._movable))
+                plan = Plan(None, None, self._carbon.knowledge(trials, self._movable), 0)
             self._planned = (number, plan)
         return self._planned[1]
+
+    def _refuted(self, trials: Sequence[FrozenTrial]) -> frozenset[int]:
+        if self._config.confirm is None:
+            return frozenset()
+        records = [TrialRecord.from_json(one.user_attrs["record"]) for one in trials if "record" in one.user_attrs]
+        return refuted(records, self._config)
 
 
 class _Planned(BaseSampler):
     """Proposes what was planned."""
 
     def __init__(self, values: dict | None, distributions: dict[str, BaseDistribution]) -> None:
-        single = {name: _only_value(one) for name, one in distributions.items() if one.single()}
+        single: dict[str, Any] = {name: _only_value(one) for name, one in distributions.items() if one.single()}
         self._values = {} if values is None else {**single, **values}
         self._distributions = distributions
 

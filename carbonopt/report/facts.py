@@ -1,0 +1,38 @@
+"""Every number that a report shows, in full precision and in one place: written as data/report.json, read by all pages."""
+
+import json
+from typing import Any
+
+from carbonopt.analysis.audit import Audit
+from carbonopt.analysis.batch import BatchEffect
+from carbonopt.analysis.by_target import Answer
+from carbonopt.analysis.comparison import Comparison
+from carbonopt.analysis.footprint import Footprint
+from carbonopt.analysis.influence import Influence, NotKnown
+from carbonopt.analysis.recommend import Recommendation
+from carbonopt.analysis.regions import InRegion
+from carbonopt.analysis.repeats import Repeats
+from carbonopt.analysis.repricing import Repricing
+from carbonopt.analysis.returns import Returns
+from carbonopt.trial import Frozen
+
+
+class Facts(Frozen):
+    """What the analysis of a study found."""
+
+    recommendation: Recommendation
+    answers: tuple[Answer, ...]  # for every target
+    knee: int | None  # the front's, by trial number; None: fewer than three trials on it
+    comparison: Comparison | None  # None: nothing is recommended, or it is its own baseline
+    influence: tuple[Influence | NotKnown, ...]  # emissions, then perplexity
+    batch: BatchEffect | None  # None: fewer than two batch sizes were tried
+    returns: Returns | None  # None: no complete trial to look into
+    spent: Footprint
+    repeated: tuple[Repeats, ...]
+    priced: Repricing | None
+    regions: tuple[InRegion, ...]  # the recommended run and the study elsewhere, by intensity; empty: nothing recommended
+    audited: Audit | None
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON has no infinity: null stands for it."""
+        return {**json.loads(self.model_dump_json()), "recommendation": self.recommendation.as_json()}

@@ -1,0 +1,134 @@
+"""Configurations that could be tried next: all that are left, where they are few, else random ones and neighbours of
+the best."""
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+
+Values = dict[str, Any]
+
+ENUMERATED = 4096  # configurations; of more, some are drawn
+DRAWN = 1024
+NEAR = 0.15  # of a dimension's range: how far a neighbour of a good configuration may be
+ENOUGH = 64  # new ones that can exist; while fewer were drawn, more are
+ROUNDS = 32  # of draws, after which what was found has to do
+
+
+class Candidates:
+    """Of a space with these dimensions.
+
+    Args:
+        valid: whether a combination of values can exist.
+        listed: all combinations that can exist, where they are known; they may have further, constant dimensions.
+    """
+
+    def __init__(
+        self,
+        distributions: Mapping[str, BaseDistribution],
+        valid: Callable[[Values], bool],
+        listed: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        self._distributions = distributions
+        self._valid = valid
+        self._listed = (
+            self._product() if listed is None else [{name: one[name] for name in distributions} for one in listed]
+        )
+
+    def untried(self, tried: Collection[tuple], centres: Sequence[Values], rng: np.random.Generator) -> list[Values]:
+        """Configurations that can exist and are not among `tried` (tuples of their values, in the dimensions' order).
+
+        Args:
+            centres: good configurations, near which more of a large space are taken.
+        """
+        if self._listed is None:
+            found: dict[tuple, Values] = {}
+            for _ in range(ROUNDS):
+                drawn = [*self._drawn(DRAWN, rng), *self._neighbours(centres, rng)]
+                found |= {key: one for one in drawn if (key := tuple(one.values())) not in tried and self._valid(one)}
+                if len(found) >= ENOUGH:
+                    break
+            return list(found.values())
+        left = [one for one in self._listed if tuple(one.values()) not in tried]
+        if len(left) <= ENUMERATED:
+            return left
+        some = {tuple(left[index].values()): left[index] for index in rng.choice(len(left), DRAWN, replace=False)}
+        near = (one for one in self._neighbours(centres, rng) if tuple(one.values()) not in tried and self._valid(one))
+        return list((some | {tuple(one.values()): one for one in near}).values())
+
+    def any(self, rng: np.random.Generator) -> Values:
+        """One that can exist, tried or not.
+
+        Raises:
+            ValueError: if none was found.
+        """
+        found = self.untried((), (), rng)
+        if not found:
+            raise ValueError(
+                "valid must allow some combination of the search space, but it refused all that were drawn."
+            )
+        return found[int(rng.integers(len(found)))]
+
+    def _product(self) -> list[Values] | None:
+        lists = {name: _values(distribution) for name, distribution in self._distributions.items()}
+        if not all(lists.values()) or math.prod(len(values or ()) for values in lists.values()) > ENUMERATED:
+            return None
+        combinations = (dict(zip(lists, one, strict=True)) for one in itertools.product(*lists.values()))  # type: ignore[arg-type]
+        return [one for one in combinations if self._valid(one)]
+
+    def _drawn(self, count: int, rng: np.random.Generator) -> list[Values]:
+        return [{name: draw(one, rng) for name, one in self._distributions.items()} for _ in range(count)]
+
+    def _neighbours(self, centres: Sequence[Values], rng: np.random.Generator) -> list[Values]:
+        found = []
+        names = list(self._distributions)
+        for centre in centres:
+            for _ in range(DRAWN // 8):
+                name = names[int(rng.integers(len(names)))]
+                found.append({**centre, name: _near(self._distributions[name], centre[name], rng)})
+        return found
+
+
+def draw(distribution: BaseDistribution, rng: np.random.Generator) -> Any:
+    """A random value of one dimension."""
+    if isinstance(distribution, CategoricalDistribution):
+        return distribution.choices[int(rng.integers(len(distribution.choices)))]
+    return _at(distribution, float(rng.random()))
+
+
+def _values(distribution: BaseDistribution) -> list[Any] | None:
+    """Those of a dimension that has countably many, few enough."""
+    if isinstance(distribution, CategoricalDistribution):
+        return list(distribution.choices)
+    assert isinstance(distribution, IntDistribution | FloatDistribution)
+    if distribution.step is None or (distribution.high - distribution.low) / distribution.step > ENUMERATED:
+        return None
+    count = int((distribution.high - distribution.low) / distribution.step + 1e-9) + 1
+    return [type(distribution.low)(distribution.low + index * distribution.step) for index in range(count)]
+
+
+def _near(distribution: BaseDistribution, value: Any, rng: np.random.Generator) -> Any:
+    if isinstance(distribution, CategoricalDistribution):
+        return draw(distribution, rng)
+    assert isinstance(distribution, IntDistribution | FloatDistribution)
+    low, high, here = distribution.low, distribution.high, value
+    if distribution.log:
+        low, high, here = math.log(low), math.log(high), math.log(here)
+    share = (here - low) / (high - low) if high > low else 0.0
+    return _at(distribution, float(np.clip(share + NEAR * rng.standard_normal(), 0.0, 1.0)))
+
+
+def _at(distribution: BaseDistribution, share: float) -> Any:
+    """The value at a share of the range, on the scale that it is searched on."""
+    assert isinstance(distribution, IntDistribution | FloatDistribution)
+    low, high = distribution.low, distribution.high
+    if distribution.log:  # a range can be wider than what a float's ratio holds
+        value = math.exp((1 - share) * math.log(low) + share * math.log(high))
+    else:
+        value = (1 - share) * low + share * high
+    if distribution.step is not None:
+        value = low + round((value - low) / distribution.step) * distribution.step
+    return type(low)(min(high, max(low, round(value) if isinstance(distribution, IntDistribution) else value)))
