@@ -7,9 +7,10 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import websocket
 
@@ -36,6 +37,9 @@ class Tab:
                 assert "error" not in message, message
                 return message["result"]
             self.events.append(message)
+
+    def close(self) -> None:
+        self._socket.close()
 
     def open(self, path: Path, width: int = 1200, height: int = 900, scheme: str = "light") -> None:
         self.send(
@@ -109,15 +113,14 @@ def browser(profile: Path) -> Iterator[Tab]:
         stderr=subprocess.DEVNULL,
     ) as process:
         try:
-            yield Tab(_address(profile, process))
+            with closing(Tab(_address(profile, process))) as tab:
+                yield tab
         finally:
             process.terminate()
 
 
 def _address(profile: Path, process: subprocess.Popen) -> str:
     """The socket of its first page, once it answers."""
-    from urllib.request import urlopen
-
     announced = profile / "DevToolsActivePort"
     end = time.monotonic() + WAIT_S
     while time.monotonic() < end:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from carbonopt import units
 from carbonopt.analysis.batch import AtBatch, BatchEffect, Spanned
 from carbonopt.analysis.comparison import AtEqualQuality, Comparison
 from carbonopt.analysis.recommend import Recommendation
@@ -10,7 +9,6 @@ from carbonopt.analysis.regions import InRegion
 from carbonopt.analysis.returns import ENOUGH, Milestone, Returns
 from carbonopt.report.quantities import (
     MISSING,
-    Scale,
     count_text,
     difference_text,
     emissions_scale,
@@ -23,6 +21,7 @@ from carbonopt.report.quantities import (
     percent_text,
     perplexity_text,
     rate_text,
+    seconds_text,
 )
 from carbonopt.report.view import Cell, Part, Table, columns, number, word
 from carbonopt.report.words import mean_of
@@ -64,24 +63,20 @@ def batch(found: BatchEffect | None) -> Part:
     energy = energy_scale(one.energy_kwh.highest for one in found.batches)
     emissions = emissions_scale(one.emissions_kg_co2e.highest for one in found.batches)
 
-    def cell(span: Spanned | None, scale: Scale | None, least: bool) -> Cell:
+    def cell(span: Spanned | None, text: Callable[[float], str], least: bool) -> Cell:
         if span is None:
             return number(MISSING, None)
-        text = scale.text if scale else units.human_duration
         return number(spanned_text(span, text), span.lowest, strong=least)
 
     def row(one: AtBatch) -> tuple[Cell, ...]:
-        size, memory = one.global_batch_size, one.peak_memory_gib
-        least_memory = size == found.least_memory
+        size = one.global_batch_size
         return (
             number(str(size), size),
             number(str(len(one.trials)), len(one.trials)),
-            cell(one.duration_s, None, size == found.least_duration),
-            number(spanned_text(memory, memory_text), memory.lowest, strong=least_memory)
-            if memory
-            else number(MISSING, None),
-            cell(one.energy_kwh, energy, size == found.least_energy),
-            cell(one.emissions_kg_co2e, emissions, size == found.least_energy),
+            cell(one.duration_s, seconds_text, size == found.least_duration),
+            cell(one.peak_memory_gib, memory_text, size == found.least_memory),
+            cell(one.energy_kwh, energy.text, size == found.least_energy),
+            cell(one.emissions_kg_co2e, emissions.text, size == found.least_energy),
         )
 
     return Part(
@@ -92,7 +87,7 @@ def batch(found: BatchEffect | None) -> Part:
                 columns=columns(
                     "Global batch",
                     "Trials",
-                    "Time",
+                    "Time (s)",
                     "Memory (GiB)",
                     energy.label("Energy"),
                     emissions.label("Emissions"),
@@ -106,7 +101,7 @@ def batch(found: BatchEffect | None) -> Part:
 
 
 def spanned_text(span: Spanned, text: Callable[[float], str]) -> str:
-    if span.lowest == span.highest:
+    if text(span.lowest) == text(span.highest):
         return text(span.median)
     return f"{text(span.median)} ({interval_text(span.lowest, span.highest, text)})"
 
@@ -187,6 +182,8 @@ def _where_to_stop(found: Returns) -> tuple[str, ...]:
     said = [f"Trial {found.trial} had its lowest perplexity at {at(found.lowest)}."]
     if found.enough.step == found.lowest.step:
         said.append(f"No evaluation before was within {percent_text(ENOUGH)} of it: stopping earlier would have cost.")
+        if found.saved_fraction > 0:
+            said.append(f"Stopped there, the run would have emitted {percent_text(found.saved_fraction)} less.")
     else:
         said.append(
             f"It was within {percent_text(ENOUGH)} of it from {at(found.enough)} on: stopped there, the run would have "
