@@ -20,15 +20,17 @@ from carbonopt.analysis.returns import returns
 from carbonopt.energy.intensity import countries
 from carbonopt.paths import REPORT_JSON, write_bytes, write_text
 from carbonopt.record import StudyData
-from carbonopt.report import energy, figure, influence_tables, limits, markdown, page, sections, tables, winner, words
+from carbonopt.report import energy, influence_tables, limits, markdown, page, sections, tables, winner, words
 from carbonopt.report.data import data_files
 from carbonopt.report.facts import Facts
+from carbonopt.report.paper.files import paper_files
 from carbonopt.report.points import GROUPS, Scatter, scatter
 from carbonopt.report.provenance import provenance
 from carbonopt.report.quantities import count_text
 from carbonopt.report.targets import target_steps
 from carbonopt.report.view import View
 
+PAPER_FOLDER = "paper"
 WINNER_FOLDER = "winner"
 
 
@@ -38,7 +40,7 @@ def facts_of(data: StudyData) -> Facts:
     return Facts(
         recommendation=rec,
         answers=answers(data),
-        knee=knee(data.records),
+        knee=knee(record for record in data.records if record.repeat_of is None),
         comparison=comparison(data, rec),
         influence=influence(data),
         batch=batch_effect(data),
@@ -61,18 +63,22 @@ def write_report(data: StudyData, folder: Path, *, winner_files: dict[str, str] 
     rec = facts.recommendation
     plot = scatter(data, rec, facts.repeated)
     view = build_view(data, facts, plot)
-    png = figure.render(plot, rec, "png")
-    write_bytes(folder / "pareto.png", png)
-    write_bytes(folder / "pareto.pdf", figure.render(plot, rec, "pdf"))
+    paper = paper_files(data, facts, view)
+    for old in (folder / PAPER_FOLDER).glob("figure-*.*"):  # of an older report, which could show more
+        if old.name not in paper:
+            old.unlink()
+    for name, content in paper.items():
+        write_bytes(folder / PAPER_FOLDER / name, content)
     shown = view.model_dump(mode="json", exclude_defaults=True)
     write_bytes(folder / REPORT_JSON, to_json({**facts.as_json(), "shown": shown}, indent=2) + b"\n")
     for name, content in data_files(data.records).items():
         write_bytes(folder / REPORT_JSON.parent / name, content)
-    write_text(folder / "report.md", markdown.render(view))
+    picture = "figure-pareto.png" if plot.points else None
+    write_text(folder / "report.md", markdown.render(view, f"{PAPER_FOLDER}/{picture}" if picture else None))
     beside = folder / WINNER_FOLDER
     _write_winner(beside, winner.winner_files(data, rec, beside, winner_files))
     index = folder / "index.html"
-    write_text(index, page.render(view, data, plot, facts, png))
+    write_text(index, page.render(view, data, plot, facts, paper[picture] if picture else None))
     return index
 
 

@@ -1,4 +1,4 @@
-"""Every number that a report shows, in full precision and in one place: written as data/report.json, read by all pages."""
+"""Every number that a report shows, in full precision, once: data/report.json, which all pages are made of."""
 
 import json
 from typing import Any
@@ -30,7 +30,7 @@ class Facts(Frozen):
     spent: Footprint
     repeated: tuple[Repeats, ...]
     priced: Repricing | None
-    regions: tuple[InRegion, ...]  # the recommended run and the study elsewhere, by intensity; empty: nothing recommended
+    regions: tuple[InRegion, ...]  # the recommended run and the study elsewhere, by intensity; empty: there is no run
     audited: Audit | None
 
     def as_json(self) -> dict[str, Any]:

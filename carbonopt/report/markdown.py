@@ -14,7 +14,8 @@ def escape(text: str) -> str:
     return _MARKUP.sub(r"\\\1", entities)
 
 
-def render(view: View) -> str:
+def render(view: View, picture: str | None) -> str:
+    """`picture`: where the front's figure lies, relative to the text; None: there is nothing to draw."""
     parts = [
         f"# {escape(view.name)}",
         f"**{escape(view.headline)}**",
@@ -22,7 +23,7 @@ def render(view: View) -> str:
         *([] if view.met else map(escape, view.answer)),
         "\n".join(f"- {tile.label}: **{escape(tile.text)}** ({escape(tile.note)})" for tile in view.tiles),
         "## Pareto front",
-        "![Pareto front](pareto.png)",
+        "" if picture is None else f"![Pareto front]({picture})",
         escape(view.figure_note),
         _table(view.trade_offs),
         "## Other targets",

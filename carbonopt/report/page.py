@@ -44,7 +44,7 @@ MARKERS: dict[str, dict[str, Any]] = {
 }
 
 
-def render(view: View, data: StudyData, plot: Scatter, facts: Facts, png: bytes) -> str:
+def render(view: View, data: StudyData, plot: Scatter, facts: Facts, png: bytes | None) -> str:
     """The page. The PNG stands in for the interactive figure on paper and without JavaScript."""
     rec = facts.recommendation
     return _ENVIRONMENT.get_template("index.html").render(
@@ -58,7 +58,7 @@ def render(view: View, data: StudyData, plot: Scatter, facts: Facts, png: bytes)
         batch_charts=charts.batch(facts.batch),
         returns_charts=charts.returns(facts.returns, rec.target_perplexity),
         page_rows=PAGE_ROWS,
-        png=base64.b64encode(png).decode("ascii"),
+        png=base64.b64encode(png or b"").decode("ascii"),
         plotly_js=get_plotlyjs(),
     )
 

@@ -39,6 +39,11 @@ def headline(rec: Recommendation) -> str:
         reached = perplexity_text(rec.closest.perplexity)
         closest = f"Trial {rec.closest.trial} came closest: {reached}{mean_of(rec)}."
         return f"No trial reached the target perplexity of {target}. {closest}"
+    if rec.confidence is not None and not rec.confidence.holds:
+        return (
+            f"No configuration is confirmed to hold the target perplexity of {target}; trial {rec.trial} reached it "
+            f"with {emissions_text(rec.emissions_kg_co2e)}."
+        )
     if rec.baseline is None or rec.saving_fraction is None:
         return f"Trial {rec.trial} is the cheapest that reaches the target perplexity of {target}."
     if rec.trial == rec.baseline.trial:
@@ -98,7 +103,7 @@ def confidence(rec: Recommendation) -> tuple[str, ...]:
     scale = emissions_scale([rec.emissions_kg_co2e])
     verdict = "meets" if sure.holds else "does not prove that it meets"
     found = [
-        f"Mean of {sure.seeds} seeds ± standard deviation of one run: perplexity "
+        f"Mean of {sure.seeds} seeds ± standard deviation of one run (pooled or its own, the larger): perplexity "
         f"{plus_minus_text(sure.perplexity_mean, sure.perplexity_deviation)}, "
         f"{plus_minus_text(rec.emissions_kg_co2e, sure.emissions_deviation_kg_co2e, scale)} {scale.unit}.",
         f"With {percent_text(sure.level)} confidence its mean perplexity is at most "
@@ -106,9 +111,7 @@ def confidence(rec: Recommendation) -> tuple[str, ...]:
     ]
     if rec.ties:
         which = f"trial{'s' if len(rec.ties) > 1 else ''} {' and '.join(map(str, rec.ties))}"
-        found.append(
-            f"A tie with {which}, whose emissions differ by less than the error and which meet the target, too."
-        )
+        found.append(f"A tie with {which}: emissions that differ by less than the error, and the target is met, too.")
     return tuple(found)
 
 
