@@ -8,8 +8,9 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 demo: .venv/installed
 	$(BIN)/carbonopt run studies/quickstart.yaml
 
+# Two at a time. Some tests measure times, which those beside them disturb: what failed is run again, alone.
 test: .venv/installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
 check: lint types test
 
