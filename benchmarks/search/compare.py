@@ -56,12 +56,16 @@ class Table:
     def run(self, values: dict) -> RecordedRun:
         return self.runs[tuple((name, values[name]) for name in self.names)]
 
-    def config(self, target: float, seed: int, budget: dict) -> StudyConfig:
+    def config(self, target: float, seed: int, budget: dict, goal: str = "recommend") -> StudyConfig:
         return StudyConfig.model_validate(
             {
                 "name": "comparison",
                 "target": {"perplexity": target},
-                "search": {"space": {name: {"choices": one} for name, one in self.choices.items()}, "seed": seed},
+                "search": {
+                    "space": {name: {"choices": one} for name, one in self.choices.items()},
+                    "seed": seed,
+                    "goal": goal,
+                },
                 "budget": {"trials": len(self.runs), **budget},
                 "carbon": {"intensity_g_co2e_per_kwh": 1.0},
                 "launch": {"kind": "replay", "table": str(self.path)},
@@ -114,8 +118,12 @@ def search(path: Path, sampler: str, above: float, seed: int, limit: int) -> dic
     }
 
 
-def whole(table: Table, sampler: str, target: float, seed: int):
-    """Whole trials, proposed by one of Optuna's samplers as they come: repeats cost nothing here."""
+def whole(table: Table, sampler: str, target: float | None, seed: int):
+    """Whole trials, proposed by one of Optuna's samplers as they come: repeats cost nothing here.
+
+    Args:
+        target: None: the search is for the whole front.
+    """
     study = optuna.create_study(directions=["minimize"] * 2, sampler=OTHERS[sampler](seed))
     space = {name: optuna.distributions.CategoricalDistribution(one) for name, one in table.choices.items()}
     seen = set()
@@ -124,7 +132,8 @@ def whole(table: Table, sampler: str, target: float, seed: int):
         trial = study.ask(space)
         seconds = time.perf_counter() - began
         run = table.run(trial.params)
-        trial.set_constraint("log perplexity over target", math.log(final(run) / target))
+        if target is not None:
+            trial.set_constraint("log perplexity over target", math.log(final(run) / target))
         study.tell(trial, [training_j(run), final(run)])
         key = tuple(run.params.items())
         if key not in seen:
@@ -132,9 +141,9 @@ def whole(table: Table, sampler: str, target: float, seed: int):
             yield run, training_j(run), True, None, seconds
 
 
-def carbon(table: Table, _: str, target: float, seed: int, **budget: str | int):
+def carbon(table: Table, _: str, target: float, seed: int, goal: str = "recommend", **budget: str | int):
     """carbonopt's search: its proposals, its pruning, its trials' watch."""
-    config = table.config(target, seed, budget)
+    config = table.config(target, seed, budget, goal)
     space = SearchSpace(config.search.space, 1, False)
     strategy = Strategy(config, space, None)
     meter = ReplayMeter()
@@ -154,7 +163,7 @@ def carbon(table: Table, _: str, target: float, seed: int, **budget: str | int):
         rules = Rules(
             hopeless=strategy.hopeless(study, number, params),
             audit=False,
-            cap_kg_co2e=best_kwh,
+            cap_kg_co2e=best_kwh if goal == "recommend" else None,
             emissions_kg_co2e=lambda kwh: kwh,
             budget_spent=lambda: False,
             interrupted=lambda: False,

@@ -31,7 +31,7 @@ def propose_for_front(candidates: Sequence[Mapping[str, Any]], knowledge: Knowle
         candidates: configurations that were not run, each naming every dimension that either model sees.
     """
     allowed = np.flatnonzero(knowledge.likely_to_fit(candidates))
-    candidates = [candidates[index] for index in allowed]
+    candidates = [candidates[index] for index in allowed.tolist()]
     loss, loss_spread = knowledge.curves.predict(knowledge.encoder.curve_rows(candidates, knowledge.sequences))
     step_cost, cost_spread = knowledge.step_costs.predict(knowledge.encoder.system_rows(candidates))
     cost = np.log(knowledge.steps(candidates)) + step_cost

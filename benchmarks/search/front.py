@@ -1,0 +1,144 @@
+"""How much of the trade-off between energy and perplexity search strategies find for the energy they spend.
+
+    python benchmarks/search/front.py TABLE.jsonl [TABLE.jsonl ...] [--seeds 10] [--samplers carbon ...] [--json OUT]
+
+On recorded runs, as compare.py, with `search.goal: front`. Counted is the hypervolume of the complete trials' front
+after 2, 5, 10 and 20 % of the whole grid's training energy, and after 25 trials, as a share of that of the table's own
+front; over the logarithms of energy and NLL, each scaled to the range of the table's front, up to a reference point a
+tenth of it beyond both ends. `lowest` is the lowest perplexity after 25 trials, by how much it is above the table's.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import warnings
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import optuna
+from compare import OTHERS, Table, carbon, final, training_j, whole
+
+from carbonopt.launch.replay import RecordedRun
+from carbonopt.search.front import front, hypervolume
+
+SHARES = (0.02, 0.05, 0.10, 0.20)  # of the grid's training energy
+TRIALS = 25
+MARGIN = 0.1
+
+
+class Measure:
+    """The share of a table's front that runs have found."""
+
+    def __init__(self, table: Table) -> None:
+        found = self._front(list(table.runs.values()))
+        self._low, self._high = found.min(0), found.max(0)
+        self._all = self._area(found)
+
+    def share(self, runs: list[RecordedRun]) -> float:
+        return self._area(self._front(runs)) / self._all
+
+    def _area(self, found: np.ndarray) -> float:
+        scaled = (found - self._low) / (self._high - self._low)
+        return hypervolume(scaled, np.full(2, 1 + MARGIN))
+
+    @staticmethod
+    def _front(runs: list[RecordedRun]) -> np.ndarray:
+        points = np.log([[training_j(run), run.evals[-1].nll] for run in runs]).reshape(-1, 2)
+        return points[front(points)]
+
+
+def search(path: Path, sampler: str, seed: int) -> dict:
+    """One search, until both its energy and its trials have passed what is counted."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    warnings.simplefilter("ignore")
+    table = Table(path)
+    if sampler == "carbon":
+        steps = carbon(table, sampler, table.lowest, seed, goal="front")
+    else:
+        steps = whole(table, sampler, None, seed)
+    measure = Measure(table)
+    found: list[RecordedRun] = []
+    by_share: dict[float, float] = {}
+    spent_j, trials, longest_s, on_front = 0.0, 0, 0.0, {}
+    for run, trial_j, complete, _, seconds in steps:
+        before = measure.share(found)
+        spent_j += trial_j
+        trials += 1
+        longest_s = max(longest_s, seconds)
+        by_share |= {one: before for one in SHARES if one not in by_share and spent_j > one * table.grid_j}
+        if complete:
+            found.append(run)
+        if trials == TRIALS:
+            on_front = {
+                "by_trials": measure.share(found),
+                "energy_share": spent_j / table.grid_j,
+                "over_lowest": min(map(final, found)) / table.lowest - 1,
+            }
+        if trials >= TRIALS and len(by_share) == len(SHARES):
+            break
+    last = measure.share(found)
+    return {
+        "table": path.stem,
+        "sampler": sampler,
+        "seed": seed,
+        "by_share": [by_share.get(one, last) for one in SHARES],
+        **on_front,
+        "trials": trials,
+        "longest_proposal_s": longest_s,
+    }
+
+
+def summary(results: list[dict]) -> list[str]:
+    names = [f"{share:.0%} of the grid" for share in SHARES]
+    lines = [
+        f"| table | sampler | {' | '.join(names)} | {TRIALS} trials | energy of these | lowest perplexity of these |",
+        "| --- | --- |" + " ---: |" * (len(SHARES) + 3),
+    ]
+    groups: dict[tuple, list[dict]] = {}
+    for one in results:
+        groups.setdefault((one["table"], one["sampler"]), []).append(one)
+    for (table, sampler), found in groups.items():
+        shares = [_spread([one["by_share"][index] for one in found]) for index in range(len(SHARES))]
+        energy = statistics.mean(one["energy_share"] for one in found)
+        over = statistics.median(one["over_lowest"] for one in found)
+        lines.append(
+            f"| {table} | {sampler} | {' | '.join(shares)} | {_spread([one['by_trials'] for one in found])} "
+            f"| {energy:.1%} | +{over:.1%} |"
+        )
+    return lines
+
+
+def _spread(values: list[float]) -> str:
+    """Mean and lowest, as percentages."""
+    return f"{100 * statistics.mean(values):.1f} ({100 * min(values):.1f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("tables", type=Path, nargs="+")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument(
+        "--samplers", nargs="+", choices=["carbon", *OTHERS], default=["carbon", "random", "nsga2", "tpe"]
+    )
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    jobs = [
+        (table, sampler, seed)
+        for table in options.tables
+        for sampler in options.samplers
+        for seed in range(options.seeds)
+    ]
+    with ProcessPoolExecutor(options.jobs) as pool:
+        results = list(pool.map(search, *zip(*jobs, strict=True)))
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    print("\n".join(summary(results)))
+    longest = max((one["longest_proposal_s"] for one in results if one["sampler"] == "carbon"), default=math.nan)
+    print(f"\nlongest proposal of carbon: {longest:.2f} s, at most {max(one['trials'] for one in results)} trials")
+
+
+if __name__ == "__main__":
+    main()
