@@ -3,9 +3,9 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -311,25 +311,54 @@ def test_another_cuda_than_torchs_only_warns_because_no_trial_needs_it() -> None
     assert advised(other) == ("warning", "sudo apt-get install cuda-nvcc-99-9")
 
 
-def test_a_lock_is_stale_only_when_it_is_old_and_nothing_compiles_there(tmp_path: Path) -> None:
+HOLDING = "import os, sys, time; os.open(sys.argv[1], os.O_CREAT); print('held', flush=True); time.sleep(60)"
+
+
+def test_a_lock_is_stale_only_when_it_is_old_and_nothing_holds_it(tmp_path: Path) -> None:
     lock = tmp_path / "cpu_adam" / "lock"
     lock.parent.mkdir()
     lock.touch()
     locked = machine(ops=(Op(name="cpu_adam", built=False, lock=str(lock)),))
     fresh = build.ops(locked)
     assert advised(fresh) == ("warning", "sleep 60; carbonopt doctor")
-    assert "being compiled now" in fresh.found
+    assert "perhaps being compiled by what can't be seen from here" in fresh.found
     os.utime(lock, (0, 0))
     assert advised(build.ops(locked)) == ("failure", f"rm {lock}")
 
-    ninja = tmp_path / "ninja"
-    shutil.copy(shutil.which("sleep"), ninja)
-    with subprocess.Popen([ninja, "60"], cwd=lock.parent) as process:
-        assert advised(build.ops(locked)) == ("warning", "sleep 60; carbonopt doctor")
+    with subprocess.Popen([sys.executable, "-c", HOLDING, lock], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        held = build.ops(locked)
+        assert advised(held) == ("warning", "sleep 60; carbonopt doctor")
+        assert f"being compiled now by process {process.pid}, since" in held.found
         process.kill()
     assert advised(build.ops(locked)) == ("failure", f"rm {lock}")
     lock.unlink()
     assert advised(build.ops(locked)) == ("warning", "carbonopt doctor --build")
+
+
+def test_run_refuses_an_operator_that_is_locked_for_ever(tmp_path: Path, tiny_study: dict, write_study) -> None:
+    """And says when it will wait; a lock of an operator that this study doesn't load is none of its business."""
+    extensions = tmp_path / "my extensions"
+    lock, other = (extensions / name / "lock" for name in ("deepspeed_shm_comm", "cpu_adam"))
+    for one in (lock, other):
+        one.parent.mkdir(parents=True)
+        one.touch()
+        os.utime(one, (0, 0))
+    study = write_study(tiny_study)
+    done = carbonopt("run", study, cwd=tmp_path, TORCH_EXTENSIONS_DIR=str(extensions))
+    assert done.returncode == 2
+    assert "carbonopt: DeepSpeed operators: deepspeed_shm_comm is locked since" in done.stderr
+    assert f"and every trial would wait for ever → rm '{lock}'\n" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+    now = time.time()
+    os.utime(lock, (now, now - 172))  # by a machine that can't be seen from here, perhaps, until it is 3 minutes old
+    done = carbonopt("run", study, cwd=tmp_path, TORCH_EXTENSIONS_DIR=str(extensions))
+    assert done.returncode == 2
+    assert f"the study waits for that → ls -l '{lock}'" in " ".join(done.stderr.split())
+    assert "carbonopt: deepspeed_shm_comm is locked since 3 min" in done.stderr
+    assert f"→ rm '{lock}'\n" in done.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 def test_operators_that_are_not_compiled() -> None:

@@ -12,8 +12,10 @@ import psutil
 import pytest
 
 from carbonopt.channel import Exited, Failed, PhaseChanged, Progress
-from carbonopt.config import LocalLaunch
+from carbonopt.config import LocalLaunch, Space
+from carbonopt.errors import BadInput, StudyInterrupted
 from carbonopt.launch.environment import rank_environments, work_environment
+from carbonopt.launch.extensions import locks_of, needed_operators, wait_for
 from carbonopt.launch.processes import WorkProcesses
 from carbonopt.trial import Phase, StopReason
 
@@ -178,3 +180,112 @@ work.end(patience_s=5)
     command = ["unshare", "-fp", "--mount-proc", sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+# As torch and ninja do: the lock is held open, and the compiler has a process group of its own.
+COMPILING = """
+import os, subprocess, sys, time
+os.open(sys.argv[1], os.O_CREAT | os.O_EXCL)
+child = subprocess.Popen(["sleep", "600"], process_group=0)
+print(f"{os.getpid()} {child.pid}", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", ["end", "killed", "guard killed"])
+def test_an_interrupted_compilation_leaves_neither_compilers_nor_its_lock(how: str, tmp_path: Path) -> None:
+    extensions, root = tmp_path / "extensions", tmp_path / "[root]"
+    own, others = extensions / "ours" / "lock", extensions / "theirs" / "lock"
+    scratch, kept = root / ".prepared.1.part", root / "prepared"
+    for folder in (own.parent, others.parent, scratch, kept):
+        folder.mkdir(parents=True)
+    others.touch()
+    log = tmp_path / "log"
+    script = f"""
+import os, sys, time
+from pathlib import Path
+from carbonopt.launch.processes import WorkProcesses
+argv = [sys.executable, "-c", {COMPILING!r}, {str(own)!r}]
+work = WorkProcesses(argv, [{{}}], dict(os.environ), Path({str(log)!r}), scratch=({str(root)!r}, ".prepared.*"))
+sys.stdin.readline()
+work.end()
+"""
+    study = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        env={**os.environ, "TORCH_EXTENSIONS_DIR": str(extensions)},
+    )
+    deadline = time.monotonic() + 30
+    while not (log.exists() and log.read_text().endswith("\n")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    rank, compiler = (int(pid) for pid in log.read_text().split())
+    assert own.exists()
+    if how == "killed":
+        study.kill()
+    elif how == "guard killed":
+        os.kill(psutil.Process(rank).ppid(), signal.SIGKILL)
+        assert gone(rank)
+        study.communicate(b"\n")
+    else:
+        study.communicate(b"\n")
+    study.wait()
+    assert gone(rank)
+    assert gone(compiler)
+    deadline = time.monotonic() + 10
+    while scratch.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not scratch.exists()
+    assert own.exists() == (how == "guard killed")  # whose lock it was can't be known then
+    assert others.exists()
+    assert kept.exists()
+
+
+def test_a_study_waits_for_who_compiles_and_for_nobody_else(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    lock = tmp_path / "deepspeed_shm_comm" / "lock"
+    lock.parent.mkdir()
+    operators = ["deepspeed_shm_comm"]
+    wait_for(operators, lambda: pytest.fail("nothing is locked"))
+
+    def compiling() -> subprocess.Popen:
+        lock.unlink(missing_ok=True)
+        process = subprocess.Popen([sys.executable, "-c", COMPILING, lock], stdout=subprocess.PIPE, process_group=0)
+        process.stdout.readline()
+        os.utime(lock, (0, 0))
+        return process
+
+    process = compiling()
+    (found,) = locks_of(operators)
+    assert (found.operator, found.path, found.holder, found.is_dead) == (operators[0], lock, process.pid, False)
+    assert locks_of(["cpu_adam"]) == []
+    with pytest.raises(StudyInterrupted):
+        wait_for(operators, lambda: True)
+
+    def killed() -> bool:
+        for one in (*psutil.Process(process.pid).children(), process):
+            one.kill()
+        process.wait()
+        return False
+
+    with pytest.raises(BadInput, match=f"nothing compiles it.* → rm {lock}"):
+        wait_for(operators, killed)
+
+    process = compiling()
+
+    def finished() -> bool:
+        lock.unlink()
+        return killed()
+
+    wait_for(operators, finished)
+
+
+def test_needed_operators_are_deepspeeds() -> None:
+    """By the names that torch's folders have."""
+    from deepspeed.ops.op_builder.cpu import CPUAdamBuilder, ShareMemCommBuilder
+
+    fixed = {"global_batch_size": 8, "learning_rate": 1e-3, "epochs": 1}
+    plain = Space.model_validate(fixed)
+    offload = Space.model_validate({**fixed, "offload": {"choices": ["none", "optimizer"]}})
+    assert needed_operators(LocalLaunch(gpus=(), cpu_ranks=2), offload) == (ShareMemCommBuilder().name,)
+    assert needed_operators(LocalLaunch(gpus=(0,)), offload) == (CPUAdamBuilder().name,)
+    assert needed_operators(LocalLaunch(gpus=(0,)), plain) == ()

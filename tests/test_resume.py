@@ -23,13 +23,14 @@ def read(folder: Path):
     return StudyStorage.of_folder(connect(storage_url(paths, None)), paths).read(live=False)
 
 
-def start(study: Path, folder: Path) -> subprocess.Popen:
+def start(study: Path, folder: Path, **environment: str) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-m", "carbonopt", "run", str(study), "--out", str(folder)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env={**os.environ, **environment},
     )
 
 
@@ -130,3 +131,29 @@ def test_a_killed_trial_is_a_failed_trial_and_the_study_goes_on(slow_study: dict
     assert killed.energy_kwh.total > 0
     assert other.state == TrialState.COMPLETE
     assert workers(folder) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_interrupted_while_operators_are_compiled(number: int, tiny_study: dict, write_study, tmp_path: Path) -> None:
+    """Neither compilers, nor the lock that would make everyone wait for ever, nor half a prepared folder is left."""
+    study, folder, extensions = write_study(tiny_study), tmp_path / "out", tmp_path / "extensions"
+    lock = extensions / "deepspeed_shm_comm" / "lock"
+
+    def compilers() -> list[int]:
+        return [
+            one.pid
+            for one in psutil.process_iter(["cwd", "status"])
+            if one.info["cwd"] == str(lock.parent) and one.info["status"] != psutil.STATUS_ZOMBIE
+        ]
+
+    command = start(study, folder, TORCH_EXTENSIONS_DIR=str(extensions))
+    wait_for(lambda: lock.exists() and len(compilers()) > 1)  # ninja and what it runs
+    assert list(folder.glob(".prepared.*"))
+    os.kill(command.pid, number)
+    _, errors = command.communicate(timeout=60)
+    if number == signal.SIGINT:
+        assert command.returncode == 130
+        assert errors.endswith("carbonopt: interrupted before the first trial; the same command begins again.\n")
+    wait_for(lambda: workers(folder) == [], 15 if number == signal.SIGKILL else 0.1)
+    assert compilers() == []
+    wait_for(lambda: not lock.exists() and not list(folder.glob(".prepared.*")), 5 if number == signal.SIGKILL else 0.1)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from carbonopt.config import Choices, Dimension, Fixed, LocalLaunch, Scalar, StudyConfig
+from carbonopt.config import Fixed, LocalLaunch, StudyConfig
 from carbonopt.doctor import build, gpu, host, services
 from carbonopt.doctor.check import Check, Finding, failure
 from carbonopt.doctor.machine import Machine
@@ -12,6 +12,7 @@ from carbonopt.energy.hardware import check_gpus
 from carbonopt.energy.occupancy import gpus_now
 from carbonopt.errors import CarbonoptError
 from carbonopt.launch.environment import work_environment
+from carbonopt.launch.extensions import extensions_folder, may_be_other_than, needed_operators
 
 __all__ = ["before_run", "examine"]
 
@@ -53,7 +54,7 @@ def examine(compile_ops: bool) -> Iterator[Check]:
             "shared memory": host.shared_memory,
             "temporary files": host.temporary_files,
             "disk for runs": partial(host.disk, Path("runs"), _OTHER_DISK),
-            "disk for operators": lambda: host.disk(host.extensions_folder(), _OTHER_EXTENSIONS),
+            "disk for operators": lambda: host.disk(extensions_folder(), _OTHER_EXTENSIONS),
             "disk for models": services.hub_disk,
             "hub": services.hub,
             "wandb": services.wandb,
@@ -76,8 +77,8 @@ def before_run(config: StudyConfig, folder: Path) -> list[Check]:
     if isinstance(launch, LocalLaunch):
         check_gpus(launch.gpus)
         space = config.search.space
-        loads_ops = not launch.gpus or _may_be_other_than(space.offload, "none")
-        compiles = loads_ops or _may_be_other_than(space.torch_compile or Fixed(value=False), False)
+        operators = needed_operators(launch, space)
+        compiles = bool(operators) or may_be_other_than(space.torch_compile or Fixed(value=False), False)
         machine = Machine()
         seen = gpus_now() if launch.gpus else ()
         ours = [one for one in seen if one.index in launch.gpus]
@@ -90,15 +91,16 @@ def before_run(config: StudyConfig, folder: Path) -> list[Check]:
             "CodeCarbon settings": services.codecarbon_config,
             "CUDA architectures": lambda: build.arch_list(ours, work_environment(launch, [one.uuid for one in ours])),
             "temporary files": host.temporary_files,
-            "disk for operators": lambda: host.disk(host.extensions_folder(), _OTHER_EXTENSIONS),
+            "disk for operators": lambda: host.disk(extensions_folder(), _OTHER_EXTENSIONS),
             "disk for models": services.hub_disk,
         }
         if config.track.wandb:
             checks["netrc"] = services.netrc
         if compiles:
             checks["compilers"] = lambda: build.compilers(needed=True)
-        if loads_ops:
+        if operators:
             checks["ninja"] = lambda: build.ninja(needed=True)
+            checks["DeepSpeed operators"] = lambda: build.locked(operators)
         if launch.world_size > 1:
             checks["shared memory"] = host.shared_memory
     return list(_checks(checks))
@@ -115,13 +117,3 @@ def _checks(finds: dict[str, Find]) -> Iterator[Check]:
             finding = failure(f"the check itself broke: {type(error).__name__}: {what}", "carbonopt doctor --json")
         if finding is not None:
             yield Check(name=name, **finding.model_dump())
-
-
-def _may_be_other_than(dimension: Dimension, value: Scalar) -> bool:
-    match dimension:
-        case Fixed(value=only):
-            return only != value
-        case Choices(choices=choices):
-            return any(choice != value for choice in choices)
-        case _:
-            return False

@@ -4,24 +4,20 @@ import os
 import re
 import shutil
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-import psutil
-
 import carbonopt
 from carbonopt.doctor.check import Finding, failure, ok, warning
-from carbonopt.doctor.host import extensions_folder
 from carbonopt.doctor.machine import Machine, by_hand
 from carbonopt.energy.occupancy import GpuNow
 from carbonopt.launch.environment import ARCH_LIST
-from carbonopt.units import human_duration
+from carbonopt.launch.extensions import extensions_folder, lock_at, locks_of
 
 _OWN = ("optuna", "codecarbon")  # the packages that work in the study's process
 _FOR_WHAT = "offload and torch_compile need it"
-_FRESH_LOCK_S = 180.0  # an operator takes half a minute, several times that on a busy machine
+_WAIT = "sleep 60; carbonopt doctor"
 _READABLE = re.compile(r"[0-9]+\.[0-9]+(\+PTX)?")
 
 
@@ -107,8 +103,8 @@ def ops(machine: Machine) -> Finding | None:
     if stack is None:
         return None
     for op in stack.ops:
-        if op.lock is not None and (finding := _locked(op.name, Path(op.lock))) is not None:
-            return finding
+        if op.lock is not None and (lock := lock_at(op.name, Path(op.lock))) is not None:  # still, after a moment
+            return failure(lock.found, lock.advice) if lock.is_dead else warning(lock.found, _WAIT)
     names = ", ".join(op.name for op in stack.ops)
     missing = [op.name for op in stack.ops if not op.built]
     if missing:
@@ -117,29 +113,12 @@ def ops(machine: Machine) -> Finding | None:
     return ok(f"compiled: {names}" if names else "none to compile")
 
 
-def _locked(name: str, lock: Path) -> Finding | None:
-    """Of an operator that was locked a moment ago: someone compiles it, or what did was killed. None: no longer."""
-    try:
-        age_s = time.time() - lock.stat().st_mtime
-    except FileNotFoundError:
+def locked(operators: Sequence[str]) -> Finding | None:
+    """Whether a study that needs them would wait; nothing where it wouldn't."""
+    locks = locks_of(operators)
+    if not locks:
         return None
-    if age_s < _FRESH_LOCK_S or _is_compiled_in(lock.parent):
-        return warning(
-            f"{name} is being compiled now, since {human_duration(age_s)}; wait", "sleep 60; carbonopt doctor"
-        )
-    return failure(
-        f"{name} is locked since {human_duration(age_s)} and nothing compiles it: what did was killed, and every trial "
-        "would wait for ever",
-        f"rm {lock}",
-    )
-
-
-def _is_compiled_in(folder: Path) -> bool:
-    """Whether torch's ninja works there. Of other people's processes nothing can be seen."""
-    for process in psutil.process_iter(["name", "cwd", "cmdline"]):
-        seen = process.info
-        if "ninja" in (seen["name"] or "") and (
-            seen["cwd"] == str(folder.resolve()) or str(folder) in " ".join(seen["cmdline"] or ())
-        ):
-            return True
-    return False
+    lock = next((one for one in locks if one.is_dead), locks[0])
+    if lock.is_dead:
+        return failure(lock.found, lock.advice)
+    return warning(f"{lock.found}; the study waits for that", lock.advice)

@@ -124,11 +124,3 @@ def temporary_files() -> Finding:
         return ok(tempfile.gettempdir())
     except FileNotFoundError:
         return failure("no folder that temporary files can be written to", "export TMPDIR=/path/with/space")
-
-
-def extensions_folder() -> Path:
-    """Where torch compiles operators; the parent of the folder for its version."""
-    chosen = os.environ.get("TORCH_EXTENSIONS_DIR")
-    if chosen:
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_extensions"

@@ -14,7 +14,9 @@ from pathlib import Path
 from carbonopt.config import LocalLaunch
 from carbonopt.energy.occupancy import GpuNow, gpus_now
 from carbonopt.errors import BadInput, CarbonoptError, MeasurementError
+from carbonopt.launch import guard
 from carbonopt.launch.environment import work_environment
+from carbonopt.launch.extensions import extensions_folder
 from carbonopt.train import probe
 
 _START_S = 180.0  # importing torch and DeepSpeed from a cold network disk
@@ -130,28 +132,18 @@ def _ask(environment: dict[str, str], *, build: bool) -> probe.Stack:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # a group of its own, with the compilers
+        start_new_session=True,  # one of its own, with the compilers
     ) as process:
         try:
             answer, errors = process.communicate(timeout=_BUILD_S if build else _START_S)
         except subprocess.TimeoutExpired as error:
             raise ProbeError(f"no answer within {error.timeout:g} s") from error
         finally:
-            _end(process)
+            if process.poll() is None:
+                guard.end_session(process.pid, str(extensions_folder(environment).resolve()), [], _END_S)
     if process.returncode:
         raise ProbeError(_last_line(errors) or f"ended with code {process.returncode}")
     return probe.Stack.model_validate_json(answer)
-
-
-def _end(process: subprocess.Popen) -> None:
-    """Ends what still runs as Ctrl-C does, so that torch takes away the lock of what it was compiling."""
-    if process.poll() is not None:
-        return
-    os.killpg(process.pid, signal.SIGINT)
-    try:
-        process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def by_hand(what: str) -> str:

@@ -8,6 +8,7 @@ from carbonopt.channel import Exited, Failed, Finished
 from carbonopt.config import LocalLaunch, StudyConfig
 from carbonopt.errors import BEFORE_FIRST_TRIAL, BadInput, CarbonoptError, StudyInterrupted
 from carbonopt.launch.environment import rank_environments, work_environment
+from carbonopt.launch.extensions import needed_operators, wait_for
 from carbonopt.launch.processes import WorkProcesses
 from carbonopt.paths import StudyPaths, write_json
 from carbonopt.trial import Prepared, TrialSpec
@@ -33,26 +34,30 @@ class LocalLauncher:
     def prepare(
         self, config: StudyConfig, paths: StudyPaths, fingerprint: str, interrupted: Callable[[], bool]
     ) -> Prepared:
-        """Reads, checks and tokenizes the workload's data in a process of its own, once per study.
+        """Reads, checks and tokenizes the workload's data in a process of its own, once per study. The caller holds the
+        lock of the study's folder.
 
         Raises:
             StudyInterrupted: soon after `interrupted` says so.
-            BadInput: what is wrong with the data, the model, the tokenizer or a DeepSpeed key.
+            BadInput: what is wrong with the data, the model, the tokenizer, a DeepSpeed key or an operator's lock.
             CarbonoptError: if the process dies, with the last lines of its log.
         """
         assert config.workload is not None
+        wait_for(needed_operators(self._launch, config.search.space), interrupted)
         spec_file, log = paths.prepare_spec.resolve(), paths.prepare_log.resolve()
+        prepared = paths.prepared.resolve()
         spec = {
             "workload": config.workload.model_dump(mode="json"),
             "space": config.search.space.model_dump(mode="json"),
-            "prepared_dir": str(paths.prepared.resolve()),
+            "prepared_dir": str(prepared),
             "fingerprint": fingerprint,
         }
         write_json(spec_file, spec)
         one_rank = self._launch.model_copy(update={"gpus": self._launch.gpus[:1], "cpu_ranks": 1})
         environment = work_environment(one_rank, self._gpu_uuids[:1])
         argv = [sys.executable, "-m", "carbonopt.train.prepare", str(spec_file)]
-        work = WorkProcesses(argv, rank_environments(one_rank), environment, log)
+        half_made = (str(prepared.parent), f".{prepared.name}.*")
+        work = WorkProcesses(argv, rank_environments(one_rank), environment, log, scratch=half_made)
         try:
             while not interrupted():
                 match work.receive(0.5):

@@ -1,20 +1,19 @@
 """Processes that work for a study: started with a channel and a guard, watched, and ended without leftovers."""
 
-import errno
+import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-
-import psutil
 
 from carbonopt.channel import CHANNEL_FD, Event, Exited, Listener
 from carbonopt.errors import CarbonoptError
 from carbonopt.launch import guard
+from carbonopt.launch.extensions import extensions_folder
 from carbonopt.trial import StopReason
 
 LOG_TAIL_LINES = 15
@@ -23,7 +22,14 @@ LOG_TAIL_LINES = 15
 class WorkProcesses:
     """The processes of one trial (or of the preparation), as one thing: a channel, a log, an end."""
 
-    def __init__(self, argv: list[str], ranks: list[dict[str, str]], environment: dict[str, str], log: Path) -> None:
+    def __init__(
+        self,
+        argv: list[str],
+        ranks: list[dict[str, str]],
+        environment: dict[str, str],
+        log: Path,
+        scratch: Sequence[str] = (),
+    ) -> None:
         """Starts them.
 
         Args:
@@ -31,13 +37,15 @@ class WorkProcesses:
             ranks: what the environment of each rank has beside `environment`; the first one gets the channel.
             environment: the whole environment of all.
             log: takes the output of all.
+            scratch: a folder and a pattern of what in it is removed when all have ended, however they did.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
         ours, theirs = socket.socketpair()
         lifeline_read, self._lifeline = os.pipe()
         ranks = [{**ranks[0], CHANNEL_FD: str(theirs.fileno())}, *ranks[1:]]
-        job = json.dumps({"argv": argv, "ranks": ranks})
+        self._extensions, self._scratch = str(extensions_folder(environment).resolve()), list(scratch)
+        job = json.dumps({"argv": argv, "ranks": ranks, "extensions": self._extensions, "scratch": self._scratch})
         with log.open("ab") as output:
             self._guard = subprocess.Popen(
                 [sys.executable, "-I", "-S", guard.__file__, str(lifeline_read), str(theirs.fileno()), job],
@@ -68,8 +76,8 @@ class WorkProcesses:
     def answer(self, stop: StopReason | None = None) -> None:
         self._listener.answer(stop)
 
-    def end(self, patience_s: float = 20.0) -> None:
-        """Kills whatever is left of the group and waits until it is gone, so that the next trial finds free memory.
+    def end(self, patience_s: float = guard.PATIENCE_S) -> None:
+        """Kills whatever is left of them and waits until it is gone, so that the next trial finds free memory.
 
         Raises:
             CarbonoptError: if a process survives SIGKILL for `patience_s` (one stuck in the driver, usually).
@@ -77,42 +85,18 @@ class WorkProcesses:
         if self._ended:
             return
         self._ended = True
-        group = self._guard.pid
+        # The guard does it, since it goes on when this process is killed meanwhile; after it, what it didn't live to.
         deadline = time.monotonic() + patience_s
-        while _signal_group(group) and _has_living(group):
-            self._guard.poll()
-            if time.monotonic() > deadline:
-                raise CarbonoptError(f"processes of group {group} survive SIGKILL; see {self.log} and `ps -g {group}`.")
-            time.sleep(0.01)
-        self._guard.wait()
         os.close(self._lifeline)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._guard.wait(patience_s)
+        session = self._guard.pid
+        left = guard.end_session(session, self._extensions, self._scratch, max(1.0, deadline - time.monotonic()))
         self._listener.close()
+        if left:
+            raise CarbonoptError(f"processes {left} survive SIGKILL; see {self.log} and `ps -s {session}`.")
 
     def log_tail(self) -> str:
         """The last lines of the log, for the user to read beside the error."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         return "\n".join(lines[-LOG_TAIL_LINES:])
-
-
-def _signal_group(group: int) -> bool:
-    """Sends SIGKILL to a process group; False when it has no member left."""
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except OSError as error:
-        if error.errno in (errno.ESRCH, errno.EPERM):  # EPERM: only zombies are left, on some systems
-            return False
-        raise
-    return True
-
-
-def _has_living(group: int) -> bool:
-    """Whether a process group has a member that still runs. Zombies don't count: a container whose first process reaps
-    nobody keeps them for ever, and they hold no memory."""
-    for process in psutil.process_iter(["status"]):
-        try:
-            member = os.getpgid(process.pid) == group
-        except ProcessLookupError:
-            continue
-        if member and process.info["status"] != psutil.STATUS_ZOMBIE:
-            return True
-    return False

@@ -1,0 +1,119 @@
+"""The folder where torch compiles DeepSpeed's operators, and the locks in it that make everyone wait."""
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from carbonopt.config import Choices, Dimension, Fixed, LocalLaunch, Scalar, Space
+from carbonopt.errors import BEFORE_FIRST_TRIAL, BadInput, StudyInterrupted
+from carbonopt.launch import guard
+from carbonopt.trial import Frozen
+from carbonopt.units import human_duration
+
+# Of a lock that no process here holds: one on another machine or in another container may, and takes half a minute,
+# several times that on a busy machine.
+_FRESH_S = 180.0
+_TICK_S = 1.0
+
+
+class OperatorLock(Frozen):
+    """A lock as it is now: torch holds it open while it compiles, and takes it away unless it is killed."""
+
+    operator: str
+    path: Path
+    age_s: float
+    holder: int | None  # a process; None: none that can be seen from here
+
+    @property
+    def is_dead(self) -> bool:
+        return self.holder is None and self.age_s > _FRESH_S
+
+    @property
+    def found(self) -> str:
+        age = human_duration(self.age_s)
+        if self.is_dead:
+            return (
+                f"{self.operator} is locked since {age} and nothing compiles it: what did was killed, and every trial "
+                "would wait for ever"
+            )
+        if self.holder is None:
+            return f"{self.operator} is locked since {age} and perhaps being compiled by what can't be seen from here"
+        return f"{self.operator} is being compiled now by process {self.holder}, since {age}"
+
+    @property
+    def advice(self) -> str:
+        """What to type: to mend it, or to see who works."""
+        path = shlex.quote(str(self.path))
+        if self.is_dead:
+            return f"rm {path}"
+        return f"ls -l {path}" if self.holder is None else f"ps -fp {self.holder}"
+
+
+def extensions_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where torch compiles operators; the parent of the folder for its version."""
+    chosen = environment.get("TORCH_EXTENSIONS_DIR")
+    if chosen:
+        return Path(chosen)
+    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_extensions"
+
+
+def needed_operators(launch: LocalLaunch, space: Space) -> tuple[str, ...]:
+    """The names of those that trials load, as `carbonopt.train.ops` has their builders."""
+    if not launch.gpus:
+        return ("deepspeed_shm_comm",)
+    return ("cpu_adam",) if may_be_other_than(space.offload, "none") else ()
+
+
+def may_be_other_than(dimension: Dimension, value: Scalar) -> bool:
+    match dimension:
+        case Fixed(value=only):
+            return only != value
+        case Choices(choices=choices):
+            return any(choice != value for choice in choices)
+        case _:
+            return False
+
+
+def locks_of(operators: Sequence[str]) -> list[OperatorLock]:
+    """Those of the operators that are locked, without importing torch."""
+    folder = extensions_folder()
+    of_this_python = f"py{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}_*"
+    found = []
+    for operator in operators:
+        paths = (folder / operator / guard.LOCK, *folder.glob(f"{of_this_python}/{operator}/{guard.LOCK}"))
+        found += [lock for path in paths if (lock := lock_at(operator, path)) is not None]
+    return found
+
+
+def lock_at(operator: str, path: Path) -> OperatorLock | None:
+    """None where there is none, or no longer."""
+    real = path.resolve()
+    pids = (int(process.name) for process in guard.all_processes())
+    try:
+        age_s = max(0.0, time.time() - path.stat().st_mtime)
+    except FileNotFoundError:
+        return None
+    holder = next((pid for pid in pids if real in guard.open_locks(pid)), None)
+    return OperatorLock(operator=operator, path=path, age_s=age_s, holder=holder)
+
+
+def wait_for(operators: Sequence[str], interrupted: Callable[[], bool]) -> None:
+    """Until none of them is locked.
+
+    Waited for here and not where torch would: that waits for ever, also for what was killed, and then loads an operator
+    that isn't there.
+
+    Raises:
+        BadInput: for a lock that nobody is going to take away, with what to type.
+        StudyInterrupted: soon after `interrupted` says so.
+    """
+    while locks := locks_of(operators):
+        for lock in locks:
+            if lock.is_dead:
+                raise BadInput(f"{lock.found} → {lock.advice}")
+        if interrupted():
+            raise StudyInterrupted(BEFORE_FIRST_TRIAL)
+        time.sleep(_TICK_S)
