@@ -64,7 +64,7 @@ def percent_text(fraction: float | None) -> str:
     """Three significant digits, whole percents from 100 on; what falls short of all is never rounded up to it."""
     if fraction is None:
         return MISSING
-    percent = 100 * fraction
+    percent = 100 * fraction if abs(fraction) > 1e-12 else 0.0  # what rounding leaves of equal figures
     if 99.95 <= percent < 100:
         return "over 99.9 %"
     if percent > 1e6:  # a diverged trial's perplexity can be hundreds of digits above the others
