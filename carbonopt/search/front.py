@@ -3,9 +3,9 @@
 A trial's cost and loss are a point, and what dominates something, up to a reference point, is an area: the hypervolume
 of a front. The next trial is the one that is expected to add most of it (Emmerich, Giannakoglou and Naujoks 2006,
 Single- and Multiobjective Evolutionary Optimization Assisted by Gaussian Random Field Metamodels). Logarithms of cost
-and loss are normal in both models and independent of each other, so that the expectation has a closed form. Nothing is
-divided by what a trial costs: cost is one of the coordinates, and searches that also divided by it, or by its square
-root, found no more of the front for the same energy on two of three recorded tables.
+and loss are normal in both models and independent of each other, so that the expectation has a closed form. Cost is
+one of the coordinates already; divided by it once more, the search found 88 instead of 84 % of the front for 2 % of a
+grid's energy (means of three recorded tables), as much from 5 % on, and a little less of its dear end in 25 trials.
 """
 
 from collections.abc import Mapping, Sequence
