@@ -5,7 +5,7 @@
 On recorded runs, as compare.py, with `search.goal: front`. Counted is the hypervolume of the complete trials' front
 after 2, 5, 10 and 20 % of the whole grid's training energy, and after 25 trials, as a share of that of the table's own
 front; over the logarithms of energy and NLL, each scaled to the range of the table's front, up to a reference point a
-tenth of it beyond both ends. Shares are means over the seeds, the lowest in brackets; the last column is by how much the
+tenth of it beyond both ends. Shares are means over the seeds, the lowest in brackets; the last column is how far the
 lowest perplexity in 25 trials is above the table's, the median. `carbon` stops trials that can't be on the front; the
 others are Optuna's and run whole trials. Each seed of each sampler is one search.
 """
