@@ -164,8 +164,10 @@ def points(*values: float, every: int = 10) -> list[EvalPoint]:
 
 
 def test_the_straight_line_goes_on_as_steeply_as_the_curve_last_did() -> None:
-    # 0.2 a stretch of 10 steps at the steeper of the last two; 20 steps to go.
-    assert straight_line_nll(points(2.3, 2.1, 2.0), 50) == pytest.approx(2.0 - 0.4)
+    # 0.2 a stretch of 10 steps at the steeper of the last two; 50 steps to go.
+    assert straight_line_nll(points(2.3, 2.1, 2.0), 80) == pytest.approx(2.0 - 1.0)
+    # Past half the way, over the logarithm of the steps: 0.2 for a doubling at the steeper one, 5/3 to go.
+    assert straight_line_nll(points(2.3, 2.1, 2.0), 50) == pytest.approx(2.0 - 0.2 * math.log2(5 / 3))
     assert straight_line_nll(points(2.0, 2.1, 2.2), 50) == pytest.approx(2.2), "a rising curve promises nothing"
     # Evaluations close to each other are noise: 0.1 up and down every step, 0.02 down a step.
     noisy = points(*(3 - 0.02 * step + 0.1 * (step % 2) for step in range(50)), every=1)
