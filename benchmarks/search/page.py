@@ -2,7 +2,7 @@
 
     python benchmarks/search/page.py
 
-reports/search/ holds what compare.py (compare-*.json) and converged.py (converged.json) wrote, the exported trials of
+reports/search/ holds what compare.py (compare-*.json), converged.py and front.py wrote, the exported trials of
 the live searches (live-*.jsonl, by `carbonopt export`) and their recommendations (live-*.json, by `carbonopt recommend
 --json`). All numbers come from there; the tables that were searched are beside them in tables/.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import compare
 import converged
+import front
 
 from carbonopt.units import joules_from_kwh
 
@@ -42,6 +43,13 @@ CONVERGED = """\
 `converged.py`: the same searches, each until it ends itself, with 10 or 1,000 runs of the recommended configuration to
 come (`budget.reuses`); 20 seeds each. A search of few runs to come stops sooner and may leave a cheaper run unfound. At
 5 % below the lowest perplexity no run meets the target: what is spent until a search gives up."""
+
+FRONT = """\
+## The whole front
+
+`front.py`: `search.goal: front` beside Optuna's samplers; hypervolume of the front found (logarithm of energy by that of
+the loss) as a share of the table's own front's, after shares of the grid's energy and after 25 trials; 10 seeds each.
+The search and this measure have the same scales, which favours it a little."""
 
 LIVE = """\
 ## Live on a GPU
@@ -86,6 +94,8 @@ def main() -> None:
         f"The longest proposal of `carbon` took {longest:.2f} s, on two shared CPU cores.",
         CONVERGED,
         "\n".join(converged.summary(json.loads((RESULTS / "converged.json").read_text()))),
+        FRONT,
+        "\n".join(front.summary(json.loads((RESULTS / "front.json").read_text()))),
         LIVE,
         _live(),
     ]
