@@ -47,9 +47,9 @@ come (`budget.reuses`); 20 seeds each. A search of few runs to come stops sooner
 FRONT = """\
 ## The whole front
 
-`front.py`: `search.goal: front` beside Optuna's samplers; hypervolume of the front found (logarithm of energy by that of
-the loss) as a share of the table's own front's, after shares of the grid's energy and after 25 trials; 10 seeds each.
-The search and this measure have the same scales, which favours it a little."""
+`front.py`: `search.goal: front` beside Optuna's samplers; hypervolume of the front found (logarithm of energy by that
+of the loss) as a share of the table's own front's, after shares of the grid's energy and after 25 trials; 10 seeds
+each. The search and this measure have the same scales, which favours it a little."""
 
 LIVE = """\
 ## Live on a GPU
