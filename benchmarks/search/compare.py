@@ -15,6 +15,7 @@ import math
 import statistics
 import time
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -183,16 +184,21 @@ def carbon(table: Table, _: str, target: float, seed: int, goal: str = "recommen
         yield table.run(trial.params), joules_from_kwh(record.energy_kwh.train), complete, record.stop_reason, seconds
 
 
+def grouped(results: list[dict], *names: str) -> dict[tuple, list[dict]]:
+    """Results that have the same values of these names, in the order that they come in."""
+    groups: dict[tuple, list[dict]] = {}
+    for one in results:
+        groups.setdefault(tuple(one[name] for name in names), []).append(one)
+    return groups
+
+
 def summary(results: list[dict]) -> list[str]:
     lines = [
         "| table | target above best | sampler | median (%) | 90th percentile (%) | worst (%) | found | trials | "
         "good ones stopped | cheapest stopped |",
         "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    groups: dict[tuple, list[dict]] = {}
-    for one in results:
-        groups.setdefault((one["table"], one["above"], one["sampler"]), []).append(one)
-    for (table, above, sampler), found in groups.items():
+    for (table, above, sampler), found in grouped(results, "table", "above", "sampler").items():
         shares = sorted(100 * one["share"] for one in found)
         ninetieth = shares[math.ceil(0.9 * len(shares)) - 1]
         trials = sum(one["trials"] for one in found)
@@ -205,15 +211,41 @@ def summary(results: list[dict]) -> list[str]:
     return lines
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def arguments(about: str) -> argparse.ArgumentParser:
+    """What every benchmark of searches takes."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("tables", type=Path, nargs="+")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    return parser
+
+
+def run_all(
+    search: Callable[..., dict],
+    jobs: list[tuple],
+    summary: Callable[[list[dict]], list[str]],
+    options: argparse.Namespace,
+) -> list[dict]:
+    """Runs every search in processes of its own, writes what they found and prints the summary."""
+    with ProcessPoolExecutor(options.jobs) as pool:
+        results = list(pool.map(search, *zip(*jobs, strict=True)))
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    print("\n".join(summary(results)))
+    return results
+
+
+def print_longest(results: list[dict]) -> None:
+    longest = max((one["longest_proposal_s"] for one in results if one["sampler"] == "carbon"), default=math.nan)
+    print(f"\nlongest proposal of carbon: {longest:.2f} s, at most {max(one['trials'] for one in results)} trials")
+
+
+def main() -> None:
+    parser = arguments(__doc__)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--samplers", nargs="+", choices=["carbon", *OTHERS], default=["carbon", *OTHERS])
     parser.add_argument("--targets", type=float, nargs="+", default=TARGETS)
     parser.add_argument("--limit", type=int, default=10_000, help="trials of a search")
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     jobs = [
         (table, sampler, above, seed, options.limit)
@@ -222,13 +254,7 @@ def main() -> None:
         for above in options.targets
         for seed in range(options.seeds)
     ]
-    with ProcessPoolExecutor(options.jobs) as pool:
-        results = list(pool.map(search, *zip(*jobs, strict=True)))
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
-    print("\n".join(summary(results)))
-    longest = max((one["longest_proposal_s"] for one in results if one["sampler"] == "carbon"), default=math.nan)
-    print(f"\nlongest proposal of carbon: {longest:.2f} s, at most {max(one['trials'] for one in results)} trials")
+    print_longest(run_all(search, jobs, summary, options))
 
 
 if __name__ == "__main__":

@@ -7,16 +7,13 @@ more the recommended run takes than the cheapest; for one that none meets (5 % b
 gives up.
 """
 
-import argparse
-import json
 import math
 import statistics
 import warnings
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import optuna
-from compare import TARGETS, Table, carbon, final, training_j
+from compare import TARGETS, Table, arguments, carbon, final, grouped, run_all, training_j
 
 UNREACHABLE = -0.05
 
@@ -46,10 +43,7 @@ def summary(results: list[dict]) -> list[str]:
         "| over the cheapest, median (%) | most (%) |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    groups: dict[tuple, list[dict]] = {}
-    for one in results:
-        groups.setdefault((one["table"], one["above"], one["reuses"]), []).append(one)
-    for (table, above, reuses), found in groups.items():
+    for (table, above, reuses), found in grouped(results, "table", "above", "reuses").items():
         shares = [100 * one["share"] for one in found]
         over = [100 * one["over_cheapest"] for one in found if one["over_cheapest"] is not None]
         far = f"{statistics.median(over):.1f} | {max(over):.1f}" if over else "– | –"
@@ -61,12 +55,9 @@ def summary(results: list[dict]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("tables", type=Path, nargs="+")
+    parser = arguments(__doc__)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--reuses", type=int, nargs="+", default=[10, 1000])
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     jobs = [
         (table, above, reuses, seed)
@@ -75,11 +66,7 @@ def main() -> None:
         for reuses in options.reuses
         for seed in range(options.seeds)
     ]
-    with ProcessPoolExecutor(options.jobs) as pool:
-        results = list(pool.map(search, *zip(*jobs, strict=True)))
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
-    print("\n".join(summary(results)))
+    run_all(search, jobs, summary, options)
 
 
 if __name__ == "__main__":

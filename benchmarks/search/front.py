@@ -10,17 +10,13 @@ lowest perplexity in 25 trials is above the table's, the median. `carbon` stops 
 others are Optuna's and run whole trials. Each seed of each sampler is one search.
 """
 
-import argparse
-import json
-import math
 import statistics
 import warnings
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import optuna
-from compare import OTHERS, Table, carbon, final, training_j, whole
+from compare import OTHERS, Table, arguments, carbon, final, grouped, print_longest, run_all, training_j, whole
 
 from carbonopt.launch.replay import RecordedRun
 from carbonopt.search.front import front, hypervolume
@@ -98,10 +94,7 @@ def summary(results: list[dict]) -> list[str]:
         f"| table | sampler | {' | '.join(names)} | {TRIALS} trials | energy of these | lowest perplexity of these |",
         "| --- | --- |" + " ---: |" * (len(SHARES) + 3),
     ]
-    groups: dict[tuple, list[dict]] = {}
-    for one in results:
-        groups.setdefault((one["table"], one["sampler"]), []).append(one)
-    for (table, sampler), found in groups.items():
+    for (table, sampler), found in grouped(results, "table", "sampler").items():
         shares = [_spread([one["by_share"][index] for one in found]) for index in range(len(SHARES))]
         energy = statistics.mean(one["energy_share"] for one in found)
         over = statistics.median(one["over_lowest"] for one in found)
@@ -118,14 +111,11 @@ def _spread(values: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("tables", type=Path, nargs="+")
+    parser = arguments(__doc__)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument(
         "--samplers", nargs="+", choices=["carbon", *OTHERS], default=["carbon", "random", "nsga2", "tpe"]
     )
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     jobs = [
         (table, sampler, seed)
@@ -133,13 +123,7 @@ def main() -> None:
         for sampler in options.samplers
         for seed in range(options.seeds)
     ]
-    with ProcessPoolExecutor(options.jobs) as pool:
-        results = list(pool.map(search, *zip(*jobs, strict=True)))
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
-    print("\n".join(summary(results)))
-    longest = max((one["longest_proposal_s"] for one in results if one["sampler"] == "carbon"), default=math.nan)
-    print(f"\nlongest proposal of carbon: {longest:.2f} s, at most {max(one['trials'] for one in results)} trials")
+    print_longest(run_all(search, jobs, summary, options))
 
 
 if __name__ == "__main__":

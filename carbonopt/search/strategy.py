@@ -34,13 +34,13 @@ class Strategy:
         self._space = space
         self.distributions = distributions(space)
         self._movable = {name: one for name, one in self.distributions.items() if not one.single()}
-        single: dict[str, Any] = {name: _only_value(one) for name, one in self.distributions.items() if one.single()}
+        self._single = {name: _only_value(one) for name, one in self.distributions.items() if one.single()}
         self._carbon = CarbonSampler(
             config.target.perplexity,
             goal=config.search.goal,
-            valid=lambda values: space.rule_broken({**single, **values}) is None,
+            valid=lambda values: space.rule_broken({**self._single, **values}) is None,
             listed=space.combinations,
-            complete=lambda values: space.params({**single, **values}).model_dump(exclude_none=True),
+            complete=lambda values: space.params({**self._single, **values}).model_dump(exclude_none=True),
             memory_gib=memory_gib,
             seed=config.search.seed,
         )
@@ -78,7 +78,8 @@ class Strategy:
         if search.sampler != "carbon" or not self._movable:
             name = "random" if search.sampler == "carbon" else search.sampler
             return make_sampler(name, self._space, search.seed, number)
-        return _Planned(self._plan(study, number).values, self.distributions)
+        values = self._plan(study, number).values
+        return _Planned({} if values is None else {**self._single, **values}, self.distributions)
 
     def hopeless(self, study: Study, number: int, params: TrialParams) -> Callable[[Sequence[EvalPoint], int], bool]:
         """Whether trial `number` can't matter any more, given its evaluations and its total steps."""
@@ -116,9 +117,8 @@ class Strategy:
 class _Planned(BaseSampler):
     """Proposes what was planned."""
 
-    def __init__(self, values: dict | None, distributions: dict[str, BaseDistribution]) -> None:
-        single: dict[str, Any] = {name: _only_value(one) for name, one in distributions.items() if one.single()}
-        self._values = {} if values is None else {**single, **values}
+    def __init__(self, values: dict[str, Any], distributions: dict[str, BaseDistribution]) -> None:
+        self._values = values
         self._distributions = distributions
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
@@ -135,6 +135,6 @@ class _Planned(BaseSampler):
         raise AssertionError(f"{param_name} was not planned")
 
 
-def _only_value(distribution: BaseDistribution) -> object:
+def _only_value(distribution: BaseDistribution) -> Any:
     """Of a dimension with a single value."""
     return distribution.choices[0] if isinstance(distribution, CategoricalDistribution) else distribution.low  # type: ignore[attr-defined]
