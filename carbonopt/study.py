@@ -288,9 +288,8 @@ class _Loop:
         config = self.checked.config
         pruning = config.search.pruning
         data = self.storage.read(live=True)
-        refuted = confirm.refuted(data.records, config)
-        meeting = (record for record in data.records if record.meets(config.target.perplexity))
-        feasible = (record for record in meeting if record.trial not in refuted)
+        meeting = self.strategy.meeting(self.storage.study, number)
+        feasible = (record for record in data.records if record.trial in meeting)
         costs = (record.emissions_kg_co2e for record in feasible if record.emissions_kg_co2e is not None)
         best = min(costs, default=None)
         timeout_s = config.launch.timeout_s if isinstance(config.launch, LocalLaunch) else float("inf")

@@ -61,7 +61,9 @@ def ran(number: int, values: dict, evaluations: int = 8, **changes: object) -> O
 
 def proposed(candidates: list[dict], known: list[dict], target_nll: float, best: float = math.inf, seed: int = 0):
     observations = [ran(number, values) for number, values in enumerate(known)]
-    return propose(candidates, Knowledge(SPACE, observations), target_nll, best, np.random.default_rng(seed))
+    return propose(
+        candidates, Knowledge(SPACE, observations), target_nll, best, np.random.default_rng(seed), by_mean=False
+    )
 
 
 def test_with_much_known_the_cheapest_that_meets_the_target_is_next() -> None:
@@ -117,9 +119,11 @@ def test_what_ran_out_of_memory_is_left_alone_while_anything_else_is_left() -> N
     knowledge = Knowledge(SPACE, [*told, ran(2, full[0], **none)])
     rng = np.random.default_rng(0)
     left = [*full[1:], *fitting[1:-1]]
-    answer = propose(left, knowledge, max(map(nll, EVERY)), math.inf, rng)
+    answer = propose(left, knowledge, max(map(nll, EVERY)), math.inf, rng, by_mean=False)
     assert answer is not None and left[answer.index]["micro_batch_size_per_gpu"] < 16
-    assert propose(full[1:], knowledge, max(map(nll, EVERY)), math.inf, rng) is not None, "nothing else is left"
+    assert propose(full[1:], knowledge, max(map(nll, EVERY)), math.inf, rng, by_mean=False) is not None, (
+        "nothing else is left"
+    )
 
 
 def test_the_first_trial_is_short_and_in_the_middle() -> None:

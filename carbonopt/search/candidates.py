@@ -38,6 +38,11 @@ class Candidates:
             self._product() if listed is None else [{name: one[name] for name in distributions} for one in listed]
         )
 
+    @property
+    def endless(self) -> bool:
+        """Whether there are more configurations than can be listed."""
+        return self._listed is None
+
     def untried(self, tried: Collection[tuple], centres: Sequence[Values], rng: np.random.Generator) -> list[Values]:
         """Configurations that can exist and are not among `tried` (tuples of their values, in the dimensions' order).
 

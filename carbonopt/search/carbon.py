@@ -43,6 +43,7 @@ class Plan:
     proposal: Proposal | None  # None for the first trial, of which nothing can be expected, and for the front's
     knowledge: Knowledge
     untried: int  # configurations among which the choice was
+    meeting: frozenset[int]  # trials that meet the target, as far as is known by now
 
 
 class CarbonSampler(BaseSampler):
@@ -55,6 +56,8 @@ class CarbonSampler(BaseSampler):
         valid: whether a combination of values can exist; None: all can.
         listed: all combinations that can exist, where they are known.
         complete: adds what is fixed to the values of the dimensions that move.
+        confirmed: whether the answer will be run again with other seeds before it is believed: a configuration's mean
+            has to meet the target then, as the model knows it, and one lucky run is no answer.
         memory_gib: of a device, to stay away from configurations that don't fit.
         search_space: the dimensions. None: they are those of the trials that have ended; until one has, values are
             random, and workers that begin at once may take the same.
@@ -77,6 +80,7 @@ class CarbonSampler(BaseSampler):
         valid: Callable[[Values], bool] | None = None,
         listed: Sequence[Mapping[str, Any]] | None = None,
         complete: Callable[[Values], Mapping[str, Any]] = dict,
+        confirmed: bool = False,
         memory_gib: float | None = None,
         search_space: Mapping[str, BaseDistribution] | None = None,
         seed: int | None = 0,
@@ -92,6 +96,7 @@ class CarbonSampler(BaseSampler):
         self._valid = valid or (lambda values: True)
         self._listed = listed
         self._complete = complete
+        self._confirmed = confirmed
         self._memory_gib = memory_gib
         self._seed = int(np.random.default_rng().integers(2**32)) if seed is None else seed
         self._given_space = search_space
@@ -153,45 +158,45 @@ class CarbonSampler(BaseSampler):
         """
         rng = np.random.default_rng([self._seed, number])
         knowledge = self.knowledge(trials, distributions)
-        counted = [one for one in knowledge.observations if one.number not in refuted]
-        meeting = sorted((one.cost, one.number) for one in _meeting(counted, self._target_nll))
+        meeting = self.meeting(knowledge, refuted)
+        met = frozenset(meeting)
+        cheapest = sorted((one.cost, number) for number, one in meeting.items() if one.cost is not None)
         if self._goal == "front":
             shown = [one.number for one in on_front(knowledge.observations)]
             good = {int(number) for number in rng.permutation(shown)[:CENTRES]}
         else:
-            good = {number for _, number in meeting[:CENTRES]}
+            good = {number for _, number in cheapest[:CENTRES]}
         best = [one for one in trials if one.number in good]
         centres = [
             {name: one.params[name] for name in distributions}
             for one in best
             if distributions.keys() <= one.params.keys()
         ]
-        candidates = self._candidates(distributions).untried(_tried(trials, distributions), centres, rng)
+        space = self._candidates(distributions)
+        candidates = space.untried(_tried(trials, distributions), centres, rng)
         if not candidates:
-            return Plan(None, None, knowledge, 0)
+            return Plan(None, None, knowledge, 0, met)
         completed = [{**values, **self._complete(values)} for values in candidates]
         if not any(one.curve for one in knowledge.observations):
             likely = np.flatnonzero(knowledge.likely_to_fit(completed))
             index = likely[first([completed[index] for index in likely], rng)]
-            return Plan(candidates[index], None, knowledge, len(candidates))
+            return Plan(candidates[index], None, knowledge, len(candidates), met)
         if self._goal == "front":
-            return Plan(candidates[propose_for_front(completed, knowledge)], None, knowledge, len(candidates))
-        best_cost = min((cost for cost, _ in meeting if cost is not None), default=math.inf)
-        proposal = propose(completed, knowledge, self._target_nll, best_cost, rng)
+            index = propose_for_front(completed, knowledge)
+            return Plan(candidates[index], None, knowledge, len(candidates), met)
+        best_cost = cheapest[0][0] if cheapest else math.inf
+        by_mean = self._confirmed or space.endless
+        proposal = propose(completed, knowledge, self._target_nll, best_cost, rng, by_mean=by_mean)
         values = None if proposal is None else candidates[proposal.index]
-        return Plan(values, proposal, knowledge, len(candidates))
+        return Plan(values, proposal, knowledge, len(candidates), met)
+
+    def meeting(self, knowledge: Knowledge, refuted: Collection[int]) -> dict[int, Observation]:
+        """The trials that meet the target as far as is known, by number."""
+        found = knowledge.meeting(self._target_nll, by_mean=self._confirmed)
+        return {one.number: one for one in found if one.number not in refuted}
 
     def _candidates(self, distributions: Mapping[str, BaseDistribution]) -> Candidates:
         return Candidates(distributions, self._valid, self._listed)
-
-
-def _meeting(observations: Sequence[Observation], target_nll: float) -> list[Observation]:
-    """The complete trials of known cost that reached a target."""
-    return [
-        one
-        for one in observations
-        if one.cost is not None and one.final_nll is not None and one.final_nll <= target_nll
-    ]
 
 
 def _tried(trials: Sequence[FrozenTrial], distributions: Mapping[str, BaseDistribution]) -> set[tuple]:

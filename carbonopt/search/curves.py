@@ -57,6 +57,7 @@ _BASIN = (0.06, 0.05)
 _FULL_RATE = 0.1
 _OUTLIER_SDS = 3.0
 _ROOT5 = math.sqrt(5.0)
+_JITTER = 1e-9  # of variances, for matrices that rounding would leave without a root
 _FAR = 12.0  # logarithms beyond it are no parameters but a line search gone astray
 
 
@@ -114,6 +115,11 @@ class CurveModel:
         """The same process with more evaluations, its parameters kept: quick, for a trial that is running."""
         return CurveModel(self._points.joined(more), self._centre, fitted=self)
 
+    @property
+    def noise(self) -> float:
+        """Standard deviation of ln(NLL) of one evaluation about its configuration's mean over all seeds."""
+        return math.exp(self.parameters[_NOISE])
+
     def predict(self, rows: Array, trials: Sequence[int] | None = None) -> tuple[Array, Array]:
         """Mean and standard deviation of ln(NLL).
 
@@ -122,13 +128,13 @@ class CurveModel:
             trials: that the rows belong to, whose own offset is then known from their evaluations; None: new ones.
         """
         z, across, solved = self._across(rows, trials)
-        variance = self._own(z) + self._linear_own(z) + math.exp(2 * self.parameters[_NOISE]) - (solved**2).sum(0)
+        variance = self._own(z) + self._linear_own(z) + self.noise**2 - (solved**2).sum(0)
         return self._mean_of(z, across), np.sqrt(np.maximum(variance, 1e-12))
 
-    def sample(self, rows: Array, count: int, rng: np.random.Generator) -> Array:
-        """Joint draws of ln(NLL) of new trials, (rows, count)."""
+    def sample(self, rows: Array, count: int, rng: np.random.Generator, *, means: bool = False) -> Array:
+        """Joint draws of ln(NLL) of new trials, (rows, count); with `means` of configurations' means over all seeds."""
         z, across, solved = self._across(rows, None)
-        noise = math.exp(2 * self.parameters[_NOISE]) + 1e-9
+        noise = _JITTER if means else self.noise**2 + _JITTER
         covariance = self._kernel(z, z)[0] + self._linear(z, z) + noise * np.eye(len(z)) - solved.T @ solved
         mean = self._mean_of(z, across)
         return mean[:, None] + cholesky(covariance, lower=True) @ rng.standard_normal((len(z), count))

@@ -33,6 +33,8 @@ SPENT_ON_A_MISS = 0.4
 SPENT_ON_A_PROBE = 0.05
 # So many different learning curves are drawn jointly; of more, the most promising.
 ROWS = 400
+# Where a configuration's mean has to meet the target, by how many standard deviations of one run.
+SPARE = 1.0
 # A candidate that is less likely to fit in memory is not tried while another one is left.
 LIKELY_TO_FIT = 0.9
 
@@ -73,6 +75,24 @@ class Knowledge:
         measured = [(one.params, cost) for one in self.observations if (cost := self._cost_per_step(one))]
         rows = self.encoder.system_rows([params for params, _ in measured])
         return SettingModel(rows, np.array([cost for _, cost in measured]))
+
+    def limit(self, target_nll: float, *, by_mean: bool) -> float:
+        """What ln(NLL) must not pass: of one run, or of a configuration's mean over all seeds."""
+        target = math.log(max(target_nll, 1e-9))
+        return target - SPARE * self.curves.noise if by_mean else target
+
+    def meeting(self, target_nll: float, *, by_mean: bool) -> list[Observation]:
+        """The complete trials of known cost that meet the target; by mean only those whose mean is expected to."""
+        met = [
+            one
+            for one in self.observations
+            if one.cost is not None and one.final_nll is not None and one.final_nll <= target_nll
+        ]
+        if not by_mean or not met:
+            return met
+        expected, _ = self.curves.predict(self.encoder.curve_rows([one.params for one in met], self.sequences))
+        limit = self.limit(target_nll, by_mean=True)
+        return [one for one, mean in zip(met, expected, strict=True) if mean <= limit]
 
     @property
     def beside(self) -> float:
@@ -130,6 +150,8 @@ def propose(
     target_nll: float,
     best_cost: float,
     rng: np.random.Generator,
+    *,
+    by_mean: bool,
 ) -> Proposal | None:
     """The candidate most worth its energy.
 
@@ -137,17 +159,20 @@ def propose(
         candidates: configurations that were not run, each naming every dimension that either model sees.
         target_nll: nats per token.
         best_cost: of the cheapest complete trial that meets the target; infinite while there is none.
+        by_mean: the answer is a configuration whose mean over all seeds meets the target, not a lucky run. Of an
+            endless space, too: it has lucky runs without end, and the search would go from neighbour to neighbour of a
+            configuration that misses by less than the noise.
 
     Returns:
         None if no candidate can be cheaper than the best.
     """
-    limit = math.log(max(target_nll, 1e-9))
+    limit = knowledge.limit(target_nll, by_mean=by_mean)
     promising = _promising(candidates, knowledge, limit)
     candidates = [candidates[index] for index in promising]
     rows, which = distinct(knowledge.encoder.curve_rows(candidates, knowledge.sequences))
     mean, spread = knowledge.curves.predict(rows)
     meets = ndtr((limit - mean) / spread)[which]
-    losses = knowledge.curves.sample(rows, DRAWS, rng)
+    losses = knowledge.curves.sample(rows, DRAWS, rng, means=by_mean)
     system = knowledge.encoder.system_rows(candidates)
     steps = knowledge.steps(candidates)
     costs = steps[:, None] * np.exp(knowledge.step_costs.sample(system, DRAWS, rng))

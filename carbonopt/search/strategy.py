@@ -41,6 +41,7 @@ class Strategy:
             valid=lambda values: space.rule_broken({**self._single, **values}) is None,
             listed=space.combinations,
             complete=lambda values: space.params({**self._single, **values}).model_dump(exclude_none=True),
+            confirmed=config.confirm is not None,
             memory_gib=memory_gib,
             seed=config.search.seed,
         )
@@ -92,6 +93,13 @@ class Strategy:
         )
         return forecast.hopeless
 
+    def meeting(self, study: Study, number: int) -> frozenset[int]:
+        """The trials that meet the target as far as is known before trial `number`: the cheapest one is its cap.
+
+        Where the answer is to be confirmed, a lucky run is none of them: as a cap it would stop what can be confirmed.
+        """
+        return self._plan(study, number).meeting
+
     def audits(self, number: int) -> bool:
         """Whether trial `number` is run to its end even if it should be stopped for its target."""
         draw = np.random.default_rng([self._config.search.seed, number, _AUDIT]).random()
@@ -100,10 +108,12 @@ class Strategy:
     def _plan(self, study: Study, number: int) -> Plan:
         if self._planned is None or self._planned[0] != number:
             trials = [one for one in study.get_trials(deepcopy=False) if one.number != number]
+            refuted = self._refuted(trials)
             if self._config.search.sampler == "carbon" and self._movable:
-                plan = self._carbon.plan(trials, self._movable, number, self._refuted(trials))
+                plan = self._carbon.plan(trials, self._movable, number, refuted)
             else:
-                plan = Plan(None, None, self._carbon.knowledge(trials, self._movable), 0)
+                knowledge = self._carbon.knowledge(trials, self._movable)
+                plan = Plan(None, None, knowledge, 0, frozenset(self._carbon.meeting(knowledge, refuted)))
             self._planned = (number, plan)
         return self._planned[1]
 
