@@ -60,6 +60,14 @@ def test_runs_that_differ_beyond_all_bounds_have_none() -> None:
     assert (confidence.perplexity_bound, confidence.holds) == (None, False)
 
 
+def test_what_was_repeated_and_is_in_doubt_is_better_known_than_what_ran_once() -> None:
+    in_doubt, once = runs(0, [1.0, 1.1, 0.9], [9.8, 10.0, 10.1]), runs(1, [0.8], [9.9])
+    data = repeated(in_doubt, once)
+    rec = recommend(data)
+    assert rec.trial == 0 and rec.confidence is not None and not rec.confidence.holds
+    assert recommend(data, TARGET + 0.01).trial == 1, "nothing was repeated for that target"
+
+
 @pytest.mark.parametrize("difference", np.linspace(0.0, 0.5, 11))
 def test_a_tie_is_what_scipys_t_test_does_not_tell_apart(difference: float) -> None:
     ours, theirs = [1.0, 1.1, 0.9], [1.05 + difference, 1.2 + difference, 0.9 + difference]

@@ -155,9 +155,9 @@ _BY_MEANS, _BY_FIRST_RUN = attrgetter("mean_rank"), attrgetter("rank")
 class Best:
     """Of configurations whose standing against a target is known, those that may be its answer.
 
-    The answer is the cheapest configuration that holds the target, by its means; else the cheapest that may, by its
-    first run; else the cheapest of which the repeats leave it in doubt. For a target that the repeats were not made
-    for, one that holds is no better than a cheaper one that ran once.
+    The answer is the cheapest configuration that holds the target, by its means; else the cheapest whose repeats are
+    below it on average, though by less than the error; else the cheapest that ran once, which says less. For a target
+    that the repeats were not made for, one that was repeated is no better than a cheaper one that ran once.
     """
 
     def __init__(self) -> None:
@@ -180,7 +180,7 @@ class Best:
     def answer(self, *, confirmed_for_it: bool) -> Configuration | None:
         if self._holding and (confirmed_for_it or self._may_hold is self._holding_by_first):
             return self._holding
-        return self._may_hold or self._doubtful
+        return (confirmed_for_it and self._doubtful) or self._may_hold or self._doubtful
 
 
 def _cheaper(best: Configuration | None, one: Configuration, rank: Callable[[Configuration], Any]) -> Configuration:
