@@ -1,21 +1,28 @@
-"""The figures of the paper as PDF: one column wide, nothing too small, nothing over another, nothing cut."""
+"""The figures of the paper as PDF: one column wide, nothing too small, nothing over another, nothing cut; and the
+page's small charts, whose labels have the same to fulfil."""
 
 import re
 import shutil
 import subprocess
 import zlib
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from paper_facts import INFLUENCE, batch_effect, learned, returns
 from small_studies import gpu_study, on_gpu, pruned, study, trial
 
+from carbonopt.analysis.batch import BatchEffect
 from carbonopt.analysis.footprint import footprint
 from carbonopt.analysis.recommend import recommend
 from carbonopt.analysis.repeats import repeats
+from carbonopt.analysis.returns import Returns
 from carbonopt.record import StudyData
+from carbonopt.report import charts as page_charts
 from carbonopt.report.paper import charts, influence, pareto
+from carbonopt.report.paper.figures import typeset
 from carbonopt.report.paper.style import WIDTH_IN, Draw, pictures
 from carbonopt.report.points import scatter
 from carbonopt.trial import TrialState
@@ -41,15 +48,33 @@ def front(data: StudyData, knee: int | None = None) -> Draw | None:
     return pareto.pareto(scatter(data, rec, again), rec, knee)
 
 
+def batches(*sizes: int) -> BatchEffect:
+    one = batch_effect().batches[0]
+    return BatchEffect(
+        batches=tuple(one.model_copy(update={"global_batch_size": size}) for size in sizes),
+        least_energy=sizes[0],
+        least_duration=sizes[0],
+        least_memory=sizes[0],
+    )
+
+
+def reached_together() -> Returns:
+    """A run whose one evaluation is the first at the target and as good as the lowest."""
+    found = returns(1)
+    return found.model_copy(update={"first_meeting": found.enough})
+
+
 DRAWN: dict[str, tuple[Draw | None, float]] = {
     "pareto": (front(FULL, knee=1), pareto.HEIGHT_IN),
     "pareto far apart": (front(FAR), pareto.HEIGHT_IN),
     "pareto one trial": (front(study(trial(0))), pareto.HEIGHT_IN),
     "batch": (charts.batch(batch_effect()), charts.BATCH_HEIGHT_IN),
+    "large batches": (charts.batch(batches(*(1024 * k for k in range(1, 9)))), charts.BATCH_HEIGHT_IN),
     "influence": (influence.importance(INFLUENCE), influence.importance_height_in(INFLUENCE)),
     "effects": (influence.effects(INFLUENCE), influence.effects_height_in(INFLUENCE)),
     "one objective": (influence.effects([learned("emissions", 1e-6)]), influence.effects_height_in(INFLUENCE)),
     "returns": (charts.returns(returns(1), 6.0), charts.RETURNS_HEIGHT_IN),
+    "returns together": (charts.returns(reached_together(), 6.0), charts.RETURNS_HEIGHT_IN),
     "energy": (charts.energy(footprint(FULL)), charts.ENERGY_HEIGHT_IN),
     "energy of GPUs": (charts.energy(footprint(gpu_study(on_gpu(0), on_gpu(1)))), charts.ENERGY_HEIGHT_IN),
     "energy of a CPU": (charts.energy(footprint(study(trial(0)))), charts.ENERGY_HEIGHT_IN),
@@ -83,6 +108,71 @@ def test_texts_are_inside_large_enough_and_apart(tmp_path: Path, name: str) -> N
         across = min(one[2], other[2]) - max(one[0], other[0])
         up = min(one[3], other[3]) - max(one[1], other[1])
         assert across <= 0.5 or up <= 3.0, (one[4], other[4])  # a line's box has room above and below its letters
+
+
+def drawn(draw: Draw | None) -> Figure:
+    assert draw is not None
+    figure = Figure()
+    draw(figure)
+    return figure
+
+
+def named(figure: Figure) -> list[str]:
+    return [text.get_text() for one in figure.legends for text in one.get_texts()]
+
+
+def test_an_evaluation_of_several_milestones_has_one_mark_with_all_their_names() -> None:
+    apart, together = (named(drawn(charts.returns(found, 6.0))) for found in (returns(1), reached_together()))
+    assert apart[1:4] == ["first at the target", "within 1 % of the lowest", "lowest"]
+    assert together[1:3] == ["first at the target, within 1 % of the lowest", "lowest"]
+    assert len(apart) == len(together) + 1
+
+
+def test_a_bar_without_a_part_has_no_line_for_it() -> None:
+    figure = drawn(charts.energy(footprint(gpu_study(on_gpu(0)))))
+    bars = [bar for bar in figure.axes[0].patches if isinstance(bar, Rectangle) and bar.get_hatch()]
+    assert len(bars) == 1 and bars[0].get_width() > 0  # training alone has a part of the CPU and the RAM
+
+
+@needs_poppler
+def test_the_unit_has_a_lowered_two_and_stays_text(tmp_path: Path) -> None:
+    draw, height_in = DRAWN["pareto"]
+    assert draw is not None
+    (tmp_path / "figure.pdf").write_bytes(pictures(typeset(draw), height_in)["pdf"])
+    said = " ".join(text for *_, text in words(tmp_path / "figure.pdf"))
+    assert "CO₂e)" in said and "CO2e" not in said
+
+
+@pytest.mark.parametrize("found", [returns(1), reached_together()])
+def test_labels_of_the_page_are_apart_and_above_their_marks(found: Returns) -> None:
+    (chart,) = page_charts.returns(found, 6.0)
+    boxes = []
+    for mark in chart.marks:
+        for line in mark.label:
+            width = page_charts.LETTER * len(line.text)
+            left = mark.x - width if mark.anchor == "end" else mark.x
+            boxes.append((left, left + width, line.at))
+            assert left >= 0 and left + width <= page_charts.WIDTH and line.at < mark.y
+    assert len(boxes) == 3
+    heights = sorted(at for _, _, at in boxes)
+    assert all(b - a >= page_charts.LINE for a, b in pairwise(heights))
+
+
+def test_the_minimum_of_the_page_stands_between_its_mark_and_the_axis() -> None:
+    for chart in page_charts.batch(batch_effect()):
+        (mark,) = (one for one in chart.marks if one.label)
+        assert mark.ends is not None and mark.ends[0] < mark.label[0].at - 8 and mark.label[0].at < page_charts.BOTTOM
+
+
+def test_long_names_below_an_axis_take_two_rows_and_are_not_cut() -> None:
+    (scheduler,) = (chart for chart in page_charts.influence(INFLUENCE)["emissions"] if chart.title == "lr_scheduler")
+    assert [tick.text for tick in scheduler.x_ticks] == ["linear", "cosine_with_min_lr"]
+    for charted in page_charts.influence(INFLUENCE)["emissions"]:
+        for row in (0, 1):
+            ticks = [tick for tick in charted.x_ticks if tick.row == row]
+            ends = [(tick.at, page_charts.LETTER * len(tick.text) / 2) for tick in ticks]
+            assert all(at + half <= page_charts.WIDTH for at, half in ends)
+            assert all(b[0] - b[1] >= a[0] + a[1] for a, b in pairwise(ends))
 
 
 def test_where_nothing_is_known_nothing_is_drawn() -> None:

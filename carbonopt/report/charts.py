@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from matplotlib.ticker import LogLocator, MaxNLocator
 
@@ -28,13 +29,15 @@ from carbonopt.trial import Frozen
 
 # The view box, in its own units: text of 11 units is 11 pixels where the chart is as wide as that.
 WIDTH, HEIGHT = 320, 210
-LEFT, RIGHT, TOP, BOTTOM = 54, 308, 14, 162
+LEFT, RIGHT, TOP, BOTTOM = 54, 308, 30, 162
 LETTER = 6.5  # of a label, with its share of the space to the next
+LINE = 13  # from one line of a label to the next
 
 
 class Tick(Frozen):
     at: float
     text: str
+    row: int = 0  # below the axis, where texts are too long to stand in one
 
 
 class Mark(Frozen):
@@ -42,9 +45,9 @@ class Mark(Frozen):
     y: float
     ends: tuple[float, float] | None = None  # of its interval, from below
     hint: str  # its figures
-    label: str = ""  # drawn beside it
-    label_y: float = 0.0
-    anchor: str = "start"
+    label: tuple[Tick, ...] = ()  # its lines, at their heights
+    lead: tuple[float, float] | None = None  # a thin line from the label to the mark, from above
+    anchor: str = "middle"
     strong: bool = False
 
 
@@ -158,11 +161,13 @@ def returns(found: Returns | None, target_perplexity: float) -> tuple[Chart, ...
             names.setdefault(point.step, []).append(name)
     x = frame([point.emissions_kg_co2e * scale.per_base for point in found.points])
     y = frame([*(point.perplexity for point in found.points), target_perplexity])
-    marks, labels = [], 0
-    for point in found.points:
-        across, up = x.share(point.emissions_kg_co2e * scale.per_base), y.share(point.perplexity)
-        label = ", ".join(names.get(point.step, ()))
-        labels += bool(label)
+    places = [(x.share(point.emissions_kg_co2e * scale.per_base), y.share(point.perplexity)) for point in found.points]
+    labels = _labels(
+        [(*place, names[point.step]) for point, place in zip(found.points, places, strict=True) if point.step in names]
+    )
+    marks = []
+    for point, (across, up) in zip(found.points, places, strict=True):
+        label = labels.get(across, ())
         marks.append(
             Mark(
                 x=_across(across),
@@ -170,8 +175,8 @@ def returns(found: Returns | None, target_perplexity: float) -> tuple[Chart, ...
                 hint=f"step {point.step}: {emissions_text(point.emissions_kg_co2e)}, "
                 f"perplexity {perplexity_text(point.perplexity)}",
                 label=label,
-                label_y=_up(up) - 12 * labels,  # one above the other where they are close
-                anchor="end" if across > 0.7 else "start",
+                lead=(label[-1].at + 4, _up(up) - 5) if label and label[-1].at + 8 < _up(up) - 5 else None,
+                anchor="end" if across > 0.5 else "start",
                 strong=bool(label),
             )
         )
@@ -189,38 +194,55 @@ def returns(found: Returns | None, target_perplexity: float) -> tuple[Chart, ...
     )
 
 
+def _labels(marked: Sequence[tuple[float, float, list[str]]]) -> dict[float, tuple[Tick, ...]]:
+    """The labels' lines, by their marks' places across. They stand at the top, where a curve that falls leaves room,
+    and each in lines of its own: of those in the left half, which go on to the right, the first is highest; below them,
+    of those in the right half, the last. So no label lies on another's leading line of the same half."""
+    left = sorted(one for one in marked if one[0] <= 0.5)
+    right = sorted((one for one in marked if one[0] > 0.5), reverse=True)
+    lines, top = {}, TOP + 4.0
+    for across, up, names in [*left, *right]:
+        first = min(top, _up(up) - 9 - LINE * (len(names) - 1))  # above its mark, however high that is
+        lines[across] = tuple(Tick(at=round(first + LINE * i, 1), text=name) for i, name in enumerate(names))
+        top += LINE * len(names)
+    return lines
+
+
 def _over_names(title: str, x_title: str, y_title: str, outcomes: Sequence[Outcome], label: str = "") -> Chart:
-    """Side by side in their order, whatever the values' distances; `label` goes above the strong one."""
+    """Side by side in their order, whatever the values' distances; `label` goes below the strong one, their lowest."""
     if not outcomes:
         return Chart(title=title, x_title=x_title, y_title=y_title, x_ticks=(), y_ticks=(), marks=())
     y = frame([value for one in outcomes for value in (one.lowest, one.highest, one.middle)])
+    floor = LINE if label and any(one.strong for one in outcomes) else 0  # room for the label below the lowest mark
+    up = partial(_up, floor=floor)
     step = 1 / len(outcomes)
     longest = max(len(one.name) for one in outcomes) + 1
-    every = math.ceil(LETTER * longest / (step * (RIGHT - LEFT)))  # label: as many as fit beside each other
+    crowd = math.ceil(LETTER * longest / (step * (RIGHT - LEFT)))  # names in the room of one; two rows take two
+    every = math.ceil(crowd / 2)
     marks, ticks = [], []
     for index, one in enumerate(outcomes):
         x = _across((index + 0.5) * step)
-        ends = (_up(y.share(one.lowest)), _up(y.share(one.highest)))
+        middle = up(y.share(one.middle))
+        ends = (up(y.share(one.lowest)), up(y.share(one.highest)))
         marks.append(
             Mark(
                 x=x,
-                y=_up(y.share(one.middle)),
+                y=middle,
                 ends=ends,
                 hint=one.hint,
-                label=label if one.strong else "",
-                label_y=ends[1] - 6,
-                anchor="middle",
+                label=(Tick(at=max(ends[0], middle + 5) + 12, text=label),) if one.strong and label else (),
                 strong=one.strong,
             )
         )
         if index % every == 0:
-            ticks.append(Tick(at=x, text=one.name))
+            inside = min(x, WIDTH - LETTER * len(one.name) / 2)  # what would be cut at the edge moves in
+            ticks.append(Tick(at=round(inside, 1), text=one.name, row=index // every % min(crowd, 2)))
     return Chart(
         title=title,
         x_title=x_title,
         y_title=y_title,
         x_ticks=tuple(ticks),
-        y_ticks=_ticks(y, _up),
+        y_ticks=_ticks(y, up),
         marks=tuple(marks),
         joined=True,
     )
@@ -239,5 +261,5 @@ def _across(share: float) -> float:
     return round(LEFT + share * (RIGHT - LEFT), 1)
 
 
-def _up(share: float) -> float:
-    return round(BOTTOM - share * (BOTTOM - TOP), 1)
+def _up(share: float, floor: float = 0.0) -> float:
+    return round(BOTTOM - floor - share * (BOTTOM - floor - TOP), 1)

@@ -1,7 +1,9 @@
 """What the batch does, where a run stops paying, and where the study's energy went."""
 
+import math
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -34,7 +36,13 @@ PHASES = {
     Phase.TRAIN: "training",
     Phase.EVAL: "evaluation",
 }
-_MANY = 8  # batch sizes; from here on not every one has its number at the axis
+MILESTONES: dict[str, dict[str, Any]] = {  # of a run, each with a shape of its own
+    "first at the target": {"marker": "s", "color": ORANGE, "markersize": 6.5},
+    f"within {percent_text(ENOUGH)} of the lowest": {"marker": "D", "color": VERMILION, "markersize": 5},
+    "lowest": {"marker": "*", "color": GREEN, "markersize": 9},
+}
+_DIGIT = 0.055  # of a batch size at its axis, as a share of that axis
+_DENSE = 40  # evaluations; from here on their marks would be a thick line
 
 
 def batch(found: BatchEffect | None) -> Draw | None:
@@ -62,12 +70,23 @@ def batch(found: BatchEffect | None) -> Draw | None:
         for axes in grid[1]:
             axes.set_xlabel("Global batch size")
             axes.set_xscale("log", base=2)
-            shown = sizes[:: -(-len(sizes) // _MANY)]
+            shown = _apart(sizes)
             ticks_at(axes.xaxis, shown, map(str, shown))
             axes.margins(x=0.12)
         legend(figure, grid[0][0])
 
     return draw
+
+
+def _apart(sizes: Sequence[int]) -> list[int]:
+    """Those, from the smallest on, whose numbers stand beside each other without touching on a logarithmic axis."""
+    whole = math.log(sizes[-1] / sizes[0])
+    shown = [sizes[0]]
+    for size in sizes[1:]:
+        room = 0.5 * (len(str(shown[-1])) + len(str(size))) + 1  # half of each, and a gap
+        if math.log(size / shown[-1]) / whole >= _DIGIT * room:
+            shown.append(size)
+    return shown
 
 
 def _over_batch(
@@ -82,8 +101,9 @@ def _over_batch(
     at = [size for size, _ in known]
     lowest = [span.lowest * factor for _, span in known]
     highest = [span.highest * factor for _, span in known]
-    axes.vlines(at, lowest, highest, color=BLUE, linewidth=0.8, label="range")
-    axes.scatter(at, highest, marker="_", s=18, color=BLUE, linewidths=0.8)
+    above = [high - low for low, high in zip(lowest, highest, strict=True)]
+    axes.errorbar(at, lowest, yerr=[[0.0] * len(at), above], fmt="none", ecolor=BLUE, elinewidth=0.8, capsize=1.8,
+                  label="range")  # fmt: skip
     axes.plot(at, lowest, "o-", color=BLUE, markersize=3, linewidth=1, label="lowest")
     if minimum is not None:
         star = dict(zip(at, lowest, strict=True))[minimum]
@@ -108,22 +128,12 @@ def returns(found: Returns | None, target_perplexity: float) -> Draw | None:
         axes.set_xlabel(scale.label("Emissions of the run so far"))
         axes.set_ylabel("Perplexity")
         across, up = _places(found.points, scale.per_base)
-        axes.plot(across, up, "o-", color=BLUE, markersize=3, linewidth=1, label=f"evaluations of trial {found.trial}")
-        marks: list[tuple[Milestone | None, str, str, str]] = [
-            (found.first_meeting, "s", ORANGE, "first at the target"),
-            (
-                found.enough if found.enough.step < found.lowest.step else None,
-                "D",
-                VERMILION,
-                f"within {percent_text(ENOUGH)} of the lowest",
-            ),
-            (found.lowest, "*", GREEN, "lowest"),
-        ]
-        for size, (milestone, marker, colour, label) in zip((6.5, 5, 9), marks, strict=True):
-            if milestone is not None:
-                place = _places([milestone], scale.per_base)
-                axes.plot(*place, marker, color=colour, markersize=size, markeredgecolor="black", label=label,
-                          markeredgewidth=0.5, linestyle="none", zorder=4)  # fmt: skip
+        dots: dict[str, Any] = {"marker": "o", "markersize": 3} if len(up) < _DENSE else {}
+        axes.plot(across, up, color=BLUE, linewidth=1, label=f"evaluations of trial {found.trial}", **dots)
+        for milestone, names in _milestones(found):
+            place = _places([milestone], scale.per_base)
+            axes.plot(*place, **MILESTONES[names[0]], label=", ".join(names), markeredgecolor="black",
+                      markeredgewidth=0.5, linestyle="none", zorder=4)  # fmt: skip
         axes.axhline(target_perplexity, label="target", **TARGET)
         log = wants_log([*up, target_perplexity])
         if log:
@@ -134,6 +144,16 @@ def returns(found: Returns | None, target_perplexity: float) -> Draw | None:
         legend(figure, axes)
 
     return draw
+
+
+def _milestones(found: Returns) -> list[tuple[Milestone, list[str]]]:
+    """With their names, which one evaluation may have several of: marks on one another would hide all but one."""
+    named: dict[int, tuple[Milestone, list[str]]] = {}
+    enough = found.enough if found.enough.step < found.lowest.step else None
+    for name, milestone in zip(MILESTONES, (found.first_meeting, enough, found.lowest), strict=True):
+        if milestone is not None:
+            named.setdefault(milestone.step, (milestone, []))[1].append(name)
+    return list(named.values())
 
 
 def _places(points: Sequence[Milestone], per_kg: float) -> tuple[list[float], list[float]]:
@@ -154,13 +174,19 @@ def energy(spent: Footprint) -> Draw | None:
         axes = figure.add_subplot()
         rows = range(len(parts))
         whole = [energy_kwh * scale.per_base for _, energy_kwh, _ in parts]
-        gpus = [(gpu_kwh or 0.0) * scale.per_base for _, _, gpu_kwh in parts] if split else [0.0 for _ in parts]
-        rest = [max(0.0, all_of_it - gpu) for all_of_it, gpu in zip(whole, gpus, strict=True)]
         if split:
+            gpus = [(gpu_kwh or 0.0) * scale.per_base for _, _, gpu_kwh in parts]
+            rest = [max(0.0, all_of_it - gpu) for all_of_it, gpu in zip(whole, gpus, strict=True)]
             axes.barh(rows, gpus, color=BLUE, height=0.65, label="GPUs")
-        if any(rest):
-            axes.barh(rows, rest, left=gpus, color=ORANGE, edgecolor="black", linewidth=0.5, hatch="////", height=0.65,
-                      label="CPU and RAM" if split else "all components")  # fmt: skip
+            # Of what is nothing the edge alone would be drawn, as a line at the bar's end.
+            hatched = [(row, gpu, other) for row, gpu, other in zip(rows, gpus, rest, strict=True) if other > 0]
+            if hatched:
+                at, left, width = zip(*hatched, strict=True)
+                axes.barh(at, width, left=left, color=ORANGE, edgecolor="black", linewidth=0.5, hatch="////",
+                          height=0.65, label="CPU and RAM")  # fmt: skip
+                legend(figure, axes)
+        else:
+            axes.barh(rows, whole, color=BLUE, height=0.65)
         for row, (_, energy_kwh, _), end in zip(rows, parts, whole, strict=True):
             axes.annotate(percent_text(energy_kwh / spent.energy_kwh), (end, row), (2, 0), textcoords="offset points",
                           va="center", fontsize=6.5)  # fmt: skip
@@ -169,7 +195,5 @@ def energy(spent: Footprint) -> Draw | None:
         axes.set_xlim(0, 1.18 * max(whole))  # room for the text behind the longest bar
         plain_ticks(axes.xaxis, False)
         axes.set_xlabel(scale.label("Energy"))
-        if split and any(rest):
-            legend(figure, axes)
 
     return draw

@@ -1,9 +1,12 @@
 """All figures of the paper, by name; what the study can't show has none."""
 
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
 from carbonopt.record import StudyData
 from carbonopt.report.facts import Facts
 from carbonopt.report.paper import charts, influence, pareto
-from carbonopt.report.paper.style import pictures
+from carbonopt.report.paper.style import Draw, pictures
 from carbonopt.report.points import scatter
 
 
@@ -18,4 +21,16 @@ def figures(data: StudyData, facts: Facts) -> dict[str, dict[str, bytes]]:
         "returns": (charts.returns(facts.returns, rec.target_perplexity), charts.RETURNS_HEIGHT_IN),
         "energy": (charts.energy(facts.spent), charts.ENERGY_HEIGHT_IN),
     }
-    return {name: pictures(draw, height_in) for name, (draw, height_in) in drawn.items() if draw is not None}
+    return {name: pictures(typeset(draw), height_in) for name, (draw, height_in) in drawn.items() if draw is not None}
+
+
+def typeset(draw: Draw) -> Draw:
+    """The same figure with the 2 of CO2e lowered, as in the paper around it."""
+
+    def lowered(figure: Figure) -> None:
+        draw(figure)
+        for text in figure.findobj(Text):
+            if isinstance(text, Text) and "CO2e" in text.get_text():  # findobj's result is of any artist
+                text.set_text(text.get_text().replace("CO2e", "CO₂e"))
+
+    return lowered
