@@ -129,6 +129,7 @@ def test_json_has_exactly_the_contract():
         "study",
         "confidence",
         "ties",
+        "set_aside",
     ]
     assert answer["confidence"] is None and answer["ties"] == []  # nothing was repeated
     assert answer["met"] is True and answer["trial"] == 1 and answer["params"]["gradient_accumulation_steps"] == 2

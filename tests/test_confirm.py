@@ -132,8 +132,8 @@ def test_the_words_say_how_sure_it_is(tmp_path: Path) -> None:
     rec = recommend(data)
     (tie,) = rec.ties
     text = recommendation_text(rec)
-    assert "Mean of 3 seeds ± standard deviation of one run (pooled or its own, the larger): perplexity 9.50" in text
-    assert "perplexity 9.50 ± 0.02, 13.9 ± 0.5 mg CO2e." in text
+    assert "(mean ± standard deviation of one run, pooled or its own, the larger)." in text
+    assert "Over 3 seeds: 13.9 ± 0.5 mg CO2e and perplexity 9.50 ± 0.02 (mean" in text
     assert "With 95 % confidence its mean perplexity is at most 9.528, which meets the target of 10." in text
     assert f"A tie with trial {tie}: emissions that differ by less than the error" in text
     write_report(data, tmp_path / "report")
@@ -355,3 +355,8 @@ def test_a_refuted_winner_does_not_end_the_search(tmp_path: Path) -> None:
     rec = recommend(data)
     assert batch(rec) == 32 and rec.confidence is not None and rec.confidence.holds, data.ended
     assert (16, 1) in repeats(data) and (32, 2) in repeats(data)
+    assert [(one.trial, one.seeds) for one in rec.set_aside] == [(0, 3)]
+    assert rec.set_aside[0].perplexity == pytest.approx((9.9 * 10.2 * 10.2) ** (1 / 3))
+    assert "Trial 0 was cheaper and met the target with its first seed, but misses it by its mean" in (
+        recommendation_text(rec)
+    )

@@ -221,6 +221,19 @@ def configurations(records: Iterable[TrialRecord]) -> tuple[Configuration, ...]:
     )
 
 
+def by_means(records: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
+    """The search's trials; those whose configuration was repeated with other seeds have its means."""
+    records = tuple(records)
+    repeated = {one.first.trial: one for one in configurations(records) if one.n > 1}
+    return tuple(
+        record
+        if (one := repeated.get(record.trial)) is None
+        else record.model_copy(update={"emissions_kg_co2e": one.emissions_kg_co2e, "perplexity": one.perplexity})
+        for record in records
+        if record.repeat_of is None
+    )
+
+
 def pooled(groups: Iterable[Sequence[float]]) -> Pooled | None:
     """The standard deviation about the groups' own means; None where no group has two values."""
     repeated = [group for group in groups if len(group) > 1]

@@ -1,11 +1,11 @@
 """The study's answer: the cheapest configuration that reaches the target, and what it is compared with."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
-from carbonopt.analysis.confidence import Confidence, Configuration, Evidence, Standing
+from carbonopt.analysis.confidence import Confidence, Configuration, Evidence, Standing, by_means
 from carbonopt.analysis.footprint import footprint
 from carbonopt.analysis.front import is_finite, pareto_front
 from carbonopt.analysis.shortfall import Shortfall, shortfall
@@ -52,6 +52,15 @@ class Closest(Frozen):
         return {**self.model_dump(mode="json"), "params": self.params.as_record()}
 
 
+class SetAside(Frozen):
+    """A cheaper configuration whose first run met the target, but which doesn't hold it by its repeats."""
+
+    trial: int
+    seeds: int  # that completed
+    perplexity: float  # mean over them
+    lost: bool  # with another seed it diverged or did not fit in memory
+
+
 class Recommendation(Frozen):
     """Which trial to take. `trial` to `energy_kwh` and `saving_fraction` are None when no trial met the target.
 
@@ -68,13 +77,14 @@ class Recommendation(Frozen):
     saving_fraction: float | None  # 1 − emissions ÷ baseline's; negative when the baseline is cheaper
     closest: Closest | None  # only when no trial met the target
     shortfall: Shortfall | None  # of the closest trial; None: there is none, or it did not complete
-    pareto_front: tuple[int, ...]  # trial numbers, by emissions
+    pareto_front: tuple[int, ...]  # trial numbers, by emissions; of repeated configurations the means count
     trials_by_state: dict[TrialState, int]  # every state, 0 where none
     study_energy_kwh: float
     study_emissions_kg_co2e: float
     break_even_runs: int | None  # None: a run saves nothing, so the study never pays back
     confidence: Confidence | None  # None: nothing was recommended, or nothing repeated
     ties: tuple[int, ...]  # trials that hold the target, too, at emissions that can't be told from the winner's
+    set_aside: tuple[SetAside, ...]  # by the emissions of their first runs
 
     @property
     def met(self) -> bool:
@@ -101,6 +111,7 @@ class Recommendation(Frozen):
             },
             "confidence": self.confidence.model_dump(mode="json") if self.confidence else None,
             "ties": list(self.ties),
+            "set_aside": [one.model_dump(mode="json") for one in self.set_aside],
         }
         if not self.met:
             answer["closest"] = self.closest.as_json() if self.closest else None
@@ -139,13 +150,14 @@ def recommend(data: StudyData, target_perplexity: float | None = None) -> Recomm
         saving_fraction=saving_fraction(winner, baseline),
         closest=closest,
         shortfall=shortfall(data, closest.trial, closest.perplexity, target) if closest else None,
-        pareto_front=pareto_front(record for record in data.records if record.repeat_of is None),
+        pareto_front=pareto_front(by_means(data.records)),
         trials_by_state={state: sum(record.state is state for record in data.records) for state in TrialState},
         study_energy_kwh=spent.energy_kwh,
         study_emissions_kg_co2e=spent.emissions_kg_co2e,
         break_even_runs=break_even_runs(spent.emissions_kg_co2e, winner, baseline),
         confidence=evidence.confidence(winner) if winner and evidence.has_repeats else None,
         ties=evidence.ties(winner) if winner else (),
+        set_aside=tuple(_set_aside(evidence, winner, target)) if winner else (),
     )
 
 
@@ -185,6 +197,13 @@ class Best:
 
 def _cheaper(best: Configuration | None, one: Configuration, rank: Callable[[Configuration], Any]) -> Configuration:
     return one if best is None or rank(one) < rank(best) else best
+
+
+def _set_aside(evidence: Evidence, winner: Configuration, target: float) -> Iterator[SetAside]:
+    for one in sorted(evidence.configurations, key=_BY_FIRST_RUN):
+        met_at_first = one.first.meets(target) and one.rank < winner.rank
+        if met_at_first and evidence.standing(one) is Standing.MISSES:
+            yield SetAside(trial=one.first.trial, seeds=one.n, perplexity=one.perplexity, lost=one.lost)
 
 
 def _most_accurate(found: Iterable[Configuration]) -> Configuration:

@@ -9,6 +9,7 @@ from carbonopt.analysis.audit import audit
 from carbonopt.analysis.batch import batch_effect
 from carbonopt.analysis.by_target import answers
 from carbonopt.analysis.comparison import comparison
+from carbonopt.analysis.confidence import by_means
 from carbonopt.analysis.footprint import footprint
 from carbonopt.analysis.front import knee
 from carbonopt.analysis.influence import influence
@@ -40,7 +41,7 @@ def facts_of(data: StudyData) -> Facts:
     return Facts(
         recommendation=rec,
         answers=answers(data),
-        knee=knee(record for record in data.records if record.repeat_of is None),
+        knee=knee(by_means(data.records)),
         comparison=comparison(data, rec),
         influence=influence(data),
         batch=batch_effect(data),
@@ -88,12 +89,12 @@ def build_view(data: StudyData, facts: Facts, plot: Scatter) -> View:
     trials, constant_settings = tables.trials(data, rec)
     return View(
         name=data.config.name,
-        headline=words.headline(rec),
+        headline=words.headline(rec, facts.comparison),
         lead=sections.lead(rec),
         met=rec.met,
         answer=words.answer(data, rec, repeated),
-        tiles=words.tiles(rec),
-        sentence=words.sentence(data, rec, repeated),
+        tiles=words.tiles(rec, facts.comparison),
+        sentence=words.sentence(data, rec, repeated, facts.comparison),
         figure_note=_figure_note(data, plot),
         targets=target_steps(data, facts.answers),
         influence=influence_tables.influence(facts.influence),

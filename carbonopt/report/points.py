@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from sys import float_info
 from typing import Literal, get_args
 
+from carbonopt.analysis.confidence import by_means
 from carbonopt.analysis.front import is_finite
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.analysis.repeats import Repeats
@@ -96,10 +97,6 @@ class Scatter(Frozen):
     def of(self, group: Group) -> list[Point]:
         return [point for point in self.points if point.group == group]
 
-    def trial(self, number: int | None) -> list[Point]:
-        """The trial's point, in a list that is empty if it has none."""
-        return [point for point in self.points if point.trial == number]
-
     def drawn(self, group: Group) -> list[Point]:
         """Those of a group that a reader can tell apart: of a crowd, one of each cell of the frame."""
         points = self.of(group)
@@ -118,19 +115,22 @@ class Scatter(Frozen):
 
 
 def scatter(data: StudyData, rec: Recommendation, repeated: Sequence[Repeats] = ()) -> Scatter:
-    """Complete trials at their end, others where their last evaluation left them."""
-    found = [(record, *point) for record in data.records if (point := _coordinates(record))]
-    per_kg, unit = _unit([emissions_kg for _, emissions_kg, _ in found])
-    front = frozenset(rec.pareto_front)
+    """Complete trials at their end, others where their last evaluation left them.
+
+    A repeated configuration is on the front by its means, as the answer is: beside the points of its runs it has one.
+    """
+    per_kg, unit = _unit([at[0] for record in data.records if (at := _coordinates(record))])
+    repeats_of = {record.repeat_of for record in data.records}
+    means = [one for one in by_means(data.records) if one.trial in repeats_of and one.trial in rec.pareto_front]
+    front = frozenset(rec.pareto_front) - {one.trial for one in means}
     points = sorted(
         (
-            Point(
-                trial=record.trial,
-                group=_group(record, front),
-                emissions=emissions_kg * per_kg,
-                perplexity=perplexity,
+            Point(trial=one.trial, group=group, emissions=at[0] * per_kg, perplexity=at[1])
+            for one, group in (
+                *((record, _group(record, front)) for record in data.records),
+                *((one, "front") for one in means),
             )
-            for record, emissions_kg, perplexity in found
+            if (at := _coordinates(one))
         ),
         key=lambda point: (point.emissions, point.trial),
     )
@@ -165,7 +165,7 @@ def layers(plot: Scatter, rec: Recommendation, knee: int | None = None) -> dict[
         "failed": plot.drawn("failed"),
         "complete": plot.drawn("complete"),
         "front": plot.of("front"),
-        "knee": plot.trial(knee),
+        "knee": [point for point in plot.of("front") if point.trial == knee],
         "baseline": _of_answer(plot, baseline.trial, baseline.emissions_kg_co2e, baseline.perplexity)
         if baseline is not None
         else [],

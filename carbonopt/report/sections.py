@@ -276,9 +276,20 @@ def _equal_quality(rec: Recommendation, equal: AtEqualQuality | None) -> str:
         f"At equal quality: the baseline's first evaluation at or below the target was at step {equal.baseline_step}. "
         f"Stopped as soon as it met the target, it would have emitted between "
         f"{emissions_text(equal.baseline_emissions_before_kg_co2e)} (its evaluation before) and "
-        f"{emissions_text(equal.baseline_emissions_kg_co2e)}; against that the recommendation saves at most "
-        f"{percent_text(equal.saving_fraction)} and at least {percent_text(equal.saving_fraction_before)}."
+        f"{emissions_text(equal.baseline_emissions_kg_co2e)}; against that the recommendation emits "
+        f"{_from_to(equal.saving_fraction_before, equal.saving_fraction)}."
     )
+
+
+def _from_to(least: float | None, most: float) -> str:
+    """What a saving between these two is, in words; `least` is None against a run that emitted nothing."""
+    if least is None:
+        return f"at most {percent_text(most)} less" if most > 0 else f"at least {percent_text(-most)} more"
+    if most <= 0:
+        return f"{interval_text(-most, -least, percent_text)} more"
+    if least >= 0:
+        return f"{interval_text(least, most, percent_text)} less"
+    return f"between {percent_text(-least)} more and {percent_text(most)} less"
 
 
 def _against_baseline(rec: Recommendation, found: Comparison) -> Table:

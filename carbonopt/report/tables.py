@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from carbonopt import units
+from carbonopt.analysis.confidence import by_means
 from carbonopt.analysis.front import objectives
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.analysis.repeats import Repeats
@@ -31,7 +32,9 @@ FAILURE_TEXT_LENGTH = 160  # characters; the whole text is in the exported recor
 
 def trade_offs(data: StudyData, rec: Recommendation) -> Table:
     """The Pareto front, each trial against the most accurate one: what does a little perplexity save?"""
-    front = [(record, *point) for record in _by_number(data, rec.pareto_front) if (point := objectives(record))]
+    by_number = {record.trial: record for record in by_means(data.records)}
+    on_front = [by_number[trial] for trial in rec.pareto_front]
+    front = [(record, *point) for record in on_front if (point := objectives(record))]
     best = min(front, key=lambda entry: entry[2]) if front else None
     scale = emissions_scale(emissions_kg for _, emissions_kg, _ in front)
     rows = []
@@ -52,9 +55,16 @@ def trade_offs(data: StudyData, rec: Recommendation) -> Table:
                 number(value_text(record.params.epochs), record.params.epochs),
             )
         )
-    labels = ("Trial", "Perplexity", "Above the lowest by", scale.label("Emissions of a run"), "Saves")
+    labels = (
+        "Trial",
+        "Perplexity",
+        "Above the lowest by",
+        scale.label("Emissions of a run"),
+        "Saves against the lowest",
+    )
     return Table(
-        caption="Pareto front: no other trial is better in one and no worse in the other",
+        caption="Pareto front: no other trial is better in one and no worse in the other"
+        + ("; means where repeated" if len(by_number) < len(data.records) else ""),
         columns=columns(*labels, "Global batch", "Learning rate", "Epochs", numeric_from=0),
         rows=tuple(rows),
     )
@@ -195,8 +205,3 @@ def _setting(value: int | float | str | bool | None) -> Cell:
 
 def _optional(value: object) -> str:
     return "default" if value is None else value_text(value)
-
-
-def _by_number(data: StudyData, numbers: Sequence[int]) -> list[TrialRecord]:
-    by_number = {record.trial: record for record in data.records}
-    return [by_number[trial] for trial in numbers]

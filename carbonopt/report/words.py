@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from carbonopt.analysis.audit import Audit
+from carbonopt.analysis.comparison import Comparison
 from carbonopt.analysis.footprint import Footprint
 from carbonopt.analysis.recommend import Baseline, Recommendation
 from carbonopt.analysis.repeats import Repeats, repeats_of
@@ -17,6 +18,7 @@ from carbonopt.report.quantities import (
     emissions_text,
     energy_text,
     intensity_text,
+    interval_text,
     params_text,
     percent_text,
     perplexity_text,
@@ -30,8 +32,8 @@ from carbonopt.report.view import Tile
 from carbonopt.trial import GpuEnergy, Phase
 
 
-def headline(rec: Recommendation) -> str:
-    """The answer in one sentence."""
+def headline(rec: Recommendation, found: Comparison | None) -> str:
+    """The answer in one sentence; a saving with its interval where one was measured."""
     target = perplexity_text(rec.target_perplexity)
     if not rec.met:
         if rec.closest is None:
@@ -51,7 +53,19 @@ def headline(rec: Recommendation) -> str:
         return f"The {kind}, trial {rec.trial}, is also the cheapest that reaches the target perplexity of {target}."
     return (
         f"Trial {rec.trial} reaches the target perplexity of {target} with "
-        f"{compared(rec.saving_fraction)} {baseline_name(rec.baseline)}."
+        f"{compared(rec.saving_fraction, interval_of(found))} {baseline_name(rec.baseline)}."
+    )
+
+
+def interval_of(found: Comparison | None) -> str:
+    """Of the saving, and how many runs it rests on; empty where no run was repeated."""
+    saving = None if found is None else found.saving
+    if saving is None or saving.lowest is None or saving.highest is None:
+        return ""
+    runs = "each" if saving.seeds == saving.baseline_seeds else f"against {saving.baseline_seeds} of the baseline"
+    return (
+        f"{interval_text(saving.lowest, saving.highest, percent_text)} with {percent_text(saving.level)} confidence, "
+        f"{count_text(saving.seeds, 'seed')} {runs}"
     )
 
 
@@ -99,20 +113,35 @@ def confidence(rec: Recommendation) -> tuple[str, ...]:
     target = f"the target of {perplexity_text(rec.target_perplexity)}"
     if sure.perplexity_bound is None:
         return (f"It ran with one seed only: whether it meets {target} with others is not known.",)
-    assert sure.perplexity_deviation is not None and sure.emissions_deviation_kg_co2e is not None
-    scale = emissions_scale([rec.emissions_kg_co2e])
     verdict = "meets" if sure.holds else "does not prove that it meets"
     found = [
-        f"Mean of {sure.seeds} seeds ± standard deviation of one run (pooled or its own, the larger): perplexity "
-        f"{plus_minus_text(sure.perplexity_mean, sure.perplexity_deviation)}, "
-        f"{plus_minus_text(rec.emissions_kg_co2e, sure.emissions_deviation_kg_co2e, scale)} {scale.unit}.",
+        f"Over {sure.seeds} seeds: {_pooled_spreads(rec)}.",
         f"With {percent_text(sure.level)} confidence its mean perplexity is at most "
         f"{perplexity_text(sure.perplexity_bound)}, which {verdict} {target}.",
     ]
+    for one in rec.set_aside:
+        why = "did not complete with every seed" if one.lost else "misses it by its mean"
+        found.append(
+            f"Trial {one.trial} was cheaper and met the target with its first seed, but {why} "
+            f"({perplexity_text(one.perplexity)} over {count_text(one.seeds, 'seed')})."
+        )
     if rec.ties:
         which = f"trial{'s' if len(rec.ties) > 1 else ''} {' and '.join(map(str, rec.ties))}"
         found.append(f"A tie with {which}: emissions that differ by less than the error, and the target is met, too.")
     return tuple(found)
+
+
+def _pooled_spreads(rec: Recommendation) -> str:
+    """Of a recommendation that was confirmed or is in doubt."""
+    sure, emissions_kg = rec.confidence, rec.emissions_kg_co2e
+    assert sure is not None and emissions_kg is not None
+    assert sure.perplexity_deviation is not None and sure.emissions_deviation_kg_co2e is not None
+    scale = emissions_scale([emissions_kg])
+    return (
+        f"{plus_minus_text(emissions_kg, sure.emissions_deviation_kg_co2e, scale)} {scale.unit} and perplexity "
+        f"{plus_minus_text(sure.perplexity_mean, sure.perplexity_deviation)} (mean ± standard deviation of one run, "
+        "pooled or its own, the larger)"
+    )
 
 
 def mean_of(rec: Recommendation) -> str:
@@ -121,7 +150,7 @@ def mean_of(rec: Recommendation) -> str:
     return f", mean of {seeds} seeds" if seeds > 1 else ""
 
 
-def tiles(rec: Recommendation) -> tuple[Tile, ...]:
+def tiles(rec: Recommendation, found: Comparison | None) -> tuple[Tile, ...]:
     """The answer's figures."""
     spent = Tile(
         label="The study itself",
@@ -135,6 +164,8 @@ def tiles(rec: Recommendation) -> tuple[Tile, ...]:
         nearest = Tile(label="Closest", text=f"Trial {rec.closest.trial}", note=params_text(rec.closest.params))
         return (nearest, Tile(label="Perplexity", text=perplexity_text(rec.closest.perplexity), note=target), spent)
     saving = "no baseline" if rec.baseline is None else f"against trial {rec.baseline.trial}"
+    if interval := interval_of(found):
+        saving += f": {interval}"
     runs = rec.break_even_runs
     return (
         Tile(label="Recommended", text=f"Trial {rec.trial}", note=params_text(rec.params)),
@@ -154,7 +185,7 @@ def tiles(rec: Recommendation) -> tuple[Tile, ...]:
     )
 
 
-def sentence(data: StudyData, rec: Recommendation, repeated: Sequence[Repeats]) -> str | None:
+def sentence(data: StudyData, rec: Recommendation, repeated: Sequence[Repeats], found: Comparison | None) -> str | None:
     """The answer with its figures, how many runs are behind each, the hardware and what is known of the spread, to be
     pasted into a paper; None without a recommendation."""
     if not rec.met or rec.params is None:
@@ -166,7 +197,7 @@ def sentence(data: StudyData, rec: Recommendation, repeated: Sequence[Repeats]) 
         parts[0] += f" {uncertainty_text(training.uncertainty / training.counter)} from the counters' resolution"
     counted = f" ({', '.join(parts)})" if parts else ""
     saved = (
-        f", {compared(rec.saving_fraction)} {baseline_name(rec.baseline)}"
+        f", {compared(rec.saving_fraction, interval_of(found))} {baseline_name(rec.baseline)}"
         if rec.baseline is not None and rec.saving_fraction is not None and rec.trial != rec.baseline.trial
         else ""
     )
@@ -211,7 +242,10 @@ def _runs_behind(data: StudyData, rec: Recommendation, repeated: Sequence[Repeat
     of_which = {record.repeat_of for record in data.records}  # whose figures are means
 
     def counted(trial: int | None, runs: Repeats) -> str:
-        return f"{'means' if trial in of_which else 'one'} of {_spreads(runs)}"
+        spreads = _spreads(runs)
+        if trial == rec.trial and rec.confidence is not None and rec.confidence.perplexity_bound is not None:
+            spreads = f"n = {runs.n}, {_pooled_spreads(rec)}"  # one deviation in one text, that of the confidence
+        return f"{'means' if trial in of_which else 'one'} of {spreads}"
 
     counts = "n = 1, spread not known" if again is None else counted(rec.trial, again)
     if other is None:
@@ -252,9 +286,10 @@ def closure(data: StudyData, spent: Footprint) -> str:
     )
 
 
-def compared(saving_fraction: float) -> str:
+def compared(saving_fraction: float, interval: str = "") -> str:
+    """`interval`: of a saving, which is negative where it is none."""
     if saving_fraction > 0:
-        return f"{percent_text(saving_fraction)} less emissions than"
+        return f"{percent_text(saving_fraction)}{f' ({interval})' if interval else ''} less emissions than"
     return f"{percent_text(-saving_fraction)} more emissions than" if saving_fraction < 0 else "the same emissions as"
 
 

@@ -16,7 +16,7 @@ from carbonopt.report.paper.bibliography import dataset_key, sampler_key
 from carbonopt.report.paper.escape import Tex, escape
 from carbonopt.report.quantities import count_text, emissions_text, energy_text, perplexity_text, value_text
 from carbonopt.report.view import Table, View
-from carbonopt.report.words import confidence
+from carbonopt.report.words import confidence, interval_of
 from carbonopt.units import human_duration
 
 _ENVIRONMENT = Environment(  # noqa: S701 - `finalize` escapes for LaTeX, which autoescape can't
@@ -54,10 +54,11 @@ def methods(data: StudyData, facts: Facts, view: View) -> str:
         trials=_trials(rec),
         space=_listed([f"{name.replace('_', ' ')} {_values(dimension)}" for name, dimension in _space(data)]),
         confirm=config.confirm,
-        confidence=confidence(rec),
+        # The result's own sentence has the spread and the saving's interval already.
+        confidence=_beyond_the_result(confidence(rec), rec.confidence and rec.confidence.perplexity_bound),
         closure=view.closure,
         result=view.sentence or f"{view.headline} {view.answer[0]}",
-        compared=view.comparison.sentences,
+        compared=_beyond_the_result(view.comparison.sentences, interval_of(facts.comparison)),
         learned=is_learned(facts),
         limits=(*view.limits, *_unknown(facts, view)),
     )
@@ -115,6 +116,10 @@ def document(view: View, figures: list[str], tables: list[str]) -> str:
         figures={name: " ".join(part for part in captions[name] if part) for name in figures},
         tables=tables,
     )
+
+
+def _beyond_the_result(sentences: tuple[str, ...], first_is_in_it: object) -> tuple[str, ...]:
+    return sentences[1:] if first_is_in_it else sentences
 
 
 def _rendered(template: str, **values: Any) -> str:
