@@ -33,6 +33,7 @@ class Progress(Frozen):
 class Evaluated(Frozen):
     point: EvalPoint
     total_steps: int
+    peak_memory_gib: float | None = None  # of the trial so far, of the rank that needed most
 
 
 class Finished(Frozen):
@@ -84,9 +85,9 @@ class Speaker:
             self._last_progress = now
             self._say(Progress(step=step, total_steps=total_steps))
 
-    def evaluated(self, point: EvalPoint, total_steps: int) -> StopReason | None:
+    def evaluated(self, point: EvalPoint, total_steps: int, peak_memory_gib: float) -> StopReason | None:
         """Reports an evaluation; returns why to stop, or None to go on."""
-        self._say(Evaluated(point=point, total_steps=total_steps))
+        self._say(Evaluated(point=point, total_steps=total_steps, peak_memory_gib=peak_memory_gib))
         reason = self._answer().get("stop")
         return StopReason(reason) if reason else None
 

@@ -106,7 +106,11 @@ def report(
 
     paths, data = _read(study_dir, storage)
     folder = out if out is not None else paths.report
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / REPORT_JSON).exists():
+    try:
+        strange = folder.is_dir() and any(folder.iterdir()) and not (folder / REPORT_JSON).exists()
+    except OSError as error:
+        raise BadInput(f"--out {folder} can't be looked into: {error.strerror}; give another folder.") from error
+    if strange:
         raise BadInput(f"--out {folder} holds other files and no report; give a new folder.")
     print(_write_report(data, paths, folder))
 
@@ -311,11 +315,16 @@ def _write_report(data: "StudyData", paths: "StudyPaths", folder: Path) -> Path:
 
     winner = recommend_for(data).trial
     settings = paths.trial(winner) / "ds_config.json" if winner is not None else None
-    extra = {"ds_config.json": settings.read_text()} if settings is not None and settings.exists() else {}
+    try:
+        extra = {"ds_config.json": settings.read_text("utf-8")} if settings is not None and settings.exists() else {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{settings} can't be read: {error}; remove it, and the report makes its own.") from error
     try:
         return write_report(data, folder, winner_files=extra)
-    except (NotADirectoryError, FileExistsError, PermissionError, FileNotFoundError) as error:
-        raise BadInput(f"the report can't be written to {folder}: {error.strerror}.") from error
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
+        raise BadInput(f"the report can't be written to {folder}: {error.strerror}; give another --out.") from error
 
 
 def _print_recommendation(data: "StudyData", target: float | None = None) -> bool:

@@ -67,7 +67,6 @@ class _Outcome:
     state: TrialState
     stop_reason: StopReason | None = None
     failure: Failure | None = None
-    peak_memory_gib: float | None = None
 
 
 @dataclass
@@ -88,6 +87,7 @@ class TrialWatch:
     _first_progress: tuple[int, float] | None = None  # step and energy in kWh: what is before has compilation in it
     _projection: tuple[float, float] | None = None  # share of the steps it is made from, energy of them all in kWh
     _audited_at_step: int | None = None
+    _peak_memory_gib: float | None = None
     _phase: Phase = Phase.SETUP
     _stored_at: float = 0.0
     _started_at: str = field(default_factory=now_utc)
@@ -142,15 +142,17 @@ class TrialWatch:
                 self._total_steps, self._step = total, step
                 self._project(step, total)
                 self.progress(step, total, self._train_kwh())
-            case Evaluated(point=point, total_steps=total):
+            case Evaluated(point=point, total_steps=total, peak_memory_gib=peak):
+                self._peak_memory_gib = peak  # a trial that is stopped says no more
                 return self._on_evaluation(point, total)
-            case Finished(summary=summary):
-                return self._finished(summary.get("peak_memory_gib"))
+            case Finished():
+                return self._finished()
             case Failed(kind=kind, text=text, peak_memory_gib=peak):
                 state = {"out_of_memory": TrialState.INFEASIBLE, "diverged": TrialState.DIVERGED}.get(
                     kind, TrialState.FAILED
                 )
-                return _Outcome(state, failure=self._failure(kind, text), peak_memory_gib=peak)
+                self._peak_memory_gib = peak if peak is not None else self._peak_memory_gib
+                return _Outcome(state, failure=self._failure(kind, text))
             case Exited(code=code):
                 return self._exited(code, _host_oom_kills() > oom_kills)
         return None
@@ -214,11 +216,11 @@ class TrialWatch:
     def _finished_training(self) -> bool:
         return bool(self._evals) and self._evals[-1].step == self._total_steps
 
-    def _finished(self, peak_memory_gib: float | None) -> _Outcome:
+    def _finished(self) -> _Outcome:
         if not self._finished_training():
             text = "the trial said that it had finished, but its last evaluation is missing"
             return _Outcome(TrialState.FAILED, failure=self._failure("crash", text))
-        return _Outcome(TrialState.COMPLETE, peak_memory_gib=peak_memory_gib)
+        return _Outcome(TrialState.COMPLETE)
 
     def _exited(self, code: int, host_oom: bool) -> _Outcome:
         """Processes that ended without a word of why."""
@@ -289,7 +291,7 @@ class TrialWatch:
             ),
             duration_s=duration_s,
             evals=tuple(self._evals),
-            peak_memory_gib=outcome.peak_memory_gib,
+            peak_memory_gib=self._peak_memory_gib,
             failure=outcome.failure,
             started_at=self._started_at,
             gpu_energy_kwh=gpu_energy,

@@ -129,6 +129,7 @@ def test_json_has_exactly_the_contract():
         "study",
         "confidence",
         "ties",
+        "lost_repeats",
         "set_aside",
     ]
     assert answer["confidence"] is None and answer["ties"] == []  # nothing was repeated

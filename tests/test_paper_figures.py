@@ -27,7 +27,7 @@ from carbonopt.report.paper.style import WIDTH_IN, Draw, pictures
 from carbonopt.report.points import scatter
 from carbonopt.trial import TrialState
 
-SMALLEST_PT = 6.0
+SMALLEST_PT = 6.5
 needs_poppler = pytest.mark.skipif(shutil.which("pdftotext") is None, reason="needs poppler-utils")
 
 FULL = gpu_study(

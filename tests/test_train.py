@@ -165,7 +165,7 @@ def test_a_trial_tells_what_it_does(reference, prepared):
     assert last.perplexity < first.perplexity < summary.vocab_size
     finished = reference.only(Finished).summary
     assert (finished["step"], finished["tokens"]) == (last.step, last.tokens)
-    assert 0.1 < finished["peak_memory_gib"] < 8
+    assert 0.1 < reference.events[-2].peak_memory_gib < 8
     assert finished["versions"]["torch"] == version("torch")
     assert json.loads((reference.folder / "ds_config.json").read_text())["zero_optimization"]["stage"] == 1
 

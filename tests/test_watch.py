@@ -23,9 +23,10 @@ def say(event, **fields):
 def ask(event, **fields):
     say(event, **fields)
     return json.loads(lines.readline())["stop"]
-def evaluated(step, nll, total=100):
+def evaluated(step, nll, total=100, **more):
     ask("PhaseChanged", phase="eval")
-    stop = ask("Evaluated", point={"step": step, "tokens": step, "nll_sum": nll, "eval_tokens": 1}, total_steps=total)
+    point = {"step": step, "tokens": step, "nll_sum": nll, "eval_tokens": 1}
+    stop = ask("Evaluated", point=point, total_steps=total, **more)
     if stop:
         time.sleep(600)  # the study ends a trial that it has stopped
     ask("PhaseChanged", phase="train")
@@ -79,9 +80,8 @@ def watched(script: str, tmp_path: Path, **rules: object) -> TrialRecord:
 
 
 def test_a_trial_that_ends_by_itself_is_complete(tmp_path: Path) -> None:
-    record = watched(
-        'evaluated(50, 3.0)\nevaluated(100, 1.5)\nsay("Finished", summary={"peak_memory_gib": 2.5})', tmp_path
-    )
+    script = "evaluated(50, 3.0, peak_memory_gib=2.0)\nevaluated(100, 1.5, peak_memory_gib=2.5)\n"
+    record = watched(f'{script}say("Finished", summary={{}})', tmp_path)
     assert (record.state, record.stop_reason, record.failure) == (TrialState.COMPLETE, None, None)
     assert record.perplexity == pytest.approx(math.exp(1.5))
     assert [point.step for point in record.evals] == [50, 100]
@@ -121,9 +121,10 @@ def test_silence_is_a_timeout(tmp_path: Path) -> None:
 
 
 def test_a_trial_above_the_cap_is_pruned(tmp_path: Path) -> None:
-    script = "evaluated(25, 3.0)\nevaluated(50, 2.0)\ntime.sleep(600)"
+    script = "evaluated(25, 3.0, peak_memory_gib=2.0)\nevaluated(50, 2.0, peak_memory_gib=2.5)\ntime.sleep(600)"
     record = watched(script, tmp_path, cap_kg_co2e=15.0)  # the second window of training: 20 kg
     assert (record.state, record.stop_reason) == (TrialState.PRUNED, StopReason.CAP)
+    assert record.peak_memory_gib == 2.0, "what a stopped trial needed is known, too"
 
 
 def test_the_cap_spares_a_trial_that_has_trained_to_its_end(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from carbonopt.analysis.confidence import Confidence, Configuration, Evidence, Standing, by_means
 from carbonopt.analysis.footprint import footprint
-from carbonopt.analysis.front import is_finite, pareto_front
+from carbonopt.analysis.front import is_finite, objectives, pareto_front
 from carbonopt.analysis.shortfall import Shortfall, shortfall
 from carbonopt.errors import BadInput
 from carbonopt.record import StudyData
@@ -85,6 +85,7 @@ class Recommendation(Frozen):
     confidence: Confidence | None  # None: nothing was recommended, or nothing repeated
     ties: tuple[int, ...]  # trials that hold the target, too, at emissions that can't be told from the winner's
     set_aside: tuple[SetAside, ...]  # by the emissions of their first runs
+    lost_repeats: tuple[int, ...]  # trials: repeats of the recommended configuration that ended without a result
 
     @property
     def met(self) -> bool:
@@ -111,6 +112,7 @@ class Recommendation(Frozen):
             },
             "confidence": self.confidence.model_dump(mode="json") if self.confidence else None,
             "ties": list(self.ties),
+            "lost_repeats": list(self.lost_repeats),
             "set_aside": [one.model_dump(mode="json") for one in self.set_aside],
         }
         if not self.met:
@@ -158,6 +160,7 @@ def recommend(data: StudyData, target_perplexity: float | None = None) -> Recomm
         confidence=evidence.confidence(winner) if winner and evidence.has_repeats else None,
         ties=evidence.ties(winner) if winner else (),
         set_aside=tuple(_set_aside(evidence, winner, target)) if winner else (),
+        lost_repeats=tuple(_lost_repeats(data.records, winner.first.trial)) if winner else (),
     )
 
 
@@ -169,30 +172,31 @@ class Best:
 
     The answer is the cheapest configuration that holds the target, by its means; else the cheapest whose repeats are
     below it on average, though by less than the error; else the cheapest that ran once, which says less. For a target
-    that the repeats were not made for, one that was repeated is no better than a cheaper one that ran once.
+    that the repeats were not made for, it is the cheapest of all these: one that was repeated is no better there than
+    a cheaper one that ran once.
     """
 
     def __init__(self) -> None:
         self._holding: Configuration | None = None  # the cheapest that holds, by its means
         self._holding_by_first: Configuration | None = None  # likewise, by its first run
-        self._may_hold: Configuration | None = None  # the cheapest that holds or may, by its first run
+        self._met: Configuration | None = None  # the cheapest that doesn't miss, by its first run
         self._doubtful: Configuration | None = None
 
     def take(self, one: Configuration, standing: Standing) -> None:
-        """As targets rise, a configuration may come again with the next of its standings: what was once among those
-        that may hold stays there, and what is in doubt doesn't count any more once another one holds."""
+        """As targets rise, a configuration may come again with the next of its standings: one that was once in doubt
+        doesn't count any more once one holds."""
         if standing is Standing.HOLDS:
             self._holding = _cheaper(self._holding, one, _BY_MEANS)
             self._holding_by_first = _cheaper(self._holding_by_first, one, _BY_FIRST_RUN)
-        if standing in (Standing.HOLDS, Standing.OPEN):
-            self._may_hold = _cheaper(self._may_hold, one, _BY_FIRST_RUN)
+        if standing is not Standing.MISSES:
+            self._met = _cheaper(self._met, one, _BY_FIRST_RUN)
         if standing is Standing.DOUBTFUL:
             self._doubtful = _cheaper(self._doubtful, one, _BY_MEANS)
 
     def answer(self, *, confirmed_for_it: bool) -> Configuration | None:
-        if self._holding and (confirmed_for_it or self._may_hold is self._holding_by_first):
-            return self._holding
-        return (confirmed_for_it and self._doubtful) or self._may_hold or self._doubtful
+        if confirmed_for_it:
+            return self._holding or self._doubtful or self._met
+        return self._holding if self._met is self._holding_by_first else self._met
 
 
 def _cheaper(best: Configuration | None, one: Configuration, rank: Callable[[Configuration], Any]) -> Configuration:
@@ -204,6 +208,13 @@ def _set_aside(evidence: Evidence, winner: Configuration, target: float) -> Iter
         met_at_first = one.first.meets(target) and one.rank < winner.rank
         if met_at_first and evidence.standing(one) is Standing.MISSES:
             yield SetAside(trial=one.first.trial, seeds=one.n, perplexity=one.perplexity, lost=one.lost)
+
+
+def _lost_repeats(records: Iterable[TrialRecord], trial: int) -> Iterator[int]:
+    for record in records:
+        ended = record.state is not TrialState.RUNNING and record.stop_reason is not StopReason.INTERRUPTED
+        if record.repeat_of == trial and ended and objectives(record) is None:
+            yield record.trial
 
 
 def _most_accurate(found: Iterable[Configuration]) -> Configuration:

@@ -232,7 +232,7 @@ def _layout(plot: Scatter, rec: Recommendation) -> dict[str, Any]:
         "line": {"dash": "dash", "width": 1.5, "color": COLOURS["target"]},
         "label": {
             "text": f"target {perplexity_text(rec.target_perplexity)}",
-            "textposition": "start",
+            "textposition": "end",
             "yanchor": "bottom",
         },
     }

@@ -107,18 +107,22 @@ def audited(data: StudyData, found: Audit | None) -> str:
 
 def confidence(rec: Recommendation) -> tuple[str, ...]:
     """What the repeats with other seeds say of the recommendation, a sentence each; nothing where there are none."""
-    sure = rec.confidence
-    if sure is None or rec.emissions_kg_co2e is None:
-        return ()
+    sure, lost = rec.confidence, list[str]()
     target = f"the target of {perplexity_text(rec.target_perplexity)}"
-    if sure.perplexity_bound is None:
-        return (f"It ran with one seed only: whether it meets {target} with others is not known.",)
+    if rec.lost_repeats:
+        which = f"trial{'s' if len(rec.lost_repeats) > 1 else ''} {' and '.join(map(str, rec.lost_repeats))}"
+        lost.append(f"Repeats of it with other seeds, {which}, ended without a result.")
+    if (sure is None and lost) or (sure is not None and sure.perplexity_bound is None):
+        return (f"It ran with one seed only: whether it meets {target} with others is not known.", *lost)
+    if sure is None or sure.perplexity_bound is None:
+        return ()
     verdict = "meets" if sure.holds else "does not prove that it meets"
     found = [
         f"Over {sure.seeds} seeds: {_pooled_spreads(rec)}.",
         f"With {percent_text(sure.level)} confidence its mean perplexity is at most "
         f"{perplexity_text(sure.perplexity_bound)}, which {verdict} {target}.",
     ]
+    found += lost
     for one in rec.set_aside:
         why = "did not complete with every seed" if one.lost else "misses it by its mean"
         found.append(

@@ -109,11 +109,12 @@ class Evaluations(TrainerCallback):
         nll_sum, eval_tokens = evaluate(engine, plan.eval_tokens, plan.sequence_length, plan.eval_batch_size)
         ranks.together()
         finite = math.isfinite(nll_sum)
+        peak_memory_gib = ranks.largest(ranks.peak_memory_gib())
         stop = False
         if self._speaker is not None:
             tokens = step * plan.tokens_per_step
             point = EvalPoint(step=step, tokens=tokens, nll_sum=nll_sum if finite else None, eval_tokens=eval_tokens)
-            stop = self._speaker.evaluated(point, plan.total_steps) is not None
+            stop = self._speaker.evaluated(point, plan.total_steps, peak_memory_gib) is not None
         stop = bool(ranks.from_rank_0(int(stop)))
         if not finite:
             raise Diverged(f"the evaluation loss was not finite at step {step} of {plan.total_steps}.")

@@ -57,7 +57,6 @@ def run_trial(spec: TrialSpec, speaker: Speaker | None) -> dict[str, Any]:
     return {
         "step": trainer.state.global_step,
         "tokens": trainer.state.global_step * spec.params.global_batch_size * workload.sequence_length,
-        "peak_memory_gib": ranks.largest(ranks.peak_memory_gib()),
         "versions": package_versions(),
     }
 

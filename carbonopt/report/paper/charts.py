@@ -189,7 +189,7 @@ def energy(spent: Footprint) -> Draw | None:
             axes.barh(rows, whole, color=BLUE, height=0.65)
         for row, (_, energy_kwh, _), end in zip(rows, parts, whole, strict=True):
             axes.annotate(percent_text(energy_kwh / spent.energy_kwh), (end, row), (2, 0), textcoords="offset points",
-                          va="center", fontsize=6.5)  # fmt: skip
+                          va="center", fontsize=7.0)  # fmt: skip
         ticks_at(axes.yaxis, rows, ("\n".join(textwrap.wrap(name, 14)) for name, _, _ in parts))
         axes.invert_yaxis()
         axes.set_xlim(0, 1.18 * max(whole))  # room for the text behind the longest bar

@@ -54,7 +54,7 @@ def importance(found: Sequence[Influence | NotKnown]) -> Draw | None:
         ticks_at(axes.xaxis, (0, 0.25, 0.5, 0.75, 1), map(percent_text, (0.0, 0.25, 0.5, 0.75, 1.0)))
         ticks_at(axes.yaxis, range(len(names)), map(_plain, names))
         axes.set_ylim(len(names) - 0.5, -0.5)
-        axes.set_xlabel("Importance (share of the explained variation)")
+        axes.set_xlabel("Share of the explained variation")
         axes.grid(axis="x", linewidth=0.3, color="0.8")
         legend(figure, axes)
 

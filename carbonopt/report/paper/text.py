@@ -81,6 +81,7 @@ def statement(data: StudyData, facts: Facts, view: View) -> str:
         run_energy=energy_text(rec.energy_kwh),
         run_emissions=emissions_text(rec.emissions_kg_co2e),
         run_took=human_duration(record.duration_s.total) if record and record.duration_s else None,
+        confirmed=rec.confidence is None or rec.confidence.holds,
         seeds=rec.confidence.seeds if rec.confidence else 1,
         study_energy=energy_text(rec.study_energy_kwh),
         study_emissions=emissions_text(rec.study_emissions_kg_co2e),

@@ -69,7 +69,8 @@ def _results(config: StudyConfig, dataset: Dataset, perplexity: float) -> dict[s
 def _words(data: StudyData, recommendation: Recommendation) -> list[str]:
     config, intensity = data.config, data.provenance.intensity
     assert recommendation.params is not None  # of a study with a winner
-    seeds = recommendation.confidence.seeds if recommendation.confidence else 1
+    sure = recommendation.confidence
+    seeds, unconfirmed = (sure.seeds, not sure.holds) if sure else (1, False)
     parts = [f"# {escape(config.name)}"]
     if config.workload is not None:
         model = config.workload.model.name_or_path
@@ -86,6 +87,7 @@ def _words(data: StudyData, recommendation: Recommendation) -> list[str]:
             f"{count_text(len(data.records), 'trial')}. "
             f"It reached {perplexity_text(recommendation.perplexity)}"
             + (f" (geometric mean over {seeds} seeds)." if seeds > 1 else " (one run).")
+            + (" That other seeds reach it, too, is not confirmed." if unconfirmed else "")
         )
     )
     mean = f", means over {seeds} seeds" if seeds > 1 else ""
