@@ -295,8 +295,10 @@ def _read(study_dir: Path, url: str | None) -> "tuple[StudyPaths, StudyData]":
     """A study from its folder.
 
     Raises:
-        BadInput: if there is none.
+        BadInput: if there is none, or it can't be read.
     """
+    from optuna.exceptions import StorageInternalError
+
     from carbonopt.folder import is_locked
     from carbonopt.paths import StudyPaths
     from carbonopt.storage import StudyStorage
@@ -305,8 +307,13 @@ def _read(study_dir: Path, url: str | None) -> "tuple[StudyPaths, StudyData]":
     paths = StudyPaths(study_dir)
     if url is None and not paths.storage.exists() and not paths.storage_pointer.exists():
         raise BadInput(f"{study_dir} holds no study; give the folder that `carbonopt run` wrote, such as runs/NAME.")
-    found = StudyStorage.of_folder(connect(storage_url(paths, url), must_exist=True), paths)
-    return paths, found.read(live=is_locked(paths))
+    try:
+        found = StudyStorage.of_folder(connect(storage_url(paths, url), must_exist=True), paths)
+        return paths, found.read(live=is_locked(paths))
+    except StorageInternalError as error:
+        raise BadInput(f"{study_dir}: its storage can't be read; it is damaged, or its server is gone.") from error
+    except PermissionError as error:
+        raise BadInput(f"{study_dir} can't be read: {error.strerror}; ask its owner for a copy.") from error
 
 
 def _write_report(data: "StudyData", paths: "StudyPaths", folder: Path) -> Path:

@@ -134,9 +134,6 @@ class StudyStorage:
                 trace=None if trace is None else CarbonTrace.model_validate_json(trace),
                 ended=attributes.get("ended"),
             )
-        except optuna.exceptions.StorageInternalError as error:
-            why = "it is damaged, or its server is gone"
-            raise BadInput(f"the storage of study {self.study.study_name!r} can't be read: {why}.") from error
         except (KeyError, TypeError, ValueError, BadInput) as error:  # pydantic's errors are ValueErrors
             what = str(error).splitlines()[0]
             raise BadInput(f"the storage of study {self.study.study_name!r} is damaged: {what}.") from error

@@ -27,10 +27,12 @@ Made by `benchmarks/search/page.py` from the results in [search/](search/).
 ## On recorded runs
 
 `compare.py`: training energy that a search spends until it has made a complete run within 5 % of the cheapest one that
-meets the target, as a share of the training energy of the whole grid; 20 seeds each. `carbon` stops trials that can't
-matter; the others are Optuna's samplers for two objectives with the target as a constraint, and run whole trials. Of
-the trials that `carbon` stopped for their target: how many would have met it, and how many of these were among the
-cheapest. Asked for: a median of 5 %, a 90th percentile of 10 %, each search finding it.
+meets the target, as a share of the training energy of the whole grid; 20 seeds each, 10 of `gp`, which computes for
+long. `carbon` stops trials that can't matter; the others are Optuna's samplers for two objectives with the target as a
+constraint, and run whole trials; they may repeat themselves at no cost, and are asked 20 times (`gp`: 3 times) as often
+as there are configurations before a search counts as not finding it (inf). Of the trials that `carbon` stopped for
+their target: how many would have met it, and how many of these were among the cheapest. Asked for: a median of 5 %, a
+90th percentile of 10 %, each search finding it.
 
 The tables: `shakespeare-char` (144 configurations of a 4-layer character GPT, on which the search was developed), and
 two recorded with `record_table.py` on one H200 to check that what was learned from it holds elsewhere (the priors were

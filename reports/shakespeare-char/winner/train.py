@@ -1,0 +1,267 @@
+"""Trains the recommended configuration once more and says which perplexity it reaches. Needs no carbonopt.
+
+    ./run.sh
+
+Reads workload.yaml (model, tokenizer, data), training_args.yaml (transformers.TrainingArguments) and ds_config.json
+(DeepSpeed) from its own folder, and writes the trained model, its tokenizer and result.json into output/ there.
+"""
+
+import csv
+import functools
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import yaml
+from torch.utils.data import DataLoader, Dataset
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments, set_seed
+
+FOLDER = Path(__file__).resolve().parent
+OUTPUT = FOLDER / "output"
+END_OF_TEXT, UNKNOWN = "<|endoftext|>", "<|unknown|>"
+IGNORED = -100  # a target that is not counted, as torch's cross entropy has it
+RANK, WORLD_SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def read_text(dataset: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """The documents for training and for evaluation, empty ones left out."""
+    column = dataset["text_column"]
+    if "name_or_path" in dataset:
+        from datasets import load_dataset
+
+        loaded = load_dataset(dataset["name_or_path"], dataset.get("config"))
+        splits = (loaded[dataset["train_split"]], loaded[dataset["eval_split"]])
+        return tuple([text for text in split[column] if text] for split in splits)  # type: ignore[return-value]
+    if "builtin" in dataset:  # python-docs: the reference topics that every Python carries for its help()
+        from pydoc_data.topics import topics
+
+        train = [topics[name] for name in sorted(topics)]
+    else:
+        train = [text for file in dataset["train_files"] for text in read_file(Path(file), column)]
+    if "eval_files" in dataset:
+        return train, [text for file in dataset["eval_files"] for text in read_file(Path(file), column)]
+    fraction = dataset["eval_fraction"]  # held back at the end: of a single document's characters, or whole documents
+    if len(train) == 1:
+        cut = int(len(train[0]) * (1 - fraction))
+        return [train[0][:cut]], [train[0][cut:]]
+    cut = len(train) - max(1, round(len(train) * fraction))
+    return train[:cut], train[cut:]
+
+
+def read_file(path: Path, column: str) -> list[str]:
+    match path.suffix.lower():
+        case ".jsonl" | ".ndjson":
+            with path.open(encoding="utf-8") as lines:
+                rows = [json.loads(line)[column] for line in lines if line.strip()]
+        case ".csv":
+            csv.field_size_limit(2**31 - 1)
+            with path.open(encoding="utf-8-sig", newline="") as file:
+                rows = [row[column] for row in csv.DictReader(file)]
+        case ".parquet":
+            from pyarrow.parquet import ParquetFile
+
+            rows = ParquetFile(path).read(columns=[column]).column(0).to_pylist()
+        case _:
+            rows = [path.read_bytes().decode("utf-8")]
+    return [text for text in rows if text]
+
+
+def make_tokenizer(workload: dict[str, Any], train: list[str], evaluation: list[str]) -> tuple[Any, Callable]:
+    """The tokenizer, and a document's ids by it. What has to be learnt is learnt from the training text alone."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    def byte_level(pairs: models.BPE, use_regex: bool) -> Tokenizer:
+        made = Tokenizer(pairs)
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+        made.decoder = decoders.ByteLevel()
+        return made
+
+    chosen, model = workload.get("tokenizer", {}), workload["model"]
+    if chosen.get("kind") == "char":
+        ids = {character: index for index, character in enumerate(sorted(set().union(*train)))}
+        unknown = {"unk_token": UNKNOWN} if set().union(*evaluation) - ids.keys() else {}
+        chars = Tokenizer(models.WordLevel(ids | dict.fromkeys(unknown.values(), len(ids)), unk_token=UNKNOWN))
+        chars.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        chars.decoder = decoders.Fuse()
+        by_char = PreTrainedTokenizerFast(tokenizer_object=chars, **unknown)
+        return by_char, lambda text: (ids.get(character, len(ids)) for character in text)
+    if chosen.get("kind") == "byte":
+        characters = {character: byte for byte, character in bytes_to_unicode().items()}
+        by_byte = byte_level(models.BPE(characters, []), use_regex=False)
+        return PreTrainedTokenizerFast(tokenizer_object=by_byte), str.encode
+    if "train_bpe" in chosen:
+        bpe, alphabet = byte_level(models.BPE(), use_regex=True), sorted(pre_tokenizers.ByteLevel.alphabet())
+        bpe.train_from_iterator(train, trainers.BpeTrainer(vocab_size=chosen["train_bpe"], show_progress=False,
+                                special_tokens=[END_OF_TEXT], initial_alphabet=alphabet))  # fmt: skip
+        tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=END_OF_TEXT)
+    else:
+        source = chosen if "name_or_path" in chosen else model
+        tokenizer = AutoTokenizer.from_pretrained(
+            source["name_or_path"], revision=source.get("revision"), trust_remote_code=model["trust_remote_code"]
+        )
+    return tokenizer, lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+
+
+def encode(documents: list[str], to_ids: Callable, end_of_text: int | None) -> np.ndarray:
+    """All documents' ids in one array, the end-of-text token between two of them where the tokenizer has one."""
+    parts: list[np.ndarray] = []
+    for document in documents:
+        if parts and end_of_text is not None:
+            parts.append(np.array([end_of_text], np.uint32))
+        parts.append(np.fromiter(to_ids(document), np.uint32))
+    return np.concatenate(parts)
+
+
+@functools.lru_cache(maxsize=1)
+def epoch_order(seed: int, epoch: int, sequences: int, length: int) -> tuple[np.ndarray, int]:
+    """Each epoch cuts the text anew from an offset and permutes the sequences."""
+    random = np.random.default_rng((seed, epoch))
+    return random.permutation(sequences), int(random.integers(length))
+
+
+class MicroBatches(Dataset):
+    """This rank's micro batches in the order of training: int64 [micro batch, sequence length] each.
+
+    A seed's global batches are the same however they are divided into micro batches, accumulation steps and ranks.
+    """
+
+    def __init__(self, tokens: np.ndarray, length: int, arguments: dict[str, Any], global_batch: int) -> None:
+        self.tokens, self.length, self.seed, self.global_batch = tokens, length, arguments["seed"], global_batch
+        self.micro_batch = arguments["per_device_train_batch_size"]
+        self.accumulation = arguments["gradient_accumulation_steps"]
+        self.sequences = (len(tokens) - 1) // length  # the ragged tail is dropped
+        self.steps_per_epoch = self.sequences // global_batch
+        self.steps = max(1, round(arguments["num_train_epochs"] * self.steps_per_epoch))
+
+    def __len__(self) -> int:
+        return self.steps * self.accumulation
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        step, accumulated = divmod(index, self.accumulation)
+        epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
+        order, offset = epoch_order(self.seed, epoch, self.sequences, self.length)
+        start = step_of_epoch * self.global_batch + (accumulated * WORLD_SIZE + RANK) * self.micro_batch
+        chosen = order[start : start + self.micro_batch, None]
+        positions = (offset + chosen * self.length + np.arange(self.length + 1)) % len(self.tokens)
+        window = torch.from_numpy(self.tokens[positions].astype(np.int64))
+        return {"input_ids": window[:, :-1].contiguous(), "labels": window[:, 1:].contiguous()}
+
+
+class MicroBatchTrainer(Trainer):
+    """The Trainer with batches that already are this rank's part."""
+
+    def get_train_dataloader(self) -> DataLoader:
+        workers, pinned = self.args.dataloader_num_workers, self.args.dataloader_pin_memory
+        return DataLoader(self.train_dataset, batch_size=None, num_workers=workers, pin_memory=pinned)  # type: ignore
+
+
+def make_trainer(workload: dict[str, Any], given: dict[str, Any], tokenizer: Any, tokens: np.ndarray) -> Trainer:
+    """In the order that the model needs; draws weights and dropout from the seed as the trial did."""
+    global_batch = json.loads(Path(given["deepspeed"]).read_text(encoding="utf-8"))["train_batch_size"]
+    data = MicroBatches(tokens, workload["sequence_length"], given, global_batch)
+    source = workload["model"]
+    options = {"dtype": torch.float32, "trust_remote_code": source["trust_remote_code"]}
+    if "attention_implementation" in workload:
+        options["attn_implementation"] = workload["attention_implementation"]
+
+    set_seed(given["seed"])
+    model = None
+    if "from_config" in source:  # before TrainingArguments: once they announce ZeRO-3, weights are drawn otherwise
+        special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        config = AutoConfig.for_model(**{"vocab_size": len(tokenizer), **special, **source["from_config"]})
+        model = AutoModelForCausalLM.from_config(config, **options)
+    arguments = TrainingArguments(
+        **given, output_dir=str(OUTPUT), max_steps=data.steps, report_to="none", save_strategy="no",
+        logging_strategy="no", logging_nan_inf_filter=False, average_tokens_across_devices=False,
+    )  # fmt: skip
+    if model is None:  # after them, so that ZeRO-3 can partition while it loads
+        name, revision = source["name_or_path"], source.get("revision")
+        model = AutoModelForCausalLM.from_pretrained(name, revision=revision, **options)
+    if rank := workload.get("lora_rank"):
+        from peft import LoraConfig, get_peft_model
+
+        set_seed(arguments.seed)
+        if arguments.gradient_checkpointing:
+            model.enable_input_require_grads()  # or no gradient reaches the adapters through a frozen embedding
+        lora = LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=2 * rank, target_modules="all-linear")
+        model = get_peft_model(model, lora)
+    optimizer = None
+    if "optim" not in given:  # the trial had DeepSpeed's AdamW, for optimizer states that leave the GPU
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        betas = (arguments.adam_beta1, arguments.adam_beta2)
+        optimizer = DeepSpeedCPUAdam, {"lr": arguments.learning_rate, "betas": betas, "eps": arguments.adam_epsilon}
+
+    # A micro batch's summed loss ÷ the targets of a whole global batch; DeepSpeed then averages over ranks.
+    scale = WORLD_SIZE / (data.global_batch * data.length)
+
+    def token_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+        logits = outputs["logits"].float().flatten(0, 1)
+        return F.cross_entropy(logits, labels.flatten(), reduction="sum") * scale
+
+    return MicroBatchTrainer(
+        model=model, args=arguments, train_dataset=data, compute_loss_func=token_loss,
+        optimizer_cls_and_kwargs=optimizer,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def evaluate(engine: Any, tokens: np.ndarray, length: int, batch_size: int) -> tuple[float, int]:
+    """The negative log-likelihood in nats, summed over every token but the first on all ranks, and their number."""
+    sequences = -(-(len(tokens) - 1) // length)  # the last one may be ragged
+    batches = -(-sequences // (WORLD_SIZE * batch_size))  # the same number on all ranks, or ZeRO-3 would wait for ever
+    indices = np.arange(batches * batch_size) * WORLD_SIZE + RANK
+    totals = torch.zeros(2, dtype=torch.float64, device=engine.device)
+    engine.eval()
+    for own in indices.reshape(batches, batch_size):
+        positions = own[:, None] * length + np.arange(length + 1)
+        present = positions < len(tokens)
+        window = np.where(present, tokens[np.where(present, positions, 0)].astype(np.int64), IGNORED)
+        inputs = torch.from_numpy(window[:, :-1]).clamp(min=0).to(engine.device)
+        targets = torch.from_numpy(window[:, 1:]).to(engine.device)
+        logits = engine(input_ids=inputs).logits.float().flatten(0, 1)
+        nll = F.cross_entropy(logits, targets.flatten(), reduction="none", ignore_index=IGNORED)
+        totals += torch.stack([nll.double().sum(), (targets != IGNORED).sum().double()])
+    if WORLD_SIZE > 1:
+        torch.distributed.all_reduce(totals)
+    return float(totals[0]), int(totals[1])
+
+
+def main() -> None:
+    os.chdir(FOLDER)  # the paths in the YAML files lead from here
+    workload, given = (yaml.safe_load(Path(f"{name}.yaml").read_bytes()) for name in ("workload", "training_args"))
+    train, evaluation = read_text(workload["dataset"])
+    tokenizer, to_ids = make_tokenizer(workload, train, evaluation)
+    tokens, eval_tokens = (encode(text, to_ids, tokenizer.eos_token_id) for text in (train, evaluation))
+    recorded = workload["recorded"]
+    for name, found in {"train_tokens": len(tokens), "eval_tokens": len(eval_tokens) - 1}.items():
+        if recorded.get(name, found) != found:
+            raise SystemExit(f"the data set has changed: {name} were {recorded[name]}, now they are {found}.")
+
+    trainer = make_trainer(workload, given, tokenizer, tokens)
+    trainer.train()
+    batch_size = workload["eval_batch_size_per_gpu"]
+    nll_sum, count = evaluate(trainer.model_wrapped, eval_tokens, workload["sequence_length"], batch_size)
+    perplexity = math.exp(nll_sum / count)
+    trainer.save_model()  # on every rank: ZeRO-3 gathers
+    if RANK == 0:
+        tokenizer.save_pretrained(OUTPUT)
+        steps = trainer.state.global_step
+        result = {"perplexity": perplexity, "nll_sum": nll_sum, "eval_tokens": count, "steps": steps}
+        (OUTPUT / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+        difference = perplexity / recorded["perplexity"] - 1
+        print(f"perplexity {perplexity:.6g}; recorded: {recorded['perplexity']:.6g} ({difference:+.2g} relative)")
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
