@@ -297,8 +297,6 @@ def _read(study_dir: Path, url: str | None) -> "tuple[StudyPaths, StudyData]":
     Raises:
         BadInput: if there is none, or it can't be read.
     """
-    from optuna.exceptions import StorageInternalError
-
     from carbonopt.folder import is_locked
     from carbonopt.paths import StudyPaths
     from carbonopt.storage import StudyStorage
@@ -310,8 +308,6 @@ def _read(study_dir: Path, url: str | None) -> "tuple[StudyPaths, StudyData]":
     try:
         found = StudyStorage.of_folder(connect(storage_url(paths, url), must_exist=True), paths)
         return paths, found.read(live=is_locked(paths))
-    except StorageInternalError as error:
-        raise BadInput(f"{study_dir}: its storage can't be read; it is damaged, or its server is gone.") from error
     except PermissionError as error:
         raise BadInput(f"{study_dir} can't be read: {error.strerror}; ask its owner for a copy.") from error
 

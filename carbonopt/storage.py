@@ -52,9 +52,13 @@ class StudyStorage:
         """The study that a folder belongs to.
 
         Raises:
-            BadInput: if the storage does not hold it, or holds several and the folder does not say which.
+            BadInput: if the storage does not hold it, or holds several and the folder does not say which, or is damaged.
         """
-        names = [one.study_name for one in storage.get_all_studies()]
+        try:
+            names = [one.study_name for one in storage.get_all_studies()]
+        except optuna.exceptions.StorageInternalError as error:
+            why = "it is damaged, or its server is gone"
+            raise BadInput(f"the storage of {paths.root} can't be read: {why}.") from error
         pointer = stored_pointer(paths)
         if pointer is not None:
             names = [name for name in names if name == pointer["study"]]
