@@ -52,7 +52,7 @@ class StudyStorage:
         """The study that a folder belongs to.
 
         Raises:
-            BadInput: if the storage does not hold it, or holds several and the folder does not say which, or is damaged.
+            BadInput: if the storage is damaged, or does not hold it, or holds several and the folder doesn't say which.
         """
         try:
             names = [one.study_name for one in storage.get_all_studies()]
