@@ -125,7 +125,7 @@ class Confidence(Frozen):
     perplexity_deviation: float | None  # standard deviation of one run: pooled or its own; None: it ran once
     # At that level, the mean over all seeds is below; None: it ran once, or its runs differ beyond all bounds.
     perplexity_bound: float | None
-    emissions_deviation_kg_co2e: float | None  # pooled
+    emissions_deviation_kg_co2e: float | None  # likewise
     holds: bool  # the bound is not above the target
 
 
@@ -171,7 +171,7 @@ class Evidence:
             perplexity_mean=one.perplexity,
             perplexity_deviation=None if noise is None else one.perplexity * noise.deviation,
             perplexity_bound=self._bound(one),
-            emissions_deviation_kg_co2e=self.emissions.deviation if self.emissions else None,
+            emissions_deviation_kg_co2e=self._emissions_deviation(one),
             holds=self.standing(one) is Standing.HOLDS,
         )
 
@@ -194,6 +194,11 @@ class Evidence:
             return None
         bound = perplexity(statistics.fmean(one.log_perplexities) + noise.margin(one.n), 1)
         return bound if math.isfinite(bound) else None
+
+    def _emissions_deviation(self, one: Configuration) -> float | None:
+        if self.emissions is None or one.n == 1:
+            return None if self.emissions is None else self.emissions.deviation
+        return self.emissions.at_least(one.emissions_of_runs).deviation
 
     def _noise(self, one: Configuration) -> Pooled | None:
         if one.n == 1 or self.log_perplexity is None:

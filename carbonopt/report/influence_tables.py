@@ -39,7 +39,8 @@ def influence(found: tuple[Influence | NotKnown, ...]) -> Part:
 
 
 def _how_well(one: Influence) -> str:
-    about = f"{one.objective.capitalize()}: learned from {count_text(one.trials, 'complete trial')}"
+    learned = count_text(one.trials, "complete trial")
+    about = f"{one.objective.capitalize()}: learned from {learned}, not from those that were stopped"
     intervals = (
         f"intervals at {percent_text(one.level)} confidence from {count_text(one.resamples, 'bootstrap resample')}"
     )

@@ -54,10 +54,17 @@ def _of_the_search(data: StudyData, rec: Recommendation, repeated: Sequence[Repe
         )
     elif rec.perplexity is not None and rec.perplexity > rec.target_perplexity * (1 - NEAR_TARGET):
         margin = percent_text(1 - rec.perplexity / rec.target_perplexity)
-        found.append(
-            f"The recommended trial is only {margin} below the target. As a rule of thumb another seed may miss it: "
-            f"{SEEDS_CHANGE}, which need not hold here."
-        )
+        if sure is not None and sure.perplexity_deviation is not None:
+            spread = percent_text(sure.perplexity_deviation / sure.perplexity_mean)
+            found.append(
+                f"The recommendation's mean is only {margin} below the target, and its runs spread by {spread} "
+                "(standard deviation) from seed to seed, so that a single rerun may miss it."
+            )
+        else:
+            found.append(
+                f"The recommended trial is only {margin} below the target. As a rule of thumb another seed may miss "
+                f"it: {SEEDS_CHANGE}, which need not hold here."
+            )
     if completed and not repeated:
         found.append(
             "One run each, with one seed: no repeat spread is known, so how far a repetition would differ is not known."

@@ -94,7 +94,8 @@ def batch(found: BatchEffect | None) -> Part:
                     numeric_from=0,
                 ),
                 rows=tuple(map(row, found.batches)),
-                note="Over all trials that took steps, stopped ones too; they differ in their other settings.",
+                note="Over all trials that took steps, stopped ones too; they differ in their other settings. Less "
+                "energy an epoch is not less energy to the target: a larger batch takes fewer steps an epoch.",
             ),
         ),
     )

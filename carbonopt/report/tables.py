@@ -1,5 +1,6 @@
 """The report's tables. Every row's text is ready to read; values to sort by ride along."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from carbonopt import units
@@ -33,6 +34,7 @@ FAILURE_TEXT_LENGTH = 160  # characters; the whole text is in the exported recor
 def trade_offs(data: StudyData, rec: Recommendation) -> Table:
     """The Pareto front, each trial against the most accurate one: what does a little perplexity save?"""
     by_number = {record.trial: record for record in by_means(data.records)}
+    runs = Counter(one.trial if one.repeat_of is None else one.repeat_of for one in data.records if objectives(one))
     on_front = [by_number[trial] for trial in rec.pareto_front]
     front = [(record, *point) for record in on_front if (point := objectives(record))]
     best = min(front, key=lambda entry: entry[2]) if front else None
@@ -46,6 +48,7 @@ def trade_offs(data: StudyData, rec: Recommendation) -> Table:
         rows.append(
             (
                 number(str(record.trial), record.trial, strong=chosen),
+                number(str(runs[record.trial]), runs[record.trial]),
                 number(perplexity_text(perplexity), perplexity, strong=chosen),
                 number(percent_text(worse), worse),
                 number(scale.text(emissions_kg), emissions_kg, strong=chosen),
@@ -57,6 +60,7 @@ def trade_offs(data: StudyData, rec: Recommendation) -> Table:
         )
     labels = (
         "Trial",
+        "Runs",
         "Perplexity",
         "Above the lowest by",
         scale.label("Emissions of a run"),

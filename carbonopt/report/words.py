@@ -231,7 +231,8 @@ def _bound(rec: Recommendation) -> str:
     if sure is None or sure.perplexity_bound is None:
         return ""
     bound, level = perplexity_text(sure.perplexity_bound), percent_text(sure.level)
-    return f", with a mean perplexity of at most {bound} at {level} confidence"
+    unconfirmed = "" if sure.holds else ", so that it is not confirmed to meet the target"
+    return f", with a mean perplexity of at most {bound} at {level} confidence{unconfirmed}"
 
 
 def _runs_behind(data: StudyData, rec: Recommendation, repeated: Sequence[Repeats]) -> str:
@@ -293,8 +294,8 @@ def closure(data: StudyData, spent: Footprint) -> str:
 def compared(saving_fraction: float, interval: str = "") -> str:
     """`interval`: of a saving, which is negative where it is none."""
     if saving_fraction > 0:
-        return f"{percent_text(saving_fraction)}{f' ({interval})' if interval else ''} less emissions than"
-    return f"{percent_text(-saving_fraction)} more emissions than" if saving_fraction < 0 else "the same emissions as"
+        return f"{percent_text(saving_fraction)}{f' ({interval})' if interval else ''} lower emissions than"
+    return f"{percent_text(-saving_fraction)} higher emissions than" if saving_fraction < 0 else "the same emissions as"
 
 
 def baseline_name(baseline: Baseline) -> str:
