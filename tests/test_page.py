@@ -189,7 +189,7 @@ def test_the_target_gives_what_recommend_says(tab, page):
             continue
         assert text.startswith(f"Trial {rec.trial} (")
         if rec.trial != rec.baseline.trial:
-            assert f"{percent_text(rec.saving_fraction)} less" in text.replace("\N{NO-BREAK SPACE}", " ")
+            assert f"{percent_text(rec.saving_fraction)} lower" in text.replace("\N{NO-BREAK SPACE}", " ")
     assert quiet(tab)
 
 
