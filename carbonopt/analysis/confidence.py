@@ -196,9 +196,9 @@ class Evidence:
         return bound if math.isfinite(bound) else None
 
     def _emissions_deviation(self, one: Configuration) -> float | None:
-        if self.emissions is None or one.n == 1:
-            return None if self.emissions is None else self.emissions.deviation
-        return self.emissions.at_least(one.emissions_of_runs).deviation
+        if self.emissions is None:
+            return None
+        return (self.emissions if one.n == 1 else self.emissions.at_least(one.emissions_of_runs)).deviation
 
     def _noise(self, one: Configuration) -> Pooled | None:
         if one.n == 1 or self.log_perplexity is None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from sys import float_info
 from typing import Literal, get_args
 
-from carbonopt.analysis.confidence import by_means
+from carbonopt.analysis.confidence import configurations
 from carbonopt.analysis.front import is_finite
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.analysis.repeats import Repeats
@@ -120,20 +120,19 @@ def scatter(data: StudyData, rec: Recommendation, repeated: Sequence[Repeats] = 
     A repeated configuration is on the front by its means, as the answer is: beside the points of its runs it has one.
     """
     per_kg, unit = _unit([at[0] for record in data.records if (at := _coordinates(record))])
-    repeats_of = {record.repeat_of for record in data.records}
-    means = [one for one in by_means(data.records) if one.trial in repeats_of and one.trial in rec.pareto_front]
-    front = frozenset(rec.pareto_front) - {one.trial for one in means}
-    points = sorted(
-        (
-            Point(trial=one.trial, group=group, emissions=at[0] * per_kg, perplexity=at[1])
-            for one, group in (
-                *((record, _group(record, front)) for record in data.records),
-                *((one, "front") for one in means),
-            )
-            if (at := _coordinates(one))
-        ),
-        key=lambda point: (point.emissions, point.trial),
-    )
+    on_front = [one for one in configurations(data.records) if one.first.trial in rec.pareto_front]
+    means = [
+        Point(trial=one.first.trial, group="front", emissions=one.emissions_kg_co2e * per_kg, perplexity=one.perplexity)
+        for one in on_front
+        if one.n > 1
+    ]
+    front = frozenset(one.first.trial for one in on_front if one.n == 1)
+    runs = [
+        Point(trial=record.trial, group=_group(record, front), emissions=at[0] * per_kg, perplexity=at[1])
+        for record in data.records
+        if (at := _coordinates(record))
+    ]
+    points = sorted(runs + means, key=lambda point: (point.emissions, point.trial))
     placed = {point.trial for point in points}
     framed = [point for point in points if point.group in ("complete", "front")] or points
     return Scatter(

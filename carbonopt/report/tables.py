@@ -1,11 +1,9 @@
 """The report's tables. Every row's text is ready to read; values to sort by ride along."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 from carbonopt import units
-from carbonopt.analysis.confidence import by_means
-from carbonopt.analysis.front import objectives
+from carbonopt.analysis.confidence import configurations
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.analysis.repeats import Repeats
 from carbonopt.record import StudyData
@@ -33,29 +31,28 @@ FAILURE_TEXT_LENGTH = 160  # characters; the whole text is in the exported recor
 
 def trade_offs(data: StudyData, rec: Recommendation) -> Table:
     """The Pareto front, each trial against the most accurate one: what does a little perplexity save?"""
-    by_number = {record.trial: record for record in by_means(data.records)}
-    runs = Counter(one.trial if one.repeat_of is None else one.repeat_of for one in data.records if objectives(one))
-    on_front = [by_number[trial] for trial in rec.pareto_front]
-    front = [(record, *point) for record in on_front if (point := objectives(record))]
-    best = min(front, key=lambda entry: entry[2]) if front else None
-    scale = emissions_scale(emissions_kg for _, emissions_kg, _ in front)
+    by_number = {one.first.trial: one for one in configurations(data.records)}
+    front = [by_number[trial] for trial in rec.pareto_front]
+    best = min(front, key=lambda one: one.perplexity, default=None)
+    scale = emissions_scale(one.emissions_kg_co2e for one in front)
     rows = []
-    for record, emissions_kg, perplexity in front:
+    for one in front:
         assert best is not None
-        worse = perplexity / best[2] - 1
-        saved = 1 - emissions_kg / best[1] if best[1] else None
-        chosen = record.trial == rec.trial
+        params, emissions_kg = one.first.params, one.emissions_kg_co2e
+        worse = one.perplexity / best.perplexity - 1
+        saved = 1 - emissions_kg / best.emissions_kg_co2e if best.emissions_kg_co2e else None
+        chosen = one.first.trial == rec.trial
         rows.append(
             (
-                number(str(record.trial), record.trial, strong=chosen),
-                number(str(runs[record.trial]), runs[record.trial]),
-                number(perplexity_text(perplexity), perplexity, strong=chosen),
+                number(str(one.first.trial), one.first.trial, strong=chosen),
+                number(str(one.n), one.n),
+                number(perplexity_text(one.perplexity), one.perplexity, strong=chosen),
                 number(percent_text(worse), worse),
                 number(scale.text(emissions_kg), emissions_kg, strong=chosen),
                 number(percent_text(saved), saved),
-                number(str(record.params.global_batch_size), record.params.global_batch_size),
-                number(value_text(record.params.learning_rate), record.params.learning_rate),
-                number(value_text(record.params.epochs), record.params.epochs),
+                number(str(params.global_batch_size), params.global_batch_size),
+                number(value_text(params.learning_rate), params.learning_rate),
+                number(value_text(params.epochs), params.epochs),
             )
         )
     labels = (
@@ -68,7 +65,7 @@ def trade_offs(data: StudyData, rec: Recommendation) -> Table:
     )
     return Table(
         caption="Pareto front: no other trial is better in one and no worse in the other"
-        + ("; means where repeated" if len(by_number) < len(data.records) else ""),
+        + ("; means where repeated" if any(one.n > 1 for one in front) else ""),
         columns=columns(*labels, "Global batch", "Learning rate", "Epochs", numeric_from=0),
         rows=tuple(rows),
     )
