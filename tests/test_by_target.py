@@ -15,6 +15,7 @@ from carbonopt.analysis.by_target import LOWEST_PERPLEXITY, Answer, answer_for, 
 from carbonopt.analysis.front import knee, pareto_front
 from carbonopt.analysis.recommend import recommend
 from carbonopt.record import StudyData
+from carbonopt.report.targets import target_steps
 from carbonopt.trial import TrialRecord, TrialState
 
 # Few different values, so that ties are common; perplexities from where the study's target of 10 is.
@@ -56,12 +57,13 @@ def expected(data: StudyData, target: float) -> tuple:
     rec = recommend(data, target)
     return (
         *(rec.trial, rec.perplexity, rec.emissions_kg_co2e, rec.energy_kwh),
-        *(rec.baseline.trial if rec.baseline else None, rec.saving_fraction, rec.break_even_runs),
+        *(rec.baseline.trial if rec.baseline else None, rec.saving_fraction, rec.saving_interval),
+        *(rec.break_even_runs, rec.break_even_interval),
     )
 
 
 def told(answer: Answer) -> tuple:
-    return tuple(answer.model_dump(exclude={"from_perplexity", "study_target_only"}).values())
+    return tuple(answer.model_dump(exclude={"from_perplexity", "study_target_only", "seeds"}).values())
 
 
 @given(studies(), st.lists(st.floats(1.0, 40.0), max_size=5))
@@ -113,7 +115,23 @@ def test_without_repeats_the_steps_are_the_front() -> None:
 
 def test_no_trial() -> None:
     (only,) = answers(study())
-    assert only.from_perplexity == 1.0 and told(only) == (None,) * 7
+    assert only.from_perplexity == 1.0 and told(only) == (None,) * 9 and only.seeds == 0
+
+
+def test_a_target_says_how_many_runs_are_behind_its_answer_and_how_sure_its_saving_is() -> None:
+    """Of two that cost the baseline's but for the noise, one ran once."""
+    data = repeated(
+        runs(0, [4.0], [8.0]), runs(1, [2.0, 2.1, 1.9], [9.0, 9.01, 9.02]), runs(2, [3.9], [8.5]), runs(3, [4.1], [7.9])
+    )
+    texts = {one.number: one.text for one in target_steps(data, answers(data))}
+    assert [answer.seeds for answer in answers(data)] == [0, 1, 1, 1, 3]
+    assert "one run, which may have been lucky. 2.44 % (" in texts["8"]
+    assert "confidence: within the noise) lower emissions than the baseline (trial 3)" in texts["8"]
+    assert "or more with 95 % confidence, without an upper end: a run may save nothing)" in texts["8"]
+    assert "; means of 3 seeds. 51.2 % (" in texts["9.01"] and "noise" not in texts["9.01"]
+    alone = study(record(0, 4.0, 8.0), record(1, 2.0, 9.0))
+    said = target_steps(alone, answers(alone))[-1].text
+    assert "one run, which may have been lucky. 50 % (one run each, spread not known) lower emissions than" in said
 
 
 def test_ten_thousand_trials_take_less_than_a_second() -> None:

@@ -12,6 +12,10 @@ from carbonopt.analysis.comparison import Comparison, comparison
 from carbonopt.analysis.confidence import LEVEL
 from carbonopt.analysis.recommend import recommend
 from carbonopt.record import StudyData
+from carbonopt.report import sections
+from carbonopt.report.quantities import percent_text
+from carbonopt.report.savings import pay_back
+from carbonopt.report.words import headline, tiles
 from carbonopt.trial import EvalPoint, TrialRecord
 from carbonopt.units import emissions_kg_co2e
 
@@ -77,9 +81,13 @@ def test_what_emitted_nothing_has_no_share() -> None:
     without = compared(repeated(*pair)).saving
     assert without.lowest is not None
     third = runs(2, [3.0, 0.0], [9.0, 9.01])
-    assert compared(repeated(*pair, third)).saving == without
+    assert _interval(compared(repeated(*pair, third))) == _interval(compared(repeated(*pair)))
     nothing = compared(repeated(runs(0, [0.0, 0.0, 0.0], SURE), runs(1, [2.0, 2.1], BETTER[:2]))).saving
     assert (nothing.fraction, nothing.lowest, nothing.highest) == (1.0, None, None)
+
+
+def _interval(found: Comparison) -> tuple[float | None, float | None]:
+    return found.saving.lowest, found.saving.highest
 
 
 def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
@@ -140,6 +148,75 @@ def test_equal_quality() -> None:
     assert equal.baseline_emissions_before_kg_co2e == pytest.approx(1.0)
     assert equal.saving_fraction == pytest.approx(0.25)
     assert equal.saving_fraction_before == pytest.approx(-0.5)
+
+
+def test_both_stopped_at_the_target() -> None:
+    """The recommended run met it with 1.2 kg, the baseline with 2 kg; their evaluations before were at 0.9 and 1 kg."""
+    start = record(0, 4.0, 8.0, evals=evals((2, 20.0, 1.0), (3, 9.9, 2.0), (5, 8.0, 4.0)))
+    ours = record(1, 1.5, 9.0, evals=evals((3, 11.0, 0.9), (4, 9.8, 1.2), (5, 9.0, 1.5)))
+    data = study(start, ours, target=TARGET, start=True)
+    both = compared(data).equal_quality.both_stopped
+    assert (both.step, both.emissions_kg_co2e) == (4, pytest.approx(1.2))
+    assert both.emissions_before_kg_co2e == pytest.approx(0.9)
+    assert both.saving_fraction == pytest.approx(1 - 1.2 / 2)
+    assert (both.lowest, both.highest) == (pytest.approx(1 - 1.2 / 1), pytest.approx(1 - 0.9 / 2))
+    part = sections.comparison(recommend(data), compared(data))
+    (said,) = [sentence for sentence in part.sentences if sentence.startswith("With both stopped there")]
+    assert "(trial 1) first met the target at step 4, after 1.2 kg CO2e, and so emits 40 % less" in said
+    assert "between 20 % more and 55 % less" in said
+    assert [row[0].text for row in part.tables[0].rows][-1] == "recommended, up to where it met the target"
+
+
+def test_of_a_recommended_run_without_energy_by_step_it_is_not_known() -> None:
+    assert against((2, 20.0, 1.0), (3, 9.9, 2.0)).equal_quality.both_stopped is None
+
+
+def test_how_many_runs_pay_back_follows_from_the_savings_interval() -> None:
+    data = repeated(runs(0, [1.0, 1.1, 0.9], SURE), runs(1, [2.1, 2.0, 1.9], BETTER))
+    rec, saving = recommend(data), compared(data).saving
+    study_kg = 1.5 * (3.0 + 6.0)  # with set-up and evaluation
+    expected = math.ceil(study_kg / (2.0 * saving.highest)), math.ceil(study_kg / (2.0 * saving.lowest))
+    assert rec.break_even_interval == saving.break_even_interval == expected
+    assert expected[0] < rec.break_even_runs == 14 < expected[1]
+    assert f"14 runs ({expected[0]} to {expected[1]} with 95 % confidence)" in pay_back(rec)
+
+
+def test_a_saving_within_the_noise_has_no_upper_end_of_pay_back_and_is_called_so() -> None:
+    data = repeated(runs(0, [1.95, 2.05, 1.85], SURE), runs(1, [2.1, 2.0, 1.9], BETTER))
+    rec, found = recommend(data), compared(data)
+    assert found.saving.lowest < 0 < found.saving.fraction < found.saving.highest
+    fewest, most = rec.break_even_interval
+    assert most is None and fewest == math.ceil(rec.study_emissions_kg_co2e / (2.0 * found.saving.highest))
+    assert "without an upper end: a run may save nothing" in pay_back(rec)
+    assert "confidence, 3 seeds each: within the noise) lower emissions than" in headline(rec, found)
+    assert "That is within the noise." in sections.comparison(rec, found).sentences[0]
+    notes = {tile.label: tile.note for tile in tiles(rec, found)}
+    assert notes["Saving on a run"].endswith("within the noise") and "no" not in notes["The study itself"]
+    assert "without an upper end" in notes["Pays back after"]
+
+
+def test_an_excess_within_the_noise_is_no_plain_fact_either() -> None:
+    """The start misses the target and costs as much but for the noise."""
+    start, ours = runs(0, [2.0, 1.9, 2.1], [20.0, 20.1, 20.2]), runs(1, [2.05, 1.95, 2.15], SURE)
+    data = repeated(start, ours)
+    search = data.config.search.model_copy(update={"start": {"epochs": 1}})
+    data = data.model_copy(update={"config": data.config.model_copy(update={"search": search})})
+    rec, found = recommend(data), compared(data)
+    assert rec.break_even_runs is None and found.saving.fraction < 0 < found.saving.highest
+    assert rec.break_even_interval == (math.ceil(rec.study_emissions_kg_co2e / (2.0 * found.saving.highest)), None)
+    said = f"{percent_text(-found.saving.highest)} to {percent_text(-found.saving.lowest)} with 95 %"
+    assert f"2.5 % ({said}" in headline(rec, found) and "within the noise) higher emissions than" in headline(
+        rec, found
+    )
+    assert "within the noise, so it can't be said that the study pays back" in pay_back(rec)
+
+
+def test_a_clear_excess_pays_nothing_back() -> None:
+    data = study(record(0, 1.0, 20.0), record(1, 3.0, 9.0), start=True)
+    rec = recommend(data)
+    assert (rec.saving_interval, rec.break_even_interval) == (None, None)
+    assert pay_back(rec) == "A run saves nothing against the baseline, so the study does not pay back."
+    assert "200 % (one run each, spread not known) higher emissions than" in headline(rec, compared(data))
 
 
 def test_equal_quality_at_the_first_evaluation_has_no_lower_bound() -> None:

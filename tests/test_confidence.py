@@ -9,7 +9,9 @@ from test_analysis import record, study
 
 from carbonopt.analysis.confidence import LEVEL, Evidence, Standing, pooled
 from carbonopt.analysis.recommend import Recommendation, recommend
+from carbonopt.analysis.repeats import repeats
 from carbonopt.record import StudyData
+from carbonopt.report.words import confidence
 from carbonopt.trial import TrialRecord, TrialState
 
 TARGET = 10.0
@@ -56,8 +58,9 @@ def test_the_bound_of_one_configuration_is_students() -> None:
 
 def test_runs_that_differ_beyond_all_bounds_have_none() -> None:
     data = repeated(runs(0, [1.0, 1.0], [9.0, 1e100]), seeds=2)
-    confidence = recommend(data, 1e60).confidence
-    assert (confidence.perplexity_bound, confidence.holds) == (None, False)
+    rec = recommend(data, 1e60)
+    assert (rec.confidence.perplexity_bound, rec.confidence.holds) == (None, False)
+    assert "Its 2 runs differ beyond all bounds" in " ".join(confidence(rec))
 
 
 def test_what_was_repeated_and_is_in_doubt_is_better_known_than_what_ran_once() -> None:
@@ -66,6 +69,66 @@ def test_what_was_repeated_and_is_in_doubt_is_better_known_than_what_ran_once() 
     rec = recommend(data)
     assert rec.trial == 0 and rec.confidence is not None and not rec.confidence.holds
     assert recommend(data, TARGET + 0.01).trial == 1, "nothing was repeated for that target"
+
+
+def test_the_runner_up_of_a_winner_in_doubt_is_surer_and_nearly_as_cheap() -> None:
+    in_doubt = runs(0, [1.0, 1.01, 0.99], [9.8, 10.0, 10.1])
+    surer = runs(1, [1.04, 1.03, 1.05], [9.7, 9.9, 10.0])
+    rec = recommend(repeated(in_doubt, surer))
+    assert rec.trial == 0 and not _holds(rec)
+    other = rec.confidence.runner_up
+    assert (other.trial, other.seeds) == (1, 3)
+    assert other.perplexity_mean == pytest.approx(stats.gmean([9.7, 9.9, 10.0]))
+    assert TARGET < other.perplexity_bound < rec.confidence.perplexity_bound
+    assert other.emissions_kg_co2e == pytest.approx(1.04) and other.emissions_difference == pytest.approx(0.04)
+    assert (
+        "Trial 1 emits 4 % more" in (text := " ".join(confidence(rec))) and "which does not confirm it either" in text
+    )
+    assert rec.as_json()["confidence"]["runner_up"]["trial"] == 1
+
+
+@pytest.mark.parametrize(
+    ("emissions_kg", "perplexities"),
+    [
+        ([1.11, 1.10, 1.12], [9.7, 9.9, 10.0]),  # 11 % more, and the runs hardly differ
+        ([1.04, 1.03, 1.05], [9.85, 10.02, 10.12]),  # no surer
+        ([1.04], [9.5]),  # ran once
+    ],
+)
+def test_no_runner_up(emissions_kg: list[float], perplexities: list[float]) -> None:
+    in_doubt = runs(0, [1.0, 1.01, 0.99], [9.8, 10.0, 10.1])
+    rec = recommend(repeated(in_doubt, runs(1, emissions_kg, perplexities)))
+    assert rec.trial == 0 and not _holds(rec) and rec.confidence.runner_up is None
+
+
+def test_a_winner_that_holds_has_ties_but_no_runner_up() -> None:
+    rec = recommend(repeated(runs(0, [1.0] * 3, [9.0, 9.01, 9.02]), runs(1, [1.01] * 3, [8.0, 8.01, 8.02])))
+    assert _holds(rec) and rec.confidence.runner_up is None
+
+
+def test_the_repeats_stand_as_the_evidence_says() -> None:
+    rng = np.random.default_rng(1)
+    seen = set()
+    for _ in range(100):
+        perplexities = rng.uniform(9.0, 10.2, (3, 1)) * rng.normal(1.0, 0.01, (3, 3))
+        data = repeated(*(runs(one, [1.0] * 3, list(perplexities[one])) for one in range(3)))
+        evidence = Evidence.of(data, TARGET)
+        expected = [evidence.standing(one) for one in evidence.configurations]
+        found = repeats(data.records)
+        assert [one.standing(TARGET) for one in found] == expected
+        assert [one.perplexity_bound for one in found] == [
+            evidence.confidence(one).perplexity_bound for one in evidence.configurations
+        ]
+        seen |= set(expected)
+    assert seen == {Standing.HOLDS, Standing.DOUBTFUL, Standing.MISSES}
+
+
+def test_a_configuration_that_diverged_with_a_seed_is_refuted_and_one_run_twice_in_the_search_is_not_judged() -> None:
+    lost = [*runs(0, [1.0, 1.0], [9.0, 9.1]), record(999, 1.0, None, repeat_of=0, state=TrialState.DIVERGED)]
+    first = record(1, 1.0, 9.0)
+    found = repeats(repeated(lost, [first, record(2, 1.0, 9.1, params=first.params)]).records)
+    assert [one.standing(TARGET) for one in found] == [Standing.MISSES, None]
+    assert found[1].perplexity_bound is None and found[1].geometric_mean == pytest.approx(stats.gmean([9.0, 9.1]))
 
 
 @pytest.mark.parametrize("difference", np.linspace(0.0, 0.5, 11))

@@ -171,6 +171,15 @@ def test_the_text_says_what_the_study_cant_support(name: str) -> None:
         assert said in text
 
 
+@needs_latex
+def test_the_statement_has_one_heading(tmp_path: Path) -> None:
+    for file, content in paper_of("three seeds")[0].items():
+        (tmp_path / file).write_bytes(content)
+    compiled(tmp_path)
+    text = subprocess.run(["pdftotext", "main.pdf", "-"], cwd=tmp_path, capture_output=True, text=True).stdout
+    assert text.count("Carbon statement") == 1
+
+
 def test_what_is_used_is_cited() -> None:
     def keys(text: str, pattern: str) -> set[str]:
         return set(re.findall(pattern, text))

@@ -60,7 +60,7 @@ def test_fixed_epochs_can_be_raised_too() -> None:
 
 def test_a_loss_that_rose_asks_for_less() -> None:
     text = said(missed(curve(0, 6.0, 3.9, 5.0, epochs=4)))
-    assert "lowest perplexity was 3.9 at step 20, which meets the target: allow fewer epochs" in text
+    assert "lowest perplexity was 3.900 at step 20, which meets the target: allow fewer epochs" in text
     assert "more epochs" not in text
 
 
@@ -151,7 +151,7 @@ def test_the_audits_rate_is_that_of_audited_trials_at_their_end() -> None:
     interval = binomtest(1, 7).proportion_ci(0.95, method="exact")
     assert (found.lowest_rate, found.highest_rate) == pytest.approx((interval.low, interval.high))
     text = audited(data, found)
-    assert "run to the end: 7, 1 more did not get there; of these met perplexity 4: 1 (14.3 %" in text
+    assert "run to the end: 7, 1 more did not get there; of these met perplexity 4.000: 1 (14.3 %" in text
     assert f"{100 * interval.low:.3g} % to {100 * interval.high:.3g} %" in text
 
 

@@ -6,7 +6,7 @@ from operator import itemgetter
 
 from carbonopt.analysis.confidence import Configuration, Evidence
 from carbonopt.analysis.footprint import footprint
-from carbonopt.analysis.recommend import Best, break_even_runs, find_baseline, saving_fraction
+from carbonopt.analysis.recommend import Best, break_even_interval, break_even_runs, find_baseline, saving_fraction
 from carbonopt.record import StudyData
 from carbonopt.trial import Frozen
 
@@ -21,12 +21,15 @@ class Answer(Frozen):
     # cheaper one that ran once. Just above it, the answer before goes on.
     study_target_only: bool
     trial: int | None  # None: no trial meets such a target
+    seeds: int  # complete runs of its configuration; 0: there is none
     perplexity: float | None
     emissions_kg_co2e: float | None
     energy_kwh: float | None
     baseline_trial: int | None
     saving_fraction: float | None  # against that baseline
+    saving_interval: tuple[float, float] | None  # as in Recommendation, like the next two
     break_even_runs: int | None
+    break_even_interval: tuple[int, int | None] | None
 
 
 def answers(data: StudyData) -> tuple[Answer, ...]:
@@ -37,21 +40,27 @@ def answers(data: StudyData) -> tuple[Answer, ...]:
     own_target = data.config.target.perplexity
     evidence = Evidence.of(data, own_target)
     baseline = find_baseline(data, evidence.configurations, own_target)
+    against = {one.first.trial: one for one in evidence.configurations}.get(baseline.trial) if baseline else None
     study_kg = footprint(data).emissions_kg_co2e
-    return tuple(
-        Answer(
+
+    def answer(lowest: float, only: bool, winner: Configuration | None) -> Answer:
+        interval = evidence.saving_interval(winner, against) if winner and against else None
+        return Answer(
             from_perplexity=lowest,
             study_target_only=only,
             trial=winner.first.trial if winner else None,
+            seeds=winner.n if winner else 0,
             perplexity=winner.perplexity if winner else None,
             emissions_kg_co2e=winner.emissions_kg_co2e if winner else None,
             energy_kwh=winner.energy_kwh if winner else None,
             baseline_trial=baseline.trial if baseline else None,
             saving_fraction=saving_fraction(winner, baseline),
+            saving_interval=interval,
             break_even_runs=break_even_runs(study_kg, winner, baseline),
+            break_even_interval=break_even_interval(study_kg, interval, baseline),
         )
-        for lowest, only, winner in _steps(evidence, own_target)
-    )
+
+    return tuple(answer(*step) for step in _steps(evidence, own_target))
 
 
 def answer_for(found: Sequence[Answer], target_perplexity: float) -> Answer:

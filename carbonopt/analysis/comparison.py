@@ -1,8 +1,6 @@
 """The recommended configuration against the baseline: what it saves, how sure that is, and what at equal quality."""
 
-import math
-
-from carbonopt.analysis.confidence import LEVEL, Configuration, Pooled, configurations, pooled
+from carbonopt.analysis.confidence import LEVEL, Configuration, configurations
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.record import StudyData
 from carbonopt.trial import Frozen
@@ -18,6 +16,23 @@ class Saving(Frozen):
     level: float
     seeds: int  # complete runs of the recommended configuration
     baseline_seeds: int
+    # How many runs pay the study back, by the same interval; its second None: there may be no saving, so no number is
+    # sure to. None: the saving has no interval, or none of it is a saving.
+    break_even_interval: tuple[int, int | None] | None = None
+
+
+class BothStopped(Frozen):
+    """The recommended run, too, stopped at its first evaluation at or below the target. One run each, the search's own;
+    neither was planned to be that short."""
+
+    step: int  # of that evaluation
+    emissions_kg_co2e: float  # up to there: at most this was needed
+    emissions_before_kg_co2e: float  # up to the evaluation before (0: none): more than this was needed
+    saving_fraction: float  # against the baseline's up to where it met the target
+    # The same of what may have been needed of either: the recommended one's most against the baseline's least, and the
+    # other way round. None: the baseline met the target at its first evaluation, so its least is 0.
+    lowest: float | None
+    highest: float
 
 
 class AtEqualQuality(Frozen):
@@ -31,6 +46,7 @@ class AtEqualQuality(Frozen):
     baseline_emissions_before_kg_co2e: float  # up to the evaluation before (0: none): more than this was needed
     saving_fraction: float  # by the first; at most this much
     saving_fraction_before: float | None  # by the second: at least this much; may be negative. None: that is 0
+    both_stopped: BothStopped | None = None  # None: of the recommended run it is not known
 
 
 class Comparison(Frozen):
@@ -52,12 +68,7 @@ def comparison(data: StudyData, rec: Recommendation) -> Comparison | None:
         return None
     found = {one.first.trial: one for one in configurations(data.records)}
     winner, baseline = found[rec.trial], found[rec.baseline.trial]
-    noise = pooled(
-        [math.log(emissions_kg) for emissions_kg in one.emissions_of_runs]
-        for one in found.values()
-        if min(one.emissions_of_runs) > 0
-    )
-    lowest, highest = _interval(noise, winner, baseline)
+    lowest, highest = rec.saving_interval or (None, None)
     return Comparison(
         trial=rec.trial,
         baseline_trial=rec.baseline.trial,
@@ -69,34 +80,49 @@ def comparison(data: StudyData, rec: Recommendation) -> Comparison | None:
             level=LEVEL,
             seeds=winner.n,
             baseline_seeds=baseline.n,
+            break_even_interval=rec.break_even_interval,
         ),
         equal_quality=_equal_quality(data, rec, winner, baseline),
     )
 
 
-def _interval(
-    noise: Pooled | None, winner: Configuration, baseline: Configuration
-) -> tuple[float, float] | tuple[None, None]:
-    """The saving's, from the logarithm of the ratio of the two means.
-
-    Runs differ by shares, the more emissions the more grams, so that one relative standard deviation serves all
-    configurations: that of the logarithms, pooled. The log of a ratio of means has the variance deviation² × (1 ÷ n +
-    1 ÷ n') (Hedges, Gurevitch and Curtis, The meta-analysis of response ratios, Ecology 80, 1999), and Student's t the
-    pooled degrees of freedom. For deviations of some percent, as energy has, Fieller's theorem gives the same. Where
-    the winner was taken for its low emissions out of 25 configurations, all with the same, with three seeds for it and
-    two rivals, 93 % of these intervals hold the truth in simulations; where they differ by 30 %, 95 %.
-    """
-    if noise is None or not winner.emissions_kg_co2e > 0:
-        return None, None
-    margin = noise.margin(winner.n, baseline.n)
-    ratio = winner.emissions_kg_co2e / baseline.emissions_kg_co2e
-    return 1 - ratio * math.exp(margin), 1 - ratio * math.exp(-margin)
-
-
 def _equal_quality(
     data: StudyData, rec: Recommendation, winner: Configuration, baseline: Configuration
 ) -> AtEqualQuality | None:
-    evals = baseline.first.evals
+    stopped = _up_to_the_target(data, rec, baseline)
+    if stopped is None:
+        return None
+    step, emissions_kg, before_kg = stopped
+    return AtEqualQuality(
+        baseline_step=step,
+        baseline_emissions_kg_co2e=emissions_kg,
+        baseline_emissions_before_kg_co2e=before_kg,
+        saving_fraction=1 - winner.emissions_kg_co2e / emissions_kg,
+        saving_fraction_before=1 - winner.emissions_kg_co2e / before_kg if before_kg else None,
+        both_stopped=_both_stopped(_up_to_the_target(data, rec, winner), emissions_kg, before_kg),
+    )
+
+
+def _both_stopped(
+    stopped: tuple[int, float, float] | None, baseline_kg: float, baseline_before_kg: float
+) -> BothStopped | None:
+    if stopped is None:
+        return None
+    step, emissions_kg, before_kg = stopped
+    return BothStopped(
+        step=step,
+        emissions_kg_co2e=emissions_kg,
+        emissions_before_kg_co2e=before_kg,
+        saving_fraction=1 - emissions_kg / baseline_kg,
+        lowest=1 - emissions_kg / baseline_before_kg if baseline_before_kg else None,
+        highest=1 - before_kg / baseline_kg,
+    )
+
+
+def _up_to_the_target(data: StudyData, rec: Recommendation, one: Configuration) -> tuple[int, float, float] | None:
+    """Of the search's own run: the step of its first evaluation at or below the target, the emissions up to there, and
+    those up to the evaluation before. None: it never met the target, or these are not known."""
+    evals = one.first.evals
     meets = next((at for at, point in enumerate(evals) if point.perplexity <= rec.target_perplexity), None)
     if meets is None:
         return None
@@ -104,12 +130,8 @@ def _equal_quality(
     if not energy_kwh or before_kwh is None:
         return None
     intensity, pue = data.provenance.intensity.g_co2e_per_kwh, data.config.carbon.pue
-    emissions_kg = emissions_kg_co2e(energy_kwh, intensity, pue)
-    before_kg = emissions_kg_co2e(before_kwh, intensity, pue)
-    return AtEqualQuality(
-        baseline_step=evals[meets].step,
-        baseline_emissions_kg_co2e=emissions_kg,
-        baseline_emissions_before_kg_co2e=before_kg,
-        saving_fraction=1 - winner.emissions_kg_co2e / emissions_kg,
-        saving_fraction_before=1 - winner.emissions_kg_co2e / before_kg if before_kg else None,
+    return (
+        evals[meets].step,
+        emissions_kg_co2e(energy_kwh, intensity, pue),
+        emissions_kg_co2e(before_kwh, intensity, pue),
     )

@@ -20,6 +20,8 @@ from carbonopt.record import StudyData
 from carbonopt.trial import Frozen, TrialRecord, TrialState, perplexity
 
 LEVEL = 0.95
+LARGEST_MARGIN = 500.0  # of a logarithm: beyond it nothing is known, and its exponential is still a number
+NEARLY_AS_CHEAP = 0.05  # of the recommended one's emissions
 
 
 class Standing(StrEnum):
@@ -115,6 +117,17 @@ class Pooled:
         return replace(self, deviation=max(self.deviation, statistics.stdev(values)))
 
 
+class RunnerUp(Frozen):
+    """A configuration that costs hardly more than the recommended one and is surer to meet the target."""
+
+    trial: int
+    seeds: int  # complete runs
+    perplexity_mean: float  # geometric
+    perplexity_bound: float  # at the level of the recommended one's
+    emissions_kg_co2e: float  # mean
+    emissions_difference: float  # ÷ the recommended one's − 1
+
+
 class Confidence(Frozen):
     """How sure it is that the recommended configuration meets the target whatever the seed."""
 
@@ -127,6 +140,7 @@ class Confidence(Frozen):
     perplexity_bound: float | None
     emissions_deviation_kg_co2e: float | None  # likewise
     holds: bool  # the bound is not above the target
+    runner_up: RunnerUp | None  # None: it holds, it has no bound, or no other is as cheap and surer
 
 
 class Evidence:
@@ -144,6 +158,15 @@ class Evidence:
     def of(cls, data: StudyData, target_perplexity: float) -> "Evidence":
         seeds = 1 if data.config.confirm is None else data.config.confirm.seeds
         return cls(configurations(data.records), target_perplexity, seeds)
+
+    @cached_property
+    def _log_emissions(self) -> Pooled | None:
+        """What emitted nothing has no logarithm, and says nothing of how runs differ."""
+        return pooled(
+            [math.log(emissions_kg) for emissions_kg in one.emissions_of_runs]
+            for one in self.configurations
+            if min(one.emissions_of_runs) > 0
+        )
 
     @property
     def has_repeats(self) -> bool:
@@ -173,7 +196,54 @@ class Evidence:
             perplexity_bound=self._bound(one),
             emissions_deviation_kg_co2e=self._emissions_deviation(one),
             holds=self.standing(one) is Standing.HOLDS,
+            runner_up=self._runner_up(one),
         )
+
+    def saving_interval(self, one: Configuration, baseline: Configuration) -> tuple[float, float] | None:
+        """Of the share of the baseline's emissions that a run saves, from the logarithm of the ratio of the two means.
+
+        Runs differ by shares, the more emissions the more grams, so that one relative standard deviation serves all
+        configurations: that of the logarithms, pooled. The log of a ratio of means has the variance deviation² × (1 ÷
+        n + 1 ÷ n') (Hedges, Gurevitch and Curtis, The meta-analysis of response ratios, Ecology 80, 1999), and
+        Student's t the pooled degrees of freedom. For deviations of some percent, as energy has, Fieller's theorem
+        gives the same. Where the winner was taken for its low emissions out of 25 configurations, all with the same,
+        with three seeds for it and two rivals, 93 % of these intervals hold the truth in simulations; where they differ
+        by 30 %, 95 %.
+
+        None: nothing was repeated, it is the baseline itself, or one of the two emitted nothing.
+        """
+        if self._log_emissions is None or one.first.trial == baseline.first.trial:
+            return None
+        if not (one.emissions_kg_co2e > 0 and baseline.emissions_kg_co2e > 0):
+            return None
+        margin = min(self._log_emissions.margin(one.n, baseline.n), LARGEST_MARGIN)
+        ratio = one.emissions_kg_co2e / baseline.emissions_kg_co2e
+        return 1 - ratio * math.exp(margin), 1 - ratio * math.exp(-margin)
+
+    def _runner_up(self, winner: Configuration) -> RunnerUp | None:
+        """Of a winner in doubt: the one with the lowest bound among those that cost the same but for the error, or but
+        for NEARLY_AS_CHEAP."""
+        bound = self._bound(winner)
+        if bound is None or self.emissions is None or self.standing(winner) is Standing.HOLDS:
+            return None
+        found = [
+            RunnerUp(
+                trial=one.first.trial,
+                seeds=one.n,
+                perplexity_mean=one.perplexity,
+                perplexity_bound=surer,
+                emissions_kg_co2e=one.emissions_kg_co2e,
+                emissions_difference=one.emissions_kg_co2e / winner.emissions_kg_co2e - 1,
+            )
+            for one in self.configurations
+            if winner.emissions_kg_co2e > 0
+            and not one.lost
+            and (surer := self._bound(one)) is not None
+            and surer < bound
+            and one.emissions_kg_co2e - winner.emissions_kg_co2e
+            <= max(NEARLY_AS_CHEAP * winner.emissions_kg_co2e, self.emissions.margin(one.n, winner.n))
+        ]
+        return min(found, key=lambda one: (one.perplexity_bound, one.trial), default=None)
 
     def ties(self, winner: Configuration) -> tuple[int, ...]:
         """Trials whose configurations hold, too, and whose mean emissions differ from the winner's by no more than the

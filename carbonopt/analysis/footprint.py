@@ -20,6 +20,8 @@ class Footprint(Frozen):
     by_phase_kwh: dict[Phase, float]
     earlier_attempts_kwh: float  # of trials that were interrupted and run again; not split by phase
     by_state_kwh: dict[TrialState, float]  # only states that occur
+    repeats_kwh: float  # of energy_kwh: repeats with other seeds, whose purpose is to confirm; 0 where none ran
+    repeats_emissions_kg_co2e: float
     train_by_component_kwh: dict[str, float]  # gpu, cpu, ram in the training windows; absent: in no trial's figures
     unmeasured_trials: tuple[int, ...]  # ended or running without an energy figure; they count as nothing above
     outer_kwh: float | None  # by one reading at each session's begin and end; None: at least one has no such figure
@@ -42,6 +44,8 @@ def footprint(data: StudyData) -> Footprint:
     }
     earlier_kwh = sum(record.earlier_attempts_energy_kwh for record in data.records)
     energy_kwh = data.spent_kwh()
+    repeats_kwh = math.fsum(record.spent_kwh for record in data.records if record.repeat_of is not None)
+    intensity, pue = data.provenance.intensity.g_co2e_per_kwh, data.config.carbon.pue
     outer_kwh = _total(session.outer_kwh for session in data.sessions)
     gpu_parts = _gpu_parts_kwh(data)
     interrupted = (record for record in data.records if record.earlier_attempts_energy_kwh)
@@ -50,9 +54,9 @@ def footprint(data: StudyData) -> Footprint:
     outer_gpu_kwh = _total(session.outer_gpu_kwh for session in data.sessions)
     return Footprint(
         energy_kwh=energy_kwh,
-        emissions_kg_co2e=units.emissions_kg_co2e(
-            energy_kwh, data.provenance.intensity.g_co2e_per_kwh, data.config.carbon.pue
-        ),
+        emissions_kg_co2e=units.emissions_kg_co2e(energy_kwh, intensity, pue),
+        repeats_kwh=repeats_kwh,
+        repeats_emissions_kg_co2e=units.emissions_kg_co2e(repeats_kwh, intensity, pue),
         by_phase_kwh=by_phase,
         earlier_attempts_kwh=earlier_kwh,
         by_state_kwh=_by_state_kwh(data.records),

@@ -75,13 +75,19 @@ class Recommendation(Frozen):
     energy_kwh: float | None  # of the training window, PUE not in
     baseline: Baseline | None  # None: no trial completed
     saving_fraction: float | None  # 1 − emissions ÷ baseline's; negative when the baseline is cheaper
+    # Of saving_fraction, at LEVEL. None: nothing was repeated, it is its own baseline, or one of them emitted nothing.
+    saving_interval: tuple[float, float] | None
     closest: Closest | None  # only when no trial met the target
     shortfall: Shortfall | None  # of the closest trial; None: there is none, or it did not complete
     pareto_front: tuple[int, ...]  # trial numbers, by emissions; of repeated configurations the means count
     trials_by_state: dict[TrialState, int]  # every state, 0 where none
     study_energy_kwh: float
     study_emissions_kg_co2e: float
+    repeats: int  # of the trials, those that repeat another one's configuration with another seed
+    repeats_energy_kwh: float  # of the study's, what these used
+    repeats_emissions_kg_co2e: float
     break_even_runs: int | None  # None: a run saves nothing, so the study never pays back
+    break_even_interval: tuple[int, int | None] | None  # by the saving's; see there
     confidence: Confidence | None  # None: nothing was recommended, or nothing repeated
     ties: tuple[int, ...]  # trials that hold the target, too, at emissions that can't be told from the winner's
     set_aside: tuple[SetAside, ...]  # by the emissions of their first runs
@@ -140,6 +146,7 @@ def recommend(data: StudyData, target_perplexity: float | None = None) -> Recomm
     winner = best.answer(confirmed_for_it=target == data.config.target.perplexity)
     baseline = find_baseline(data, evidence.configurations, target)
     spent = footprint(data)
+    interval = saving_interval(evidence, winner, baseline)
     closest = None if winner else _closest(data.records, evidence.configurations)
     return Recommendation(
         target_perplexity=target,
@@ -150,13 +157,18 @@ def recommend(data: StudyData, target_perplexity: float | None = None) -> Recomm
         energy_kwh=winner.energy_kwh if winner else None,
         baseline=baseline,
         saving_fraction=saving_fraction(winner, baseline),
+        saving_interval=interval,
         closest=closest,
         shortfall=shortfall(data, closest.trial, closest.perplexity, target) if closest else None,
         pareto_front=pareto_front(by_means(data.records)),
         trials_by_state={state: sum(record.state is state for record in data.records) for state in TrialState},
         study_energy_kwh=spent.energy_kwh,
         study_emissions_kg_co2e=spent.emissions_kg_co2e,
+        repeats=sum(record.repeat_of is not None for record in data.records),
+        repeats_energy_kwh=spent.repeats_kwh,
+        repeats_emissions_kg_co2e=spent.repeats_emissions_kg_co2e,
         break_even_runs=break_even_runs(spent.emissions_kg_co2e, winner, baseline),
+        break_even_interval=break_even_interval(spent.emissions_kg_co2e, interval, baseline),
         confidence=evidence.confidence(winner) if winner and evidence.has_repeats else None,
         ties=evidence.ties(winner) if winner else (),
         set_aside=tuple(_set_aside(evidence, winner, target)) if winner else (),
@@ -254,6 +266,33 @@ def break_even_runs(study_emissions_kg: float, winner: Configuration | None, bas
         return None
     saved_kg = baseline.emissions_kg_co2e - winner.emissions_kg_co2e
     return math.ceil(study_emissions_kg / saved_kg) if saved_kg > 0 else None
+
+
+def saving_interval(
+    evidence: Evidence, winner: Configuration | None, baseline: Baseline | None
+) -> tuple[float, float] | None:
+    if winner is None or baseline is None:
+        return None
+    against = next(one for one in evidence.configurations if one.first.trial == baseline.trial)
+    return evidence.saving_interval(winner, against)
+
+
+def break_even_interval(
+    study_emissions_kg: float, interval: tuple[float, float] | None, baseline: Baseline | None
+) -> tuple[int, int | None] | None:
+    """How many runs pay the study back at the ends of the saving's interval, the baseline's emissions as they are.
+
+    Its second is None where the saving may be none: then no number is sure to be enough. None: the saving has no
+    interval, or none of it is a saving.
+    """
+    if interval is None or baseline is None or not interval[1] > 0:
+        return None
+    fewest, most = (
+        math.ceil(study_emissions_kg / saved_kg) if (saved_kg := share * baseline.emissions_kg_co2e) > 0 else None
+        for share in reversed(interval)
+    )
+    assert fewest is not None
+    return fewest, most
 
 
 def _closest(records: tuple[TrialRecord, ...], found: Sequence[Configuration]) -> Closest | None:

@@ -23,6 +23,7 @@ from carbonopt.report.quantities import (
     rate_text,
     seconds_text,
 )
+from carbonopt.report.savings import WITHIN_NOISE, is_within_noise, of_it_repeats, pays_back_from_to
 from carbonopt.report.view import Cell, Part, Table, columns, number, word
 from carbonopt.report.words import mean_of
 
@@ -46,14 +47,18 @@ WELL_KNOWN = (
 
 def lead(rec: Recommendation) -> str:
     """The answer's second sentence: what a run and the search emitted, and whether that pays back."""
-    search = f"the search itself emitted {emissions_text(rec.study_emissions_kg_co2e)}"
+    search = f"the study itself emitted {emissions_text(rec.study_emissions_kg_co2e)}{of_it_repeats(rec)}"
     if not rec.met:
         return f"{search[0].upper()}{search[1:]} ({energy_text(rec.study_energy_kwh)})."
     run = f"A run of it emits {emissions_text(rec.emissions_kg_co2e)} and reaches perplexity "
     run += f"{perplexity_text(rec.perplexity)}{mean_of(rec)}; {search}"
     if rec.break_even_runs is None:
         return f"{run}, which a run that saves nothing can't pay back."
-    return f"{run}, which {count_text(rec.break_even_runs, 'run')} in place of the baseline pay back."
+    known = pays_back_from_to(rec.break_even_interval)
+    return (
+        f"{run}. It is paid back after {count_text(rec.break_even_runs, 'run')} in place of the baseline"
+        f"{f' ({known})' if known else ''}."
+    )
 
 
 def batch(found: BatchEffect | None) -> Part:
@@ -244,15 +249,16 @@ def comparison(rec: Recommendation, found: Comparison | None) -> Part:
     if saving.lowest is None or saving.highest is None:
         sure = "One run each: how far other runs of both would differ was not measured, so the saving has no interval."
     else:
+        noise = f" That is {WITHIN_NOISE}." if is_within_noise((saving.lowest, saving.highest)) else ""
         sure = (
             f"The saving is {percent_text(saving.fraction)} "
             f"({interval_text(saving.lowest, saving.highest, percent_text)} with {percent_text(saving.level)} "
             f"confidence; {count_text(saving.seeds, 'run')} of the recommendation, {saving.baseline_seeds} of the "
-            "baseline)."
+            f"baseline).{noise}"
         )
     equal = found.equal_quality
     return Part(
-        sentences=(sure, _equal_quality(rec, equal)),
+        sentences=(sure, _equal_quality(rec, equal), *_both_stopped(rec, equal)),
         tables=(_against_baseline(rec, found),),
     )
 
@@ -282,6 +288,21 @@ def _equal_quality(rec: Recommendation, equal: AtEqualQuality | None) -> str:
     )
 
 
+def _both_stopped(rec: Recommendation, equal: AtEqualQuality | None) -> tuple[str, ...]:
+    """Like against like: the sentence before sets a whole run against one that was stopped."""
+    both = None if equal is None else equal.both_stopped
+    if equal is None or both is None:
+        return ()
+    saved = both.saving_fraction
+    emits = f"{percent_text(abs(saved))} {'less' if saved > 0 else 'more'}" if saved else "as much"
+    return (
+        f"With both stopped there: the recommendation's first run (trial {rec.trial}) first met the target at step "
+        f"{both.step}, after {emissions_text(both.emissions_kg_co2e)}, and so emits {emits} than the baseline's "
+        f"{emissions_text(equal.baseline_emissions_kg_co2e)}. Both may have met it since the evaluation before: "
+        f"{_from_to(both.lowest, both.highest)}. This is one run each, and neither was planned to be that short.",
+    )
+
+
 def _from_to(least: float | None, most: float) -> str:
     """What a saving between these two is, in words; `least` is None against a run that emitted nothing."""
     if least is None:
@@ -296,6 +317,7 @@ def _from_to(least: float | None, most: float) -> str:
 def _against_baseline(rec: Recommendation, found: Comparison) -> Table:
     base, equal = rec.baseline, found.equal_quality
     assert base is not None
+    both = None if equal is None else equal.both_stopped
     parts: list[tuple[str, float | None, float | None, float | None]] = [
         (f"recommended (trial {rec.trial})", rec.perplexity, rec.emissions_kg_co2e, None),
         (f"baseline (trial {base.trial})", base.perplexity, base.emissions_kg_co2e, found.saving.fraction),
@@ -310,6 +332,8 @@ def _against_baseline(rec: Recommendation, found: Comparison) -> Table:
                 equal.saving_fraction_before,
             ),
         ]
+    if both is not None:
+        parts.append(("recommended, up to where it met the target", None, both.emissions_kg_co2e, None))
     scale = emissions_scale(emissions_kg for _, _, emissions_kg, _ in parts)
     return Table(
         caption="The recommendation against the baseline",

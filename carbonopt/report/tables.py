@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from carbonopt import units
-from carbonopt.analysis.confidence import configurations
+from carbonopt.analysis.confidence import Configuration, Standing, by_means, configurations
+from carbonopt.analysis.front import knee
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.analysis.repeats import Repeats
 from carbonopt.record import StudyData
@@ -25,6 +26,12 @@ STOPPED_BECAUSE = {
     StopReason.CAP: "emits more, or is sure to emit more, than the best",
     StopReason.BUDGET: "the budget ended",
     StopReason.INTERRUPTED: "interrupted",
+}
+STANDINGS = {
+    Standing.HOLDS: "confirmed",
+    Standing.DOUBTFUL: "in doubt",
+    Standing.OPEN: "in doubt",
+    Standing.MISSES: "refuted",
 }
 FAILURE_TEXT_LENGTH = 160  # characters; the whole text is in the exported record
 
@@ -68,7 +75,19 @@ def trade_offs(data: StudyData, rec: Recommendation) -> Table:
         + ("; means where repeated" if any(one.n > 1 for one in front) else ""),
         columns=columns(*labels, "Global batch", "Learning rate", "Epochs", numeric_from=0),
         rows=tuple(rows),
+        note=" ".join(_of_the_front(front, knee(by_means(data.records)))),
     )
+
+
+def _of_the_front(front: Sequence[Configuration], knee_trial: int | None) -> list[str]:
+    """Which trial is the knee, and what a figure of a single run is worth."""
+    said = []
+    if knee_trial is not None:
+        runs = next(one.n for one in front if one.first.trial == knee_trial)
+        said.append(f"The knee is trial {knee_trial} ({'one run' if runs == 1 else f'mean of {runs} runs'}).")
+    if len(front) > 1 and any(one.n == 1 for one in front):
+        said.append("A trial that ran once may be on the front by luck.")
+    return said
 
 
 def configuration(rec: Recommendation) -> Table | None:
@@ -124,12 +143,13 @@ def trials(data: StudyData, rec: Recommendation) -> tuple[Table, str]:
 
 
 def repeats(found: Sequence[Repeats], rec: Recommendation) -> Table:
-    """Each configuration that completed more than once: how far its runs differ."""
+    """Each configuration that completed more than once: how far its runs differ, and whether it holds the target."""
     scale = emissions_scale(one.emissions_kg_co2e.highest for one in found)
     rows = []
     for one in found:
         perplexity, emissions = one.perplexity, one.emissions_kg_co2e
         chosen = one.params == rec.params
+        standing = one.standing(rec.target_perplexity)
         rows.append(
             (
                 word(", ".join(map(str, one.trials)), strong=chosen),
@@ -137,16 +157,32 @@ def repeats(found: Sequence[Repeats], rec: Recommendation) -> Table:
                 word(", ".join(map(str, one.seeds))),
                 number(spread_text(perplexity), perplexity.mean, strong=chosen),
                 number(f"{perplexity_text(perplexity.lowest)} to {perplexity_text(perplexity.highest)}", None),
+                number(perplexity_text(one.perplexity_bound), one.perplexity_bound),
+                word(MISSING if standing is None else STANDINGS[standing]),
                 number(spread_text(emissions, scale), emissions.mean, strong=chosen),
                 number(f"{scale.text(emissions.lowest)} to {scale.text(emissions.highest)}", None),
             )
         )
     head = [Column(label=label, numeric=label == "n") for label in ("Trials", "n", "Seeds")]
-    values = columns("Perplexity", "Range", scale.label("Emissions"), "Range", numeric_from=0)
+    values = (
+        *columns("Perplexity", "Range", "Its mean at most", numeric_from=0),
+        Column(label="Holds the target"),
+        *columns(scale.label("Emissions"), "Range", numeric_from=0),
+    )
+    judged = [one for one in found if one.standing(rec.target_perplexity) is not None]
     return Table(
         caption="Configurations that completed more than once: mean ± standard deviation, and range",
         columns=(*head, *values),
         rows=tuple(rows),
+        note=_of_the_standings(judged[0].level, rec) if judged else "",
+    )
+
+
+def _of_the_standings(level: float, rec: Recommendation) -> str:
+    return (
+        f"Its mean at most: over all seeds, with {percent_text(level)} confidence. Confirmed: this bound meets the "
+        f"target of {perplexity_text(rec.target_perplexity)}; in doubt: the mean of the runs does, the bound doesn't; "
+        "refuted: the mean doesn't, or a run diverged or did not fit in memory."
     )
 
 

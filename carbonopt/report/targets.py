@@ -13,8 +13,8 @@ from carbonopt.report.quantities import (
     params_text,
     perplexity_text,
 )
+from carbonopt.report.savings import compared, pays_back_from_to, sure_of
 from carbonopt.report.view import TargetStep
-from carbonopt.report.words import compared
 from carbonopt.trial import TrialParams
 
 
@@ -49,14 +49,18 @@ def _next_number(answers: Sequence[Answer], index: int) -> str:
 def _answer(answer: Answer, params: dict[int, TrialParams]) -> str:
     if answer.trial is None:
         return "No trial meets such a target."
+    runs = "one run, which may have been lucky" if answer.seeds == 1 else f"means of {answer.seeds} seeds"
     found = [
         f"Trial {answer.trial} ({params_text(params[answer.trial])}): perplexity {perplexity_text(answer.perplexity)}, "
-        f"{emissions_text(answer.emissions_kg_co2e)} a run ({energy_text(answer.energy_kwh)} in training)."
+        f"{emissions_text(answer.emissions_kg_co2e)} a run ({energy_text(answer.energy_kwh)} in training); {runs}."
     ]
     if answer.trial == answer.baseline_trial:
         found.append("It is its own baseline.")
     elif answer.baseline_trial is not None and answer.saving_fraction is not None:
-        found.append(f"{compared(answer.saving_fraction).capitalize()} the baseline (trial {answer.baseline_trial}).")
+        saved = compared(answer.saving_fraction, sure_of(answer.saving_fraction, answer.saving_interval))
+        found.append(f"{saved[0].upper()}{saved[1:]} the baseline (trial {answer.baseline_trial}).")
     if answer.break_even_runs is not None:
-        found.append(f"The study pays back after {count_text(answer.break_even_runs, 'run')}.")
+        known = pays_back_from_to(answer.break_even_interval)
+        runs = count_text(answer.break_even_runs, "run")
+        found.append(f"The study pays back after {runs}{f' ({known})' if known else ''}.")
     return " ".join(found)

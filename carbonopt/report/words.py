@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from carbonopt.analysis.audit import Audit
 from carbonopt.analysis.comparison import Comparison
 from carbonopt.analysis.footprint import Footprint
-from carbonopt.analysis.recommend import Baseline, Recommendation
+from carbonopt.analysis.recommend import Recommendation
 from carbonopt.analysis.repeats import Repeats, repeats_of
 from carbonopt.config import ReplayLaunch
 from carbonopt.record import StudyData
@@ -18,7 +18,6 @@ from carbonopt.report.quantities import (
     emissions_text,
     energy_text,
     intensity_text,
-    interval_text,
     params_text,
     percent_text,
     perplexity_text,
@@ -26,6 +25,17 @@ from carbonopt.report.quantities import (
     spread_text,
     two_decimals_text,
     uncertainty_text,
+)
+from carbonopt.report.savings import (
+    baseline_name,
+    certainty_of,
+    compared,
+    interval_of,
+    of_it_repeats,
+    pay_back,
+    pays_back_from_to,
+    study_cost,
+    trials_and_repeats,
 )
 from carbonopt.report.unmet import what_is_missing
 from carbonopt.report.view import Tile
@@ -53,19 +63,7 @@ def headline(rec: Recommendation, found: Comparison | None) -> str:
         return f"The {kind}, trial {rec.trial}, is also the cheapest that reaches the target perplexity of {target}."
     return (
         f"Trial {rec.trial} reaches the target perplexity of {target} with "
-        f"{compared(rec.saving_fraction, interval_of(found))} {baseline_name(rec.baseline)}."
-    )
-
-
-def interval_of(found: Comparison | None) -> str:
-    """Of the saving, and how many runs it rests on; empty where no run was repeated."""
-    saving = None if found is None else found.saving
-    if saving is None or saving.lowest is None or saving.highest is None:
-        return ""
-    runs = "each" if saving.seeds == saving.baseline_seeds else f"against {saving.baseline_seeds} of the baseline"
-    return (
-        f"{interval_text(saving.lowest, saving.highest, percent_text)} with {percent_text(saving.level)} confidence, "
-        f"{count_text(saving.seeds, 'seed')} {runs}"
+        f"{compared(rec.saving_fraction, certainty_of(found))} {baseline_name(rec.baseline)}."
     )
 
 
@@ -83,7 +81,7 @@ def answer(data: StudyData, rec: Recommendation, repeated: Sequence[Repeats]) ->
                 "carbonopt recommend --target."
             )
     ended = f" The study ended: {data.ended}." if data.ended is not None else ""
-    paragraphs.append(f"{_study_cost(rec)} {_pay_back(rec)}{ended}")
+    paragraphs.append(f"{study_cost(rec)} {pay_back(rec)}{ended}")
     return tuple(paragraphs)
 
 
@@ -112,27 +110,43 @@ def confidence(rec: Recommendation) -> tuple[str, ...]:
     if rec.lost_repeats:
         which = f"trial{'s' if len(rec.lost_repeats) > 1 else ''} {' and '.join(map(str, rec.lost_repeats))}"
         lost.append(f"Repeats of it with other seeds, {which}, ended without a result.")
-    if (sure is None and lost) or (sure is not None and sure.perplexity_bound is None):
-        return (f"It ran with one seed only: whether it meets {target} with others is not known.", *lost)
-    if sure is None or sure.perplexity_bound is None:
+    if sure is None and not lost:
         return ()
-    verdict = "meets" if sure.holds else "does not prove that it meets"
-    found = [
-        f"Over {sure.seeds} seeds: {_pooled_spreads(rec)}.",
-        f"With {percent_text(sure.level)} confidence its mean perplexity is at most "
-        f"{perplexity_text(sure.perplexity_bound)}, which {verdict} {target}.",
-    ]
-    found += lost
+    found = _of_the_repeats(rec, target) + lost
     for one in rec.set_aside:
-        why = "did not complete with every seed" if one.lost else "misses it by its mean"
+        mean = f"its mean over {count_text(one.seeds, 'seed')} ({perplexity_text(one.perplexity)}) misses it"
         found.append(
-            f"Trial {one.trial} was cheaper and met the target with its first seed, but {why} "
-            f"({perplexity_text(one.perplexity)} over {count_text(one.seeds, 'seed')})."
+            f"Trial {one.trial} was cheaper and met the target with its first seed, but "
+            f"{'with another one it diverged or did not fit in memory' if one.lost else mean}."
+        )
+    if sure is not None and (other := sure.runner_up) is not None:
+        change = other.emissions_difference
+        emits = f"{percent_text(abs(change))} {'more' if change > 0 else 'less'}" if change else "as much"
+        found.append(
+            f"Trial {other.trial} emits {emits} ({emissions_text(other.emissions_kg_co2e)}) and is surer to meet the "
+            f"target: its mean is {perplexity_text(other.perplexity_mean)}, and at most "
+            f"{perplexity_text(other.perplexity_bound)} with the same confidence"
+            f"{', which does not confirm it either' if other.perplexity_bound > rec.target_perplexity else ''}."
         )
     if rec.ties:
         which = f"trial{'s' if len(rec.ties) > 1 else ''} {' and '.join(map(str, rec.ties))}"
         found.append(f"A tie with {which}: emissions that differ by less than the error, and the target is met, too.")
     return tuple(found)
+
+
+def _of_the_repeats(rec: Recommendation, target: str) -> list[str]:
+    """What the recommended configuration's own runs say."""
+    sure = rec.confidence
+    if sure is None or sure.seeds == 1:
+        return [f"It ran with one seed only: whether it meets {target} with others is not known."]
+    if sure.perplexity_bound is None:
+        return [f"Its {sure.seeds} runs differ beyond all bounds: whether it meets {target} is not known."]
+    verdict = "meets" if sure.holds else "does not prove that it meets"
+    return [
+        f"Over {sure.seeds} seeds: {_pooled_spreads(rec)}.",
+        f"With {percent_text(sure.level)} confidence its mean perplexity is at most "
+        f"{perplexity_text(sure.perplexity_bound)}, which {verdict} {target}.",
+    ]
 
 
 def _pooled_spreads(rec: Recommendation) -> str:
@@ -156,10 +170,11 @@ def mean_of(rec: Recommendation) -> str:
 
 def tiles(rec: Recommendation, found: Comparison | None) -> tuple[Tile, ...]:
     """The answer's figures."""
+    again = f", of which {emissions_text(rec.repeats_emissions_kg_co2e)} for the repeats" if rec.repeats else ""
     spent = Tile(
         label="The study itself",
         text=emissions_text(rec.study_emissions_kg_co2e),
-        note=f"{energy_text(rec.study_energy_kwh)}, {count_text(sum(rec.trials_by_state.values()), 'trial')}",
+        note=f"{energy_text(rec.study_energy_kwh)}, {trials_and_repeats(rec)}{again}",
     )
     target = f"target: at most {perplexity_text(rec.target_perplexity)}"
     if not rec.met or rec.params is None:
@@ -168,9 +183,9 @@ def tiles(rec: Recommendation, found: Comparison | None) -> tuple[Tile, ...]:
         nearest = Tile(label="Closest", text=f"Trial {rec.closest.trial}", note=params_text(rec.closest.params))
         return (nearest, Tile(label="Perplexity", text=perplexity_text(rec.closest.perplexity), note=target), spent)
     saving = "no baseline" if rec.baseline is None else f"against trial {rec.baseline.trial}"
-    if interval := interval_of(found):
-        saving += f": {interval}"
-    runs = rec.break_even_runs
+    if sure := certainty_of(found):
+        saving += f": {sure}"
+    runs, known = rec.break_even_runs, pays_back_from_to(rec.break_even_interval)
     return (
         Tile(label="Recommended", text=f"Trial {rec.trial}", note=params_text(rec.params)),
         Tile(label="Perplexity", text=perplexity_text(rec.perplexity), note=target + mean_of(rec)),
@@ -184,7 +199,7 @@ def tiles(rec: Recommendation, found: Comparison | None) -> tuple[Tile, ...]:
         Tile(
             label="Pays back after",
             text="never" if runs is None else count_text(runs, "run"),
-            note="a run saves nothing" if runs is None else "in place of the baseline",
+            note="a run saves nothing" if runs is None else f"in place of the baseline{f': {known}' if known else ''}",
         ),
     )
 
@@ -206,13 +221,13 @@ def sentence(data: StudyData, rec: Recommendation, repeated: Sequence[Repeats], 
         else ""
     )
     return (
-        f"Of {count_text(sum(rec.trials_by_state.values()), 'trial')} with carbonopt {_where(data)}, the configuration "
+        f"Of {trials_and_repeats(rec)} with carbonopt {_where(data)}, the configuration "
         f"with the least emissions at a perplexity of at most {perplexity_text(rec.target_perplexity)} "
         f"({params_text(rec.params)}) reached {perplexity_text(rec.perplexity)} with {energy_text(rec.energy_kwh)} of "
         f"training energy{counted}, or {emissions_text(rec.emissions_kg_co2e)} at "
         f"{intensity_text(intensity.g_co2e_per_kwh)} g CO2e/kWh and a PUE of {data.config.carbon.pue:.3g}{saved} "
-        f"({_runs_behind(data, rec, repeated)}){_bound(rec)}; the search itself used "
-        f"{energy_text(rec.study_energy_kwh)}, or {emissions_text(rec.study_emissions_kg_co2e)}."
+        f"({_runs_behind(data, rec, repeated)}){_bound(rec)}; the study itself used "
+        f"{energy_text(rec.study_energy_kwh)}, or {emissions_text(rec.study_emissions_kg_co2e)}{of_it_repeats(rec)}."
     )
 
 
@@ -291,19 +306,6 @@ def closure(data: StudyData, spent: Footprint) -> str:
     )
 
 
-def compared(saving_fraction: float, interval: str = "") -> str:
-    """`interval`: of a saving, which is negative where it is none."""
-    if saving_fraction > 0:
-        return f"{percent_text(saving_fraction)}{f' ({interval})' if interval else ''} lower emissions than"
-    return f"{percent_text(-saving_fraction)} higher emissions than" if saving_fraction < 0 else "the same emissions as"
-
-
-def baseline_name(baseline: Baseline) -> str:
-    kind = "the start configuration" if baseline.is_start else "the most accurate complete trial"
-    misses = "" if baseline.meets_target else ", which misses the target"
-    return f"{kind} (trial {baseline.trial}{misses})"
-
-
 def _comparison(rec: Recommendation) -> str:
     own = (
         f"Trial {rec.trial} emits {emissions_text(rec.emissions_kg_co2e)} ({energy_text(rec.energy_kwh)}) in training "
@@ -353,20 +355,3 @@ def _training(data: StudyData, rec: Recommendation) -> GpuEnergy | None:
     """GPU energy of the recommended run's training; None where its counter was not read or says nothing."""
     split = next((record.gpu_energy_kwh for record in data.records if record.trial == rec.trial), None)
     return split[Phase.TRAIN] if split is not None and split[Phase.TRAIN].counter else None
-
-
-def _study_cost(rec: Recommendation) -> str:
-    return (
-        f"The study used {energy_text(rec.study_energy_kwh)}, or "
-        f"{emissions_text(rec.study_emissions_kg_co2e)}, every trial and its start-up, evaluation and pauses included."
-    )
-
-
-def _pay_back(rec: Recommendation) -> str:
-    if not rec.met:
-        return "Without a recommendation there is nothing to pay it back."
-    if rec.break_even_runs is None:
-        return "A run saves nothing against the baseline, so the study does not pay back."
-    return (
-        f"It pays back after {count_text(rec.break_even_runs, 'run')} of the recommendation in place of the baseline."
-    )

@@ -15,8 +15,9 @@ from carbonopt.report.facts import Facts
 from carbonopt.report.paper.bibliography import dataset_key, sampler_key
 from carbonopt.report.paper.escape import Tex, escape
 from carbonopt.report.quantities import count_text, emissions_text, energy_text, perplexity_text, value_text
+from carbonopt.report.savings import interval_of, of_it_repeats, pays_back_from_to, trials_and_repeats
 from carbonopt.report.view import Table, View
-from carbonopt.report.words import confidence, interval_of
+from carbonopt.report.words import confidence
 from carbonopt.units import human_duration
 
 _ENVIRONMENT = Environment(  # noqa: S701 - `finalize` escapes for LaTeX, which autoescape can't
@@ -85,8 +86,10 @@ def statement(data: StudyData, facts: Facts, view: View) -> str:
         seeds=rec.confidence.seeds if rec.confidence else 1,
         study_energy=energy_text(rec.study_energy_kwh),
         study_emissions=emissions_text(rec.study_emissions_kg_co2e),
-        trials=count_text(sum(rec.trials_by_state.values()), "trial"),
+        of_it_repeats=of_it_repeats(rec, with_energy=True),
+        trials=trials_and_repeats(rec),
         pays_back=None if rec.break_even_runs is None else count_text(rec.break_even_runs, "run"),
+        pays_back_from_to=pays_back_from_to(rec.break_even_interval),
         stated=_stated(view.provenance),
         measured=_listed(ways["measured"]),
         modelled=_listed(ways["modelled"]),
