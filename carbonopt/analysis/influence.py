@@ -14,14 +14,16 @@ asks for it or where all choices tried are above 0.
   up to 1 percentage point for emissions and 4 to 21 for perplexity. Of Optuna's evaluators on the trials themselves,
   mean decrease in impurity differed by 1 to 9 and 12 to 21, fANOVA by 2 to 8 and 12 to 24 in three times the time, and
   PED-ANOVA, which asks what the best tenth of the trials have in common, by 2 to 32 and 25 to 70.
-- **Uncertainty** is by bootstrap over trials (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, ch. 13:
-  percentile interval); the process learns its lengths anew from each resample. From 20 or more recorded runs on, the
-  90 % intervals of effects (and 0.2 % on either side, as seeds make) held the exact one in 87 to 100 % of cases; from
-  10 or 15 in 69 to 95 %, the fewer the less `explained` is. Those of importances (and a percentage point) did in 67 to
-  100 % and in 50 to 100 %.
+- **Uncertainty** is by bootstrap over configurations (Efron and Tibshirani, An Introduction to the Bootstrap, 1993,
+  ch. 13: percentile interval): repeats with other seeds come and go together, for they tell of the seeds' noise, not of
+  other parameters. The process learns its lengths anew from each resample. From 20 or 30 recorded runs
+  (4 draws from each of two tables) the 90 % intervals of effects (and 0.2 % on either side, as seeds make) held the
+  exact one in 94 to 100 % of cases; from 10 or 15 in 68 to 98 %, the fewer the less `explained` is. Those of
+  importances (and a percentage point) held the exact share, with interactions divided equally (Shapley), in 92 to 100 %
+  and in 58 to 100 %.
 
 What this can't tell: two parameters that always changed together from each other; anything beyond the values tried;
-what the trials would have shown that were stopped, such as the costliest ones.
+what the trials would have shown that were stopped, such as the costliest ones; `gaps` has the values of these.
 """
 
 import math
@@ -34,6 +36,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from carbonopt.analysis.front import objectives
+from carbonopt.analysis.shortfall import AT_THE_END
 from carbonopt.config import Choices, Fixed, Range, Space
 from carbonopt.record import StudyData
 from carbonopt.trial import Frozen, TrialRecord
@@ -45,17 +48,18 @@ Objective = Literal["emissions", "perplexity"]
 Array = np.ndarray
 
 LEVEL = 0.9
-FEWEST_TRIALS = 8
-FEWEST_TRIALS_PER_PARAMETER = 2
+FEWEST = 8  # configurations
+FEWEST_PER_PARAMETER = 2
 # Of more complete trials, so many are drawn at random to learn from: the process' time grows with their cube.
 MOST_TRIALS = 120
-RESAMPLES = 30
+RESAMPLES = 200
 MOST_VALUES = 6  # of a range, that effects are given at
 
 _FOLDS = 5
 _DESIGN = 256  # expected outcomes that importances are read from
 _TREES = 4
-_REFINEMENTS = 4  # steps of the optimizer from the lengths that all trials gave
+_REFINEMENTS = 8  # steps of the optimizer from the lengths that all trials gave
+_LONGEST_START = 2.0  # of these: at longer ones the likelihood is so flat that the optimizer would stay there
 _LENGTHS = (0.1, 100.0)  # of the process, in spans of a parameter
 _NOISE = (1e-5, 1.0)  # its variance, as a share of the objective's
 
@@ -78,15 +82,27 @@ class Parameter(Frozen):
     effects: tuple[Effect, ...]  # by rising value, words as in the study file
 
 
+class Gap(Frozen):
+    """A part of a free dimension where no trial completed, so that an effect there would be extrapolated."""
+
+    name: str
+    tried: tuple[int | float | str | bool, ...]  # what complete trials had; of a range its lowest and highest value
+    untried: tuple[int | float | str | bool, ...] = ()  # the other choices
+    low: float | None = None  # the ends of a range that the space allows
+    high: float | None = None
+
+
 class Influence(Frozen):
     """For one objective."""
 
     objective: Objective
     trials: int  # complete ones that this is learned from, MOST_TRIALS at most
+    repeats: int = 0  # of these, runs of a configuration that another one of them has, too
     level: float  # of the intervals
     resamples: int  # bootstrap resamples behind the intervals
     explained: float | None  # share of variance explained on trials left out (cross-validated R²); None: too few trials
     parameters: tuple[Parameter, ...]  # most important first; free dimensions that took two values or more
+    gaps: tuple[Gap, ...] = ()  # of the space, where nothing is said
 
 
 class NotKnown(Frozen):
@@ -94,18 +110,19 @@ class NotKnown(Frozen):
 
     objective: Objective
     trials: int  # complete ones
-    needed: int  # at least so many; where they are there (it is 2): two different values of a parameter and the outcome
+    repeats: int = 0  # of these, runs of a configuration that another one of them has, too
+    needed: int  # configurations; where they are there (it is 2): two different values of a parameter and the outcome
 
 
-def influence(data: StudyData, seed: int = 0) -> tuple[Influence | NotKnown, ...]:
+def influence(data: StudyData, seed: int = 0, resamples: int = RESAMPLES) -> tuple[Influence | NotKnown, ...]:
     """Of the free dimensions on emissions, then on perplexity; the same for the same data and seed.
 
-    Repeats of a configuration count as runs, too. Of more complete trials than MOST_TRIALS, so many are drawn.
+    Of more complete trials than MOST_TRIALS, so many are drawn.
 
     Returns:
-        For each objective what was found, or NotKnown: with fewer complete trials than FEWEST_TRIALS or
-        FEWEST_TRIALS_PER_PARAMETER for each parameter that took two values; or where no parameter did, or the
-        objective did not.
+        For each objective what was found, or NotKnown: with fewer configurations that completed than FEWEST or
+        FEWEST_PER_PARAMETER for each parameter that took two values; or where no parameter did, or the objective did
+        not.
     """
     found = [(record, point) for record in data.records if (point := objectives(record)) and min(point) > 0]
     # At random: evenly spaced ones of a grid that was run in order can all lack the same values.
@@ -113,21 +130,24 @@ def influence(data: StudyData, seed: int = 0) -> tuple[Influence | NotKnown, ...
     kept = [found[index] for index in drawn]
     records = [record for record, _ in kept]
     columns = _columns(data.config.search.space, records)
-    needed = max(FEWEST_TRIALS, FEWEST_TRIALS_PER_PARAMETER * len(columns))
+    repeats = len(records) - len({record.params for record in records})
+    needed = max(FEWEST, FEWEST_PER_PARAMETER * len(columns))
+    gaps = _gaps(data.config.search.space, [record for record, _ in found])
     results: list[Influence | NotKnown] = []
     names: tuple[Objective, ...] = ("emissions", "perplexity")
     for index, objective in enumerate(names):
         outcome = np.log([point[index] for _, point in kept])
-        if len(kept) < needed:
-            results.append(NotKnown(objective=objective, trials=len(kept), needed=needed))
+        if len(kept) - repeats < needed:
+            results.append(NotKnown(objective=objective, trials=len(kept), repeats=repeats, needed=needed))
         elif not columns or np.ptp(outcome) == 0:
-            results.append(NotKnown(objective=objective, trials=len(kept), needed=2))
+            results.append(NotKnown(objective=objective, trials=len(kept), repeats=repeats, needed=2))
         else:
             with threadpool_limits(1, "blas"), warnings.catch_warnings():  # matrices too small to share between threads
                 from sklearn.exceptions import ConvergenceWarning
 
                 warnings.simplefilter("ignore", ConvergenceWarning)  # a length at its bound is an answer, too
-                results.append(_learn(objective, columns, outcome, seed))
+                learned = _learn(objective, columns, outcome, seed, resamples)
+                results.append(learned.model_copy(update={"repeats": repeats, "gaps": gaps}))
     return tuple(results)
 
 
@@ -172,17 +192,39 @@ def _column(name: str, dimension: Choices | Range, tried: list[Any]) -> _Column:
     return _Column(name, (scale(tried) - low) / (high - low), tuple(values), places, ordered=True)
 
 
+def _gaps(space: Space, records: Sequence[TrialRecord]) -> tuple[Gap, ...]:
+    gaps = []
+    for name in type(space).model_fields:
+        dimension = getattr(space, name)
+        tried = {value for record in records if (value := getattr(record.params, name)) is not None}
+        if not tried:
+            continue
+        if isinstance(dimension, Choices):
+            untried = tuple(choice for choice in dimension.choices if choice not in tried)
+            if untried:
+                had = tuple(choice for choice in dimension.choices if choice in tried)
+                gaps.append(Gap(name=name, tried=had, untried=untried))
+        elif isinstance(dimension, Range) and dimension.low < dimension.high:
+            ends = np.array([dimension.low, min(tried), max(tried), dimension.high], float)
+            low, lowest, highest, high = np.log(ends) if dimension.log else ends
+            if max(lowest - low, high - highest) > AT_THE_END * (high - low):
+                had = tuple(sorted({min(tried), max(tried)}))
+                gaps.append(Gap(name=name, tried=had, low=dimension.low, high=dimension.high))
+    return tuple(gaps)
+
+
 # ------------------------------------------------------------------------------------------------------------- learning
 
 
-def _learn(objective: Objective, columns: list[_Column], outcome: Array, seed: int) -> Influence:
+def _learn(objective: Objective, columns: list[_Column], outcome: Array, seed: int, resamples: int) -> Influence:
     """From logarithms of the objective, (trials,)."""
     rng = np.random.default_rng(seed)
     codes = np.column_stack([column.codes for column in columns])
     rows, mean, spread = _rows(codes, columns), outcome.mean(), outcome.std()
     y = (outcome - mean) / spread
     whole = _process(rows, y)
-    models = [whole, *(_resampled(whole, rng.integers(len(y), size=len(y)), y) for _ in range(RESAMPLES))]
+    configuration = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
+    models = [whole, *(_resampled(whole, configuration, y, rng) for _ in range(resamples))]
     shares = _importances(models, columns, seed)
     parameters = []
     for index, (column, expected) in enumerate(zip(columns, _effects(models, columns, codes), strict=True)):
@@ -209,8 +251,8 @@ def _learn(objective: Objective, columns: list[_Column], outcome: Array, seed: i
         objective=objective,
         trials=len(y),
         level=LEVEL,
-        resamples=RESAMPLES,
-        explained=_explained(whole, y),
+        resamples=resamples,
+        explained=_explained(whole, configuration, y),
         parameters=tuple(sorted(parameters, key=lambda parameter: -parameter.importance)),
     )
 
@@ -238,13 +280,21 @@ def _process(rows: Array, y: Array) -> "GaussianProcessRegressor":
     return GaussianProcessRegressor(kernel + WhiteKernel(1e-2, _NOISE)).fit(rows, y)
 
 
-def _resampled(whole: "GaussianProcessRegressor", drawn: Array, y: Array) -> "GaussianProcessRegressor":
-    """The process of some trials, by index. Its noise is that of all trials: a trial drawn twice would deny any."""
+def _resampled(
+    whole: "GaussianProcessRegressor", configuration: Array, y: Array, rng: np.random.Generator
+) -> "GaussianProcessRegressor":
+    """The process of as many configurations, drawn with replacement, each with all of its runs.
+
+    Its noise is that of all trials: a run drawn twice would deny any.
+    """
     from sklearn.base import clone
 
-    kept, counts = np.unique(drawn, return_counts=True)
+    configurations = configuration.max() + 1
+    drawn = np.bincount(rng.integers(configurations, size=configurations), minlength=configurations)[configuration]
+    kept = drawn > 0
     signal, noise = whole.kernel_.k1, whole.kernel_.k2.noise_level
-    model = clone(whole).set_params(kernel=signal, alpha=noise / counts, optimizer=_refine)
+    start = np.append(signal.theta[:1], np.minimum(signal.theta[1:], math.log(_LONGEST_START)))
+    model = clone(whole).set_params(kernel=signal.clone_with_theta(start), alpha=noise / drawn[kept], optimizer=_refine)
     return model.fit(whole.X_train_[kept], y[kept])
 
 
@@ -325,7 +375,7 @@ def _at(places: Array, shares: Array) -> Array:
     return places[(shares * len(places)).astype(int)]
 
 
-def _explained(whole: "GaussianProcessRegressor", y: Array) -> float | None:
+def _explained(whole: "GaussianProcessRegressor", configuration: Array, y: Array) -> float | None:
     """R² over all trials, each predicted from the other folds; repeats of a configuration stay in one fold.
 
     None: fewer configurations than folds.
@@ -334,9 +384,7 @@ def _explained(whole: "GaussianProcessRegressor", y: Array) -> float | None:
     from sklearn.metrics import r2_score
     from sklearn.model_selection import GroupKFold, cross_val_predict
 
-    rows = whole.X_train_
-    configurations = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
-    if configurations.max() + 1 < _FOLDS:
+    if configuration.max() + 1 < _FOLDS:
         return None
-    predicted = cross_val_predict(clone(whole), rows, y, groups=configurations, cv=GroupKFold(_FOLDS))
+    predicted = cross_val_predict(clone(whole), whole.X_train_, y, groups=configuration, cv=GroupKFold(_FOLDS))
     return float(r2_score(y, predicted))

@@ -1,6 +1,6 @@
 """What each parameter does to emissions and perplexity, in sentences and tables, or why that can't be said."""
 
-from carbonopt.analysis.influence import Effect, Influence, NotKnown
+from carbonopt.analysis.influence import Effect, Gap, Influence, NotKnown
 from carbonopt.report.quantities import (
     Scale,
     count_text,
@@ -13,6 +13,7 @@ from carbonopt.report.quantities import (
 )
 from carbonopt.report.view import Cell, Part, Table, columns, number, word
 
+NEARLY_ALL = 0.9995  # from here on a share of one decimal would read as the whole
 WELL_EXPLAINED = 0.5  # cross-validated R²; below, the model says little about trials that it has not seen
 
 
@@ -22,9 +23,8 @@ def influence(found: tuple[Influence | NotKnown, ...]) -> Part:
     for one in found:
         if isinstance(one, NotKnown):
             sentences.append(
-                f"What each parameter does to {one.objective} can't be said from "
-                f"{count_text(one.trials, 'complete trial')}: it takes at least {one.needed}, "
-                "and two values or more of a parameter."
+                f"What each parameter does to {one.objective} can't be said from {_learned_from(one)}: it takes "
+                f"{one.needed} configurations or more that completed, and two values or more of a parameter."
             )
             continue
         sentences.append(_how_well(one))
@@ -35,14 +35,36 @@ def influence(found: tuple[Influence | NotKnown, ...]) -> Part:
             "Importance is a share of the variation among this study's trials; an effect is the outcome to expect at "
             "one value, the other parameters as they were tried. Neither is a proof of cause."
         )
+    gaps = next((one.gaps for one in found if isinstance(one, Influence)), ())
+    if gaps:
+        sentences.append(_untried(gaps))
     return Part(sentences=tuple(sentences), tables=tuple(tables), folded=tuple(folded))
 
 
+def _learned_from(one: Influence | NotKnown) -> str:
+    trials = count_text(one.trials, "complete trial")
+    return f"{trials} of {count_text(one.trials - one.repeats, 'configuration')}" if one.repeats else trials
+
+
+def _untried(gaps: tuple[Gap, ...]) -> str:
+    """Where effects would be extrapolated; it can be that the pruning stopped every trial there."""
+    parts = []
+    for gap in gaps:
+        if gap.low is None or gap.high is None:
+            parts.append(f"{gap.name} {', '.join(map(value_text, gap.untried))}")
+        else:
+            lowest, highest = value_text(gap.tried[0]), value_text(gap.tried[-1])
+            beyond = "other than" if lowest == highest else "outside"
+            space = interval_text(gap.low, gap.high, value_text)
+            parts.append(f"{gap.name} {beyond} {_between(lowest, highest)} (the space has {space})")
+    return f"No trial completed with these values, so nothing is said of them: {'; '.join(parts)}."
+
+
 def _how_well(one: Influence) -> str:
-    learned = count_text(one.trials, "complete trial")
-    about = f"{one.objective.capitalize()}: learned from {learned}, not from those that were stopped"
+    about = f"{one.objective.capitalize()}: learned from {_learned_from(one)}, not from those that were stopped"
     intervals = (
         f"intervals at {percent_text(one.level)} confidence from {count_text(one.resamples, 'bootstrap resample')}"
+        + (", repeats of a configuration kept together" if one.repeats else "")
     )
     if one.explained is None:
         return f"{about}, too few to check on trials left out; {intervals}."
@@ -57,13 +79,13 @@ def _importance(one: Influence) -> Table:
         (
             word(parameter.name),
             Cell(
-                text=share_text(parameter.importance),
+                text=_share_text(parameter.importance),
                 sort=parameter.importance,
                 share=parameter.importance,
                 span=(parameter.importance_lowest, parameter.importance_highest),
             ),
             number(
-                interval_text(parameter.importance_lowest, parameter.importance_highest, share_text),
+                _between(_share_text(parameter.importance_lowest), _share_text(parameter.importance_highest)),
                 parameter.importance_lowest,
             ),
         )
@@ -74,6 +96,15 @@ def _importance(one: Influence) -> Table:
         columns=columns("Parameter", "Importance", f"{percent_text(one.level)} interval"),
         rows=rows,
     )
+
+
+def _share_text(share: float) -> str:
+    """An estimate is never the whole."""
+    return "over 99.9 %" if share >= NEARLY_ALL else share_text(share)
+
+
+def _between(lowest: str, highest: str) -> str:
+    return lowest if lowest == highest else f"{lowest} to {highest}"
 
 
 def _effects(one: Influence) -> Table:
