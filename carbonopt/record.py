@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from carbonopt.config import StudyConfig
+from carbonopt.errors import BadInput
 from carbonopt.trial import Frozen, Prepared, TrialRecord
 
 HowKnown = Literal["measured", "modelled", "recorded"]  # recorded: a replay's table says so
@@ -98,6 +99,16 @@ class StudyData(Frozen):
     prepared: Prepared | None = None
     trace: CarbonTrace | None = None
     ended: str | None = None  # why the study ended, in words; None: it has not
+
+    @model_validator(mode="after")
+    def _has_possible_batches(self) -> "StudyData":
+        """Said once and here, not wherever a report first divides them. A BadInput leaves pydantic as it is."""
+        for record in self.records:
+            try:
+                _ = record.params.gradient_accumulation_steps
+            except BadInput as error:
+                raise BadInput(f"trial {record.trial}: {str(error).removesuffix('.')}") from error
+        return self
 
     def spent_kwh(self) -> float:
         """Energy of the whole study so far in kWh, PUE not in: all trials and attempts, preparation, gaps."""

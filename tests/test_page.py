@@ -242,7 +242,7 @@ def test_trials_are_sorted(tab, page):
     tab.open(path)
     complete = sorted(record.perplexity for record in data.records if record.perplexity)
     last = [record.evals[-1].perplexity for record in data.records if record.evals and not record.perplexity]
-    expected = [f"{value:.4g}" for value in sorted([*complete, *last])]
+    expected = [f"{value:#.4g}" for value in sorted([*complete, *last])]
     tab.run("document.querySelectorAll('#all-trials th button')[2].click()")
     shown = [text.partition(" ")[0] for text in tab.run(ROWS % 2)]
     assert shown == expected[:100]

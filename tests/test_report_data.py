@@ -68,3 +68,30 @@ def test_nothing_to_tell_is_an_empty_table(records: tuple[TrialRecord, ...]) -> 
 def test_the_exported_csv_keeps_evaluations_as_json() -> None:
     (row,) = rows(csv_text([RECORDS[0].as_json()]).encode())
     assert json.loads(row["evals"]) == RECORDS[0].as_json()["evals"]
+
+
+def test_no_text_becomes_a_formula_of_a_spreadsheet() -> None:
+    texts = ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "a=1", "'=1")
+    records = [
+        record(number, TrialState.FAILED, failure=Failure(kind=text, text="x")) for number, text in enumerate(texts)
+    ]
+    records[0] = records[0].model_copy(update={"gpu_disagreement": -0.5})
+    files = data_files(records)
+    expected = [f"'{text}" for text in texts[:6]] + list(texts[6:])
+    for text in (files[TRIALS_CSV], csv_text([one.as_json() for one in records]).encode()):
+        found = list(csv.DictReader(io.StringIO(text.decode(), newline="")))
+        assert [row["failure.kind"] for row in found] == expected
+        assert found[0]["gpu_disagreement"] == "-0.5"  # a number
+    table = pyarrow.parquet.read_table(io.BytesIO(files[TRIALS_PARQUET])).to_pylist()
+    assert [row["failure.kind"] for row in table] == list(texts)
+
+
+def test_whole_numbers_beyond_64_bits() -> None:
+    long = RECORDS[0].params.model_copy(update={"epochs": 1e20, "global_batch_size": 4 * (10**30 + 1)})
+    records = [RECORDS[0].model_copy(update={"params": long}), RECORDS[2]]
+    files = data_files(records)
+    exported = rows(files[TRIALS_CSV])[0]
+    assert (exported["params.epochs"], exported["params.global_batch_size"]) == ("1" + 20 * "0", str(4 * (10**30 + 1)))
+    table = pyarrow.parquet.read_table(io.BytesIO(files[TRIALS_PARQUET])).to_pylist()
+    assert [row["params.epochs"] for row in table] == [1e20, 2.0]
+    assert [row["params.global_batch_size"] for row in table] == [str(4 * (10**30 + 1)), "8"]

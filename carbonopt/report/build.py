@@ -19,11 +19,13 @@ from carbonopt.analysis.repeats import repeats
 from carbonopt.analysis.repricing import repricing
 from carbonopt.analysis.returns import returns
 from carbonopt.energy.intensity import countries
-from carbonopt.paths import REPORT_JSON, write_bytes, write_text
+from carbonopt.folder import replaced
+from carbonopt.paths import REPORT_JSON, write_bytes
 from carbonopt.record import StudyData
 from carbonopt.report import energy, influence_tables, limits, markdown, page, sections, tables, winner, words
-from carbonopt.report.data import data_files
+from carbonopt.report.data import EVALUATIONS_CSV, TRIALS_CSV, TRIALS_PARQUET, data_files
 from carbonopt.report.facts import Facts
+from carbonopt.report.paper.files import NAMES as PAPER_NAMES
 from carbonopt.report.paper.files import paper_files
 from carbonopt.report.points import GROUPS, Scatter, scatter
 from carbonopt.report.provenance import provenance
@@ -31,8 +33,14 @@ from carbonopt.report.quantities import count_text
 from carbonopt.report.targets import target_steps
 from carbonopt.report.view import View
 
-PAPER_FOLDER = "paper"
-WINNER_FOLDER = "winner"
+INDEX, MARKDOWN = "index.html", "report.md"
+DATA_FOLDER, PAPER_FOLDER, WINNER_FOLDER = str(REPORT_JSON.parent), "paper", "winner"
+NAMES = frozenset(  # of all that a report may have; whatever else lies in its folder is not ours
+    [INDEX, MARKDOWN, str(REPORT_JSON)]
+    + [f"{DATA_FOLDER}/{name}" for name in (TRIALS_CSV, TRIALS_PARQUET, EVALUATIONS_CSV)]
+    + [f"{PAPER_FOLDER}/{name}" for name in PAPER_NAMES]
+    + [f"{WINNER_FOLDER}/{name}" for name in winner.NAMES]
+)
 
 
 def facts_of(data: StudyData) -> Facts:
@@ -55,32 +63,37 @@ def facts_of(data: StudyData) -> Facts:
 
 
 def write_report(data: StudyData, folder: Path, *, winner_files: dict[str, str] | None = None) -> Path:
-    """Writes the report into `folder` and returns its index.html; an older report there is replaced file by file.
+    """Writes the report into `folder` and returns its index.html; it takes the place of an older report there, whole,
+    and files that are not a report's stay.
 
     `winner_files` are texts by file name to stand beside the generated ones in winner/: the recommended trial's
     ds_config.json. The same data gives the same bytes.
+
+    Raises:
+        BadInput: if the folder can't be replaced.
     """
     facts = facts_of(data)
     rec = facts.recommendation
     plot = scatter(data, rec, facts.repeated)
     view = build_view(data, facts, plot)
-    paper = paper_files(data, facts, view)
-    for old in (folder / PAPER_FOLDER).glob("figure-*.*"):  # of an older report, which could show more
-        if old.name not in paper:
-            old.unlink()
-    for name, content in paper.items():
-        write_bytes(folder / PAPER_FOLDER / name, content)
     shown = view.model_dump(mode="json", exclude_defaults=True)
-    write_bytes(folder / REPORT_JSON, to_json({**facts.as_json(), "shown": shown}, indent=2) + b"\n")
-    for name, content in data_files(data.records).items():
-        write_bytes(folder / REPORT_JSON.parent / name, content)
-    picture = "figure-pareto.png" if plot.points else None
-    write_text(folder / "report.md", markdown.render(view, f"{PAPER_FOLDER}/{picture}" if picture else None))
-    beside = folder / WINNER_FOLDER
-    _write_winner(beside, winner.winner_files(data, rec, beside, winner_files))
-    index = folder / "index.html"
-    write_text(index, page.render(view, data, plot, facts, paper[picture] if picture else None))
-    return index
+    paper = _below(PAPER_FOLDER, paper_files(data, facts, view))
+    again = winner.winner_files(data, rec, folder / WINNER_FOLDER, winner_files)
+    picture = f"{PAPER_FOLDER}/figure-pareto.png" if plot.points else None
+    files = {
+        INDEX: page.render(view, data, plot, facts, paper[picture] if picture else None).encode(),
+        MARKDOWN: markdown.render(view, picture).encode(),
+        str(REPORT_JSON): to_json({**facts.as_json(), "shown": shown}, indent=2) + b"\n",
+        **_below(DATA_FOLDER, data_files(data.records)),
+        **paper,
+        **_below(WINNER_FOLDER, {name: text.encode() for name, text in again.items()}),
+    }
+    with replaced(folder, NAMES) as new:
+        for name, content in files.items():
+            write_bytes(new / name, content)
+        if winner.SCRIPT in again:
+            (new / WINNER_FOLDER / winner.SCRIPT).chmod(0o755)
+    return folder / INDEX
 
 
 def build_view(data: StudyData, facts: Facts, plot: Scatter) -> View:
@@ -138,11 +151,5 @@ def _figure_note(data: StudyData, plot: Scatter) -> str:
     return " ".join(notes)
 
 
-def _write_winner(folder: Path, files: dict[str, str]) -> None:
-    for name in winner.NAMES:  # of an older report; whatever else lies there is not ours
-        if name not in files:
-            (folder / name).unlink(missing_ok=True)
-    for name, text in files.items():
-        write_text(folder / name, text)
-    if winner.SCRIPT in files:
-        (folder / winner.SCRIPT).chmod(0o755)
+def _below(folder: str, files: dict[str, bytes]) -> dict[str, bytes]:
+    return {f"{folder}/{name}": content for name, content in files.items()}

@@ -3,20 +3,27 @@
 import csv
 import io
 import json
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from carbonopt.trial import TrialRecord
+
+if TYPE_CHECKING:
+    import pyarrow
 
 TRIALS_CSV = "trials.csv"
 TRIALS_PARQUET = "trials.parquet"
 EVALUATIONS_CSV = "evaluations.csv"
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # how a formula can begin, by itself or behind what is skipped
 
 
 def data_files(records: Iterable[TrialRecord]) -> dict[str, bytes]:
     """Contents by file name; nested fields have dotted names. The same records give the same bytes.
 
     The CSV tables hold no lists: evaluations have a table of their own. In the Parquet file they are lists of structs.
+    Text in a CSV that a spreadsheet would take for a formula, because it begins with = + - or @, has an apostrophe
+    before it.
     """
     rows = [_flat(record.as_json()) for record in records]
     evaluations = [{"trial": row["trial"], **one} for row in rows for one in row["evals"]]
@@ -37,23 +44,53 @@ def csv_text(records: Iterable[dict[str, Any]]) -> str:
 
 def _csv(rows: list[dict[str, Any]]) -> str:
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    lines: list[str] = []
+    # Python quotes what is in its own line end, and without quotes readers take a bare \r for the end of a row.
+    writer = csv.DictWriter(_Lines(lines.append), columns, lineterminator="\r\n")
     writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    writer.writerows({name: _no_formula(value) for name, value in row.items()} for row in rows)
+    return "".join(line.removesuffix("\r\n") + "\n" for line in lines)
+
+
+class _Lines(NamedTuple):
+    """What the csv module writes to, a row at a time."""
+
+    write: Callable[[str], object]
+
+
+def _no_formula(value: Any) -> Any:
+    """As OWASP has it ("CSV Injection"); numbers stay as they are."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def _parquet(rows: list[dict[str, Any]]) -> bytes:
-    import pyarrow
     import pyarrow.parquet
 
     columns = list(dict.fromkeys(name for row in rows for name in row))
     # Column by column: a row may lack what another one has, and whole numbers stand beside others.
-    table = pyarrow.table({name: pyarrow.array([row.get(name) for row in rows]) for name in columns})
+    table = pyarrow.table({name: _array([row.get(name) for row in rows]) for name in columns})
     buffer = io.BytesIO()
     pyarrow.parquet.write_table(table, buffer)
     return buffer.getvalue()
+
+
+def _array(values: list[Any]) -> "pyarrow.Array":
+    """Whole numbers that 64 bits don't hold make a column of floats, or of text where a float would change them."""
+    import pyarrow
+
+    try:
+        return pyarrow.array(values)
+    except (OverflowError, pyarrow.ArrowInvalid):
+        exact = all(value is None or _is_exact(value) for value in values)
+        return pyarrow.array([None if value is None else (float if exact else str)(value) for value in values])
+
+
+def _is_exact(value: Any) -> bool:
+    """As a float."""
+    try:
+        return isinstance(value, int | float) and float(value) == value
+    except OverflowError:
+        return False
 
 
 def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -2,14 +2,14 @@
 
 import re
 
-from carbonopt.report.view import Part, Table, View
+from carbonopt.report.view import Part, Table, View, shown_directions
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]#|~!$@])")
 
 
 def escape(text: str) -> str:
     """Text on one line that no Markdown dialect reads as markup, HTML included."""
-    one_line = " ".join(text.split())
+    one_line = " ".join(shown_directions(text).split())
     entities = one_line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _MARKUP.sub(r"\\\1", entities)
 
@@ -75,6 +75,7 @@ def _table(table: Table) -> str:
 
 def _fenced(text: str) -> str:
     """A code block whose fence is longer than any run of backticks inside."""
+    text = shown_directions(text)
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}yaml\n{text.rstrip()}\n{fence}"

@@ -16,10 +16,16 @@ from carbonopt.report import charts
 from carbonopt.report.facts import Facts
 from carbonopt.report.points import CELLS, COLOURS, LABELS, Axis, Point, Scatter, layers
 from carbonopt.report.quantities import perplexity_text, plus_minus_text
-from carbonopt.report.view import Cell, Table, View
+from carbonopt.report.view import Cell, Table, View, shown_directions
 from carbonopt.trial import TrialState
 
 PAGE_ROWS = 100  # of a long table shown at once
+
+
+def _shown(value: Any) -> Any:
+    """Whatever a template prints. What is markup already stays that."""
+    return type(value)(shown_directions(value)) if isinstance(value, str) else value
+
 
 _ENVIRONMENT = Environment(
     loader=PackageLoader("carbonopt.report"),
@@ -27,7 +33,9 @@ _ENVIRONMENT = Environment(
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
+    finalize=_shown,
 )
+_ENVIRONMENT.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "sort_keys": True}  # so that it is shown, too
 # A figure and its unit stay on one line.
 _ENVIRONMENT.filters["unbroken"] = lambda text: re.sub(
     r"(?<=\d) (?=(%|kWh|k?J|[km]?g)(?!\w))|(?<=g) (?=CO2e)|(?<=±) (?=\d)|(?<=\d) (?=±)", "\N{NO-BREAK SPACE}", text

@@ -1,4 +1,5 @@
-"""Figures as people read them; the units' own formats are in carbonopt.units."""
+"""Figures as people read them; the units' own formats are in carbonopt.units. A figure beyond all bounds is a power of
+ten, such as 1.23e+300, on every page."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -26,7 +27,7 @@ class Scale(Frozen):
         if value is None or not math.isfinite(value):
             return MISSING
         scaled = value * self.per_base
-        return f"{scaled:,.{min(self.decimals, _decimals(scaled, 3))}f}"
+        return _fixed(scaled, min(self.decimals, _decimals(scaled, 3)), 3)
 
 
 def energy_scale(energies_kwh: Iterable[float | None]) -> Scale:
@@ -42,9 +43,10 @@ def emissions_scale(emissions_kg_co2e: Iterable[float | None]) -> Scale:
 
 
 def perplexity_text(value: float | None) -> str:
-    """Four significant digits. As a rule of thumb more would be noise: in recorded runs of a small GPT on an H200,
-    seeds of one configuration differed by 0.2 to 0.8 %."""
-    return MISSING if value is None or not math.isfinite(value) else f"{value:.4g}"
+    """Four significant digits, zeros at the end included, so that a target reads like what is compared with it. As a
+    rule of thumb more would be noise: in recorded runs of a small GPT on an H200, seeds of one configuration differed
+    by 0.2 to 0.8 %."""
+    return MISSING if value is None or not math.isfinite(value) else f"{value:#.4g}".rstrip(".")
 
 
 def energy_text(energy_kwh: float | None) -> str:
@@ -69,7 +71,7 @@ def percent_text(fraction: float | None) -> str:
         return "over 99.9 %"
     if percent > 1e6:  # a diverged trial's perplexity can be hundreds of digits above the others
         return "over 1,000,000 %"
-    return f"{percent:,.0f} %" if abs(percent) >= 99.95 else f"{percent:.3g} %"
+    return f"{_fixed(percent, 0, 3)} %" if abs(percent) >= 99.95 else f"{percent:.3g} %"
 
 
 def share_text(fraction: float) -> str:
@@ -79,7 +81,7 @@ def share_text(fraction: float) -> str:
 
 def two_decimals_text(fraction: float | None) -> str:
     """A percentage near 100, where it is the hundredths that tell."""
-    return MISSING if fraction is None else f"{100 * fraction:,.2f} %"
+    return MISSING if fraction is None else f"{_fixed(100 * fraction, 2, 5)} %"
 
 
 def difference_text(fraction: float | None) -> str:
@@ -105,7 +107,7 @@ def plus_minus_text(mean: float, deviation: float, scale: Scale | None = None) -
     if deviation:
         digits = 2 if f"{deviation:.1e}".startswith("1") else 1
         decimals = min(_decimals(deviation, digits), _decimals(mean, 6))  # beyond that a deviation is the computer's
-    return f"{mean:,.{decimals}f} ± {deviation:,.{decimals}f}"
+    return f"{_fixed(mean, decimals, 4)} ± {_fixed(deviation, decimals, 2)}"
 
 
 def interval_text(lowest: float, highest: float, text: Callable[[float], str]) -> str:
@@ -118,12 +120,12 @@ def memory_text(memory_gib: float | None) -> str:
 
 
 def seconds_text(duration_s: float) -> str:
-    return f"{duration_s:,.{_decimals(duration_s, 3)}f}"
+    return _fixed(duration_s, _decimals(duration_s, 3), 3)
 
 
 def rate_text(value: float | None) -> str:
     """One figure per another: three significant digits."""
-    return MISSING if value is None else f"{value:,.{_decimals(value, 3)}f}"
+    return MISSING if value is None else _fixed(value, _decimals(value, 3), 3)
 
 
 def tick_text(value: float) -> str:
@@ -137,19 +139,21 @@ def number_from(lowest: float, below: float) -> str:
     for digits in range(4, 18):
         rounded = exact.quantize(Decimal(1).scaleb(exact.adjusted() - digits + 1), ROUND_CEILING)
         if lowest <= float(rounded) < below:
-            return f"{rounded.normalize():f}"
+            return f"{rounded.normalize():{'f' if abs(rounded.adjusted()) < units.MOST_DIGITS else 'e'}}"
     return repr(lowest)
 
 
 def count_text(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    return f"{_fixed(count, 0, 3)} {noun}{'' if count == 1 else 's'}"
 
 
 def value_text(value: object) -> str:
     """A setting's value; numbers with four significant digits; all digits are in the exported record."""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float) or (isinstance(value, int) and abs(value) >= 10 ** (2 * units.MOST_DIGITS)):
+        return f"{value:.4g}"
+    return str(value)
 
 
 def params_text(params: TrialParams) -> str:
@@ -165,6 +169,13 @@ def params_text(params: TrialParams) -> str:
 
 def _largest(values: Iterable[float | None]) -> float:
     return max((abs(value) for value in values if value is not None and math.isfinite(value)), default=0.0)
+
+
+def _fixed(value: float, decimals: int, significant: int) -> str:
+    """With so many decimals, or as a power of ten with so many significant digits."""
+    if max(abs(value) / 10**units.MOST_DIGITS, decimals / (units.MOST_DIGITS + 1)) >= 1:
+        return f"{value:.{significant - 1}e}" if value else "0"
+    return f"{value:,.{decimals}f}"
 
 
 def _decimals(value: float, significant: int) -> int:

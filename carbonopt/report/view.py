@@ -1,8 +1,11 @@
 """What a report shows, as texts: made once, then rendered as HTML and as Markdown, and written to report.json."""
 
 import math
+import re
 
 from carbonopt.trial import Frozen
+
+_DIRECTIONS = re.compile("[\u202a-\u202e\u2066-\u2069]")  # embeddings, overrides and isolates of Unicode
 
 
 class Cell(Frozen):
@@ -102,3 +105,9 @@ def word(text: str, *, strong: bool = False) -> Cell:
 def columns(*labels: str, numeric_from: int = 1) -> tuple[Column, ...]:
     """Columns, from index `numeric_from` on aligned as numbers."""
     return tuple(Column(label=label, numeric=index >= numeric_from) for index, label in enumerate(labels))
+
+
+def shown_directions(text: str) -> str:
+    """Characters that turn the text behind them round, such as [U+202E], as people see them: in a user's name they
+    would turn round what the report says of it. Letters of any script keep their own direction."""
+    return _DIRECTIONS.sub(lambda match: f"[U+{ord(match.group()):04X}]", text)
