@@ -8,12 +8,16 @@ from pathlib import Path
 import pytest
 import yaml
 from huggingface_hub import ModelCard
+from packaging.requirements import Requirement
 from small_studies import REPLAY, gpu_study, on_gpu, pruned, study, trial
 
 from carbonopt.analysis.recommend import recommend
-from carbonopt.config import Budget
+from carbonopt.config import Budget, LocalLaunch
+from carbonopt.errors import BadInput
+from carbonopt.launch.environment import work_environment
 from carbonopt.record import StudyData
-from carbonopt.report.winner import NAMES, winner_files
+from carbonopt.report.quantities import perplexity_text
+from carbonopt.report.winner import NAMES, files, winner_files
 from carbonopt.study_file import load_study
 from carbonopt.trial import TrialParams
 
@@ -65,9 +69,10 @@ def test_text_that_looks_like_something_else_stays_text(name, tmp_path):
     data = study(trial(0), raw={"carbon": {"country": "USA", "region": name}})
     (tmp_path / "rerun.yaml").write_text(winner_of(data)["rerun.yaml"], encoding="utf-8")
     assert load_study(tmp_path / "rerun.yaml").carbon.region == name
-    columns = changed(dataset={"train_files": [f"/data/{name}/text.csv"], "text_column": name})
+    base = name.replace("/", "") + ".csv"
+    columns = changed(dataset={"train_files": [f"/text/{base}"], "text_column": name})
     dataset = yaml.safe_load(winner_of(study(trial(0), raw=columns))["workload.yaml"])["dataset"]
-    assert (dataset["text_column"], dataset["train_files"]) == (name, [f"/data/{name}/text.csv"])
+    assert (dataset["text_column"], dataset["train_files"]) == (name, [f"data/{base}"])
 
 
 def test_training_arguments_are_what_transformers_takes():
@@ -79,6 +84,7 @@ def test_training_arguments_are_what_transformers_takes():
         "gradient_checkpointing": True,
     }
     files = winner_of(study(trial(0, params=params)), **{"ds_config.json": '{"zero": 1}'})
+    assert "# warmup_steps is 10 % of the trial's 40 steps" in files["training_args.yaml"]
     assert yaml.safe_load(files["training_args.yaml"]) == {
         "deepspeed": "ds_config.json",
         "optim": "adamw_torch_fused",
@@ -92,7 +98,7 @@ def test_training_arguments_are_what_transformers_takes():
         "fp16": False,
         "weight_decay": 0.01,
         "lr_scheduler_type": "cosine",
-        "warmup_steps": 0.1,
+        "warmup_steps": 4,
         "gradient_checkpointing": True,
     }
     assert files["ds_config.json"] == '{"zero": 1}'
@@ -128,11 +134,17 @@ def test_training_arguments_are_those_of_the_trial(params, given, tmp_path):
     )  # fmt: skip
     assert epochs == record.params.epochs
     one, other = mine.to_dict(), of_trial.to_dict()
-    warmups = [arguments.get_warmup_steps(40) for arguments in (mine, of_trial)]
-    assert warmups[0] == warmups[1]
-    assert {key: value for key, value in one.items() if other[key] != value} == (
-        {"warmup_steps": 0.13} if params.get("warmup_ratio") == 0.13 else {}
-    )
+    assert {key: value for key, value in one.items() if other[key] != value} == {}
+
+
+@pytest.mark.parametrize(("given", "steps"), [(0.13, 6), (0.01, 1), (0, 0), (7, 7)])
+def test_a_share_of_warmup_that_the_study_gives_is_written_as_steps(given, steps, tmp_path):
+    from transformers import TrainingArguments
+
+    data = study(trial(0), raw=changed(training_arguments={"warmup_steps": given}))
+    written = yaml.safe_load(winner_of(data)["training_args.yaml"])["warmup_steps"]
+    assert written == steps and type(written) is int
+    assert TrainingArguments(str(tmp_path), warmup_steps=given).get_warmup_steps(40) == steps
 
 
 def test_offloaded_states_on_a_gpu_have_no_optimizer_that_transformers_knows():
@@ -148,6 +160,12 @@ def test_deepspeed_settings_are_made_where_the_trial_s_are_gone():
     assert settings["train_batch_size"] == 16 and settings["gradient_accumulation_steps"] == 2
     assert settings["gradient_clipping"] == 0.5
     assert settings["zero_optimization"]["offload_param"] == {"device": "cpu", "pin_memory": True}
+
+
+@pytest.mark.parametrize("text", ["", '{"train_batch_size": 1', "[1]", "null", "[" * 100_000])
+def test_damaged_deepspeed_settings_are_said_in_a_sentence(text):
+    with pytest.raises(BadInput, match=r"^trials/0000/ds_config.json is damaged: .*; remove it, and the report makes"):
+        winner_of(study(trial(0)), **{"ds_config.json": text})
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -171,9 +189,8 @@ def run_script(folder: Path, launch: dict, **environment: str) -> list[str]:
     script.write_text(files["run.sh"])
     bin_folder.mkdir()
     stand_in = bin_folder / "accelerate"
-    stand_in.write_text(
-        '#!/bin/sh\nprintf "%s\\n" "$PWD" "$OMP_NUM_THREADS ${DS_ACCELERATOR-} ${CUDA_VISIBLE_DEVICES-}" "$@"\n'
-    )
+    shown = '"$OMP_NUM_THREADS ${DS_ACCELERATOR-} ${CUDA_VISIBLE_DEVICES-}" "${TORCH_CUDA_ARCH_LIST-none}"'
+    stand_in.write_text(f'#!/bin/sh\nprintf "%s\\n" "$PWD" {shown} "$@"\n')
     stand_in.chmod(0o755)
     environment |= {"PATH": f"{bin_folder}:/usr/bin:/bin"}
     command = ["sh", script.relative_to(folder.parent)]
@@ -189,7 +206,16 @@ def test_run_script_runs_in_its_own_folder_from_any_other(tmp_path):
         folder, {"kind": "local", "gpus": [3]}, CDPATH=str(tmp_path / "elsewhere"), CUDA_VISIBLE_DEVICES="5"
     )
     cores = len(os.sched_getaffinity(0))
-    assert lines == [str(folder), f"{cores}  5", "launch", "--config_file", "accelerate.yaml", "train.py"]
+    assert lines == [str(folder), f"{cores}  5", "none", "launch", "--config_file", "accelerate.yaml", "train.py"]
+
+
+@pytest.mark.parametrize("given", ["9.0a", "9.0", "8.0;9.0a", "9.0a+PTX 10.3a", ""])
+def test_run_script_mends_the_list_of_architectures_as_trials_do(given, tmp_path):
+    launch = LocalLaunch(gpus=(0,))
+    mended = work_environment(launch, [], {"TORCH_CUDA_ARCH_LIST": given})["TORCH_CUDA_ARCH_LIST"]
+    assert "a" not in mended
+    ran = run_script(tmp_path / "winner", {"kind": "local", "gpus": [0]}, TORCH_CUDA_ARCH_LIST=given)
+    assert ran[2] == mended
 
 
 def test_run_script_stays_on_the_cpu_and_shares_it(tmp_path):
@@ -198,11 +224,27 @@ def test_run_script_stays_on_the_cpu_and_shares_it(tmp_path):
     assert run_script(tmp_path / "two" / "winner", launch, OMP_NUM_THREADS="7")[1] == "7 cpu "
 
 
-def test_paths_lead_from_the_folder_where_they_can(tmp_path):
-    inside = [str(tmp_path / "data" / "a file.txt")]
-    data = study(trial(0), raw=changed(dataset={"train_files": inside, "eval_files": ["/elsewhere/eval.txt"]}))
-    dataset = yaml.safe_load(winner_of(data, tmp_path / "report" / "winner")["workload.yaml"])["dataset"]
-    assert dataset["train_files"] == ["../../data/a file.txt"] and dataset["eval_files"] == ["/elsewhere/eval.txt"]
+def test_requirements_are_the_recorded_versions():
+    versions = {"python": "3.12.3", "torch": "2.13.0+cu130", "deepspeed": "0.19.8+0fd3", "transformers": "5.23.0",
+                "accelerate": "1.15.0", "datasets": "5.2.0", "tokenizers": "0.23.3", "numpy": "2.4.6", "cuda": "13.0",
+                "carbonopt": "0.1.0", "optuna": "5.0.0"}  # fmt: skip
+
+    def written(raw: dict, **params) -> tuple[str, dict[str, str]]:
+        data = study(trial(0, params=params), raw=raw)
+        provenance = data.provenance.model_copy(update={"versions": versions})
+        text = winner_of(data.model_copy(update={"provenance": provenance}))["requirements.txt"]
+        lines = [Requirement(line.partition("  #")[0]) for line in text.splitlines() if not line.startswith("#")]
+        return text, {one.name: str(one.specifier) for one in lines}
+
+    text, plain = written({})
+    assert plain == {"torch": "==2.13.0", "deepspeed": "==0.19.8", "transformers": "==5.23.0", "accelerate": "==1.15.0",
+                     "tokenizers": "==0.23.3", "numpy": "==2.4.6", "pyyaml": ""}  # fmt: skip
+    assert "Python 3.12.3 and CUDA 13.0" in text and "recorded: 2.13.0+cu130: pip install torch==2.13.0 --index" in text
+    assert "https://download.pytorch.org/whl/cu130\n" in text and "# recorded: 0.19.8+0fd3\n" in text
+    _, more = written(changed(dataset={"name_or_path": "Salesforce/wikitext"}), lora_rank=4)
+    assert more.items() - plain.items() == {("datasets", "==5.2.0"), ("peft", "")}
+    _, more = written(changed(dataset={"train_files": ["/x/a.txt"], "eval_files": ["/x/b.PARQUET"]}))
+    assert more.items() - plain.items() == {("pyarrow", "")}
 
 
 def test_workload_says_what_the_model_and_the_evaluation_are():
@@ -210,25 +252,47 @@ def test_workload_says_what_the_model_and_the_evaluation_are():
     workload = yaml.safe_load(winner_of(study(record))["workload.yaml"])
     assert workload["lora_rank"] == 4 and workload["attention_implementation"] == "eager"
     assert workload["eval_batch_size_per_gpu"] == 8 and workload["model"]["trust_remote_code"] is False
-    assert workload["recorded"] == {"trial": 0, "perplexity": 5.0}
-    assert "lora_rank" not in winner_of(study(trial(0, params={"lora_rank": 0})))["workload.yaml"]
+    assert workload["recorded"] == {"trial": 0, "seed": 3, "perplexity": 5.0}
+    assert "lora" not in winner_of(study(trial(0, params={"lora_rank": 0})))["workload.yaml"]
+
+
+def test_constants_are_those_of_trials():
+    from carbonopt.train import model, worker
+
+    assert files._SMALLEST_EVAL_BATCH == worker._SMALLEST_EVAL_BATCH
+    assert files._LORA_ALPHA_PER_RANK == model._LORA_ALPHA_PER_RANK
+    written = yaml.safe_load(winner_of(study(trial(0, params={"lora_rank": 8})))["workload.yaml"])
+    assert written["lora_alpha"] == 8 * model._LORA_ALPHA_PER_RANK
 
 
 def test_a_replay_has_no_script_and_says_why():
     files = winner_of(study(trial(0), raw=REPLAY))
+    assert yaml.safe_load(files["rerun.yaml"])["launch"]["table"] == "data/runs.jsonl"
     assert sorted(files) == ["model_card.md", "params.json", "rerun.yaml", "training_args.yaml"]
     assert "there is no train.py here" in files["model_card.md"]
-    assert "/somewhere" not in files["model_card.md"]
+    assert not any("/somewhere" in text for text in files.values()) and "run.sh" not in files["model_card.md"]
     settings = yaml.safe_load(files["training_args.yaml"])
     assert "deepspeed" not in settings and "optim" not in settings
 
 
 def test_no_winner_no_files():
     assert winner_of(study(pruned(0))) == {}
-    assert sorted(winner_of(study(trial(0)))) == sorted(NAMES)
+    assert {*winner_of(study(trial(0)))} == {*NAMES} - {"inputs.py", "inputs.json"}, "the text is built in"
+    files = winner_of(study(trial(0), raw=changed(dataset={"train_files": ["/x/a.txt"]})))
+    assert sorted(files) == sorted(NAMES)
+
+
+def test_run_script_gives_its_arguments_on_where_there_is_data():
+    assert "$@" not in winner_of(study(trial(0)))["run.sh"]
+    text = winner_of(study(trial(0), raw=changed(dataset={"train_files": ["/x/a.txt"]})))["run.sh"]
+    assert text.count('"$@"') == 2
 
 
 # ---------------------------------------------------------------------------------------------------------------- card
+
+
+def card_words(text: str) -> str:
+    return text.partition("\n---\n")[2]
 
 
 def test_card_has_what_the_hub_reads():
@@ -255,6 +319,8 @@ def test_card_has_what_the_hub_reads():
     assert (result.task_type, result.metric_type, result.metric_value) == ("text-generation", "perplexity", 4.988)
     assert (card.model_name, card.base_model, card.datasets) == ("a study", model, [dataset])
     assert f"emitted {grams * 1000:.3g} mg CO2e:" in text or f"emitted {grams:.3g} g CO2e:" in text
+    assert "./run.sh\n" in text and "pip install -r requirements.txt\n" in text and "data/" not in card_words(text)
+    assert "repeats trial 0 with its seed, 3, which reached a perplexity of 4.988. Another seed" in text
     assert "It reached 4.988 (one run)." in text and "in a study of 2 trials" in text
 
 
@@ -267,6 +333,7 @@ def test_card_is_valid_whatever_the_names_and_tells_no_path():
     assert card.data.model_name == EVIL and card.data.base_model is None
     assert card.data.eval_results[0].dataset_name == f"{EVIL.replace('/', '')}.txt"
     assert "<script>" not in card.text and "/home/me" not in text and "trained from m on" in card.text
+    assert "Put the data (" in card.text and "--data FOLDER" in card.text
 
 
 def test_card_of_gpu_energy_alone_names_no_other_component():
@@ -286,5 +353,8 @@ def test_card_of_repeats_says_that_its_figures_are_means():
     rec = recommend(data)
     assert rec.trial == 0 and rec.confidence.seeds == 3 and TrialParams(**same["params"]) == rec.params
     text = winner_of(data)["model_card.md"]
-    assert "It reached 5.01 (geometric mean over 3 seeds)." in text and "means over 3 seeds:" in text
+    assert (
+        f"It reached {perplexity_text(rec.perplexity)} (geometric mean over 3 seeds)." in text
+        and "means over 3 seeds:" in text
+    )
     assert yaml.safe_load(winner_of(data)["workload.yaml"])["recorded"]["perplexity"] == 5.0

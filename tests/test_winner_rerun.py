@@ -1,5 +1,6 @@
 """winner/run.sh and its train.py: in an environment without carbonopt they reach the recorded perplexity."""
 
+import hashlib
 import itertools
 import json
 import os
@@ -65,6 +66,7 @@ class Rerun:
         self.folder.mkdir()
         given = {"ds_config.json": (paths.trial(0) / "ds_config.json").read_text()}
         self.files = winner_files(self.data, recommend(self.data), self.folder, given)
+        assert not [name for name, text in self.files.items() if str(folder) in text], "no path of this machine"
         for name, text in self.files.items():
             (self.folder / name).write_text(text, encoding="utf-8")
         stub = folder / "stub" / "carbonopt" / "__init__.py"
@@ -84,9 +86,9 @@ class Rerun:
             command, cwd=self.elsewhere, env=self.environment, capture_output=True, text=True, timeout=300
         )
 
-    def run(self) -> None:
+    def run(self, *arguments: str, beside: tuple[str, ...] = ()) -> None:
         """Runs run.sh; the perplexity is the recorded one, to the last digit: it is a CPU."""
-        done = self.started("sh", f"{self.folder}/run.sh")
+        done = self.started("sh", f"{self.folder}/run.sh", *arguments)
         assert done.returncode == 0, done.stdout + done.stderr
         last = self.record.evals[-1]
         assert json.loads((self.folder / "output" / "result.json").read_text()) == {
@@ -95,8 +97,9 @@ class Rerun:
             "eval_tokens": last.eval_tokens,
             "steps": self.record.total_steps,
         }
-        assert f"recorded: {self.record.perplexity:.6g} (+0 relative)" in done.stdout
-        assert sorted(path.name for path in self.folder.iterdir()) == sorted([*self.files, "output"])
+        seed, perplexity = self.record.seed, f"{self.record.perplexity:.6g}"
+        assert f"perplexity {perplexity} with seed {seed}; recorded with seed {seed}: {perplexity} (+0" in done.stdout
+        assert sorted(path.name for path in self.folder.iterdir()) == sorted([*self.files, *beside, "output"])
         assert not list(self.elsewhere.iterdir())
 
 
@@ -124,14 +127,27 @@ def test_two_ranks_with_zero_3(tmp_path):
     dataset = {"train_files": ["my $ data.jsonl"], "text_column": "body", "eval_fraction": 0.2}
     workload = {"tokenizer": {"kind": "char"}, "dataset": dataset}
     rerun = Rerun(tmp_path, workload, {"cpu_ranks": 2}, zero_stage=3, micro_batch_size_per_gpu=8, epochs=1.5)
-    assert yaml.safe_load(rerun.files["workload.yaml"])["dataset"]["train_files"] == ["../my $ data.jsonl"]
-    rerun.run()
+    assert yaml.safe_load(rerun.files["workload.yaml"])["dataset"]["train_files"] == ["data/my $ data.jsonl"]
+
+    done = rerun.started("sh", f"{rerun.folder}/run.sh")
+    (sentence,) = done.stderr.splitlines()
+    place, sha256 = f"{rerun.folder}/data/{lines.name}", hashlib.sha256(lines.read_bytes()).hexdigest()
+    assert sentence.startswith(f"{lines.name} ({lines.stat().st_size:,} bytes, sha256 {sha256}) is missing, in ")
+    assert done.returncode == 1 and f": put it at {place}, or" in sentence
+
+    Path(place).parent.mkdir()
+    lines.rename(place)
+    lines = Path(place)
+    rerun.run(beside=("data",))
     weights = safetensors.numpy.load_file(rerun.folder / "output" / "model.safetensors")
     assert sum(one.size for one in weights.values()) == rerun.data.prepared.model_parameters, "ZeRO 3 was gathered"
     tokenizer = AutoTokenizer.from_pretrained(rerun.folder / "output")
     assert tokenizer.decode(tokenizer("lambda x:\n")["input_ids"]) == "lambda x:\n"
 
     lines.write_text(lines.read_text() + "\n" + json.dumps({"body": "more"}))
+    done = rerun.started(sys.executable, f"{rerun.folder}/train.py")
+    assert done.returncode == 1 and f"{lines} is not the recorded file: it must have" in done.stderr
+    (rerun.folder / "inputs.json").write_text("{}")
     done = rerun.started(sys.executable, f"{rerun.folder}/train.py")
     assert done.returncode == 1 and "the data set has changed" in done.stderr
 
@@ -144,7 +160,17 @@ def test_a_trained_model_with_adapters_in_half_precision(one_rank, tmp_path):
         "dataset": {"train_files": ["text.parquet"]},
         "training_arguments": {"adam_beta2": 0.95, "lr_scheduler_type": "cosine"},
     }
-    Rerun(tmp_path, workload, lora_rank=4, precision="bf16", micro_batch_size_per_gpu=16).run()
+    rerun = Rerun(tmp_path, workload, lora_rank=4, precision="bf16", micro_batch_size_per_gpu=16)
+    data = tmp_path / "brought along"
+    data.mkdir()
+    (tmp_path / "text.parquet").rename(data / "text.parquet")
+    (data / "output").symlink_to(one_rank.folder / "output")
+    rerun.run("--data", f"../{data.name}")
+
+    (rerun.folder / "data").symlink_to(data)
+    again = load_study(rerun.folder / "rerun.yaml").workload
+    assert Path(again.dataset.train_files[0]).is_file() and Path(again.model.name_or_path).is_dir()
+    assert again.model.name_or_path == f"{rerun.folder}/data/output"
 
 
 # ------------------------------------------------------------------------- part by part, against what trials train with

@@ -7,8 +7,7 @@ from pathlib import Path
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.config import LocalLaunch
 from carbonopt.record import StudyData
-from carbonopt.report.winner import card, files
-from carbonopt.study_file import with_relative_paths
+from carbonopt.report.winner import card, files, inputs, recorded, requirements
 
 PARAMS = "params.json"
 STUDY = "rerun.yaml"
@@ -18,7 +17,12 @@ TRAIN = "train.py"
 WORKLOAD = "workload.yaml"
 TRAINING_ARGUMENTS = "training_args.yaml"
 ACCELERATE = "accelerate.yaml"
-NAMES = (PARAMS, STUDY, CARD, SCRIPT, TRAIN, WORKLOAD, TRAINING_ARGUMENTS, ACCELERATE, files.DEEPSPEED_CONFIG)
+REQUIREMENTS = "requirements.txt"
+CHECK = "inputs.py"
+NAMES = (
+    *(PARAMS, STUDY, CARD, SCRIPT, TRAIN, WORKLOAD, TRAINING_ARGUMENTS, ACCELERATE, REQUIREMENTS, CHECK),
+    *(inputs.LIST, files.DEEPSPEED_CONFIG),
+)
 
 
 def winner_files(
@@ -28,26 +32,39 @@ def winner_files(
     which is made from its parameters where it is absent.
 
     run.sh and train.py, which need no carbonopt, are there unless the study replayed recorded runs: those say nothing
-    of the model and the data. The paths in all files lead from `folder`.
+    of the model and the data. No file has a path of this machine: what the study reads is named `data/NAME`, with the
+    size and sha256 that it has now or had for an older report in `folder`.
     """
     record = next((record for record in data.records if record.trial == recommendation.trial), None)
     if record is None:
         return {}
+    reads = recorded.Inputs(files.rerun(data.config, record))
+    found = reads.recorded(recorded.of_older_report(folder))
+    versions = data.provenance.versions
+    needed = {name: parts for name, parts in found.items() if name in recorded.of_workload(reads.study)}
     texts = {
         PARAMS: json.dumps(record.params.as_record(), indent=2) + "\n",
-        STUDY: files.as_yaml(with_relative_paths(files.rerun(data.config, record), folder)),
-        TRAINING_ARGUMENTS: files.as_yaml(files.training_arguments(data.config, record)),
-        CARD: card.model_card(data, recommendation),
+        STUDY: files.study_file(reads.study, found),
+        TRAINING_ARGUMENTS: files.training_settings(data.config, record, versions),
+        CARD: card.model_card(data, recommendation, record, needed),
     }
     workload, launch = data.config.workload, data.config.launch
     if workload is None or not isinstance(launch, LocalLaunch):
         return texts
+    if needed:
+        texts |= {inputs.LIST: recorded.as_json(needed), CHECK: _source("carbonopt.report.winner", CHECK)}
+    own = {name: files.checked_deepspeed_settings(text, record) for name, text in (given or {}).items()}
     return {
         **texts,
         files.DEEPSPEED_CONFIG: files.deepspeed_settings(workload, record, on_gpu=bool(launch.gpus)),
-        **(given or {}),
-        WORKLOAD: files.workload(workload, record, data.prepared, folder),
+        **own,
+        WORKLOAD: files.workload(workload, reads.study, record, data.prepared, needed),
         ACCELERATE: files.accelerate_settings(record.params),
-        SCRIPT: files.script(launch),
-        TRAIN: resources.files("carbonopt.train").joinpath("standalone.py").read_text(encoding="utf-8"),
+        SCRIPT: files.script(launch, has_inputs=bool(needed)),
+        REQUIREMENTS: requirements.requirements(workload, record.params, versions),
+        TRAIN: _source("carbonopt.train", "standalone.py"),
     }
+
+
+def _source(package: str, name: str) -> str:
+    return resources.files(package).joinpath(name).read_text(encoding="utf-8")

@@ -20,14 +20,22 @@ from carbonopt.report.quantities import (
     params_text,
     perplexity_text,
 )
+from carbonopt.report.winner import recorded
 from carbonopt.report.winner.files import as_yaml
+from carbonopt.trial import TrialRecord
 from carbonopt.units import GRAMS_PER_KG
 
 
-def model_card(data: StudyData, recommendation: Recommendation) -> str:
+def model_card(
+    data: StudyData, recommendation: Recommendation, record: TrialRecord, needed: dict[str, list[recorded.Recorded]]
+) -> str:
     """The card's text, for the README.md of the trained model. Emissions are those of the training window, PUE in, of
-    one run, as recommended; of a configuration that was repeated with other seeds, means over them."""
-    return f"---\n{as_yaml(_metadata(data, recommendation))}---\n\n" + "\n\n".join(_words(data, recommendation)) + "\n"
+    one run, as recommended; of a configuration that was repeated with other seeds, means over them.
+
+    `record`: the trial that train.py repeats; `needed`: the files that it reads.
+    """
+    words = [*_words(data, recommendation), *_again(data, record, needed)]
+    return f"---\n{as_yaml(_metadata(data, recommendation))}---\n\n" + "\n\n".join(words) + "\n"
 
 
 def _metadata(data: StudyData, recommendation: Recommendation) -> dict[str, Any]:
@@ -101,10 +109,32 @@ def _words(data: StudyData, recommendation: Recommendation) -> list[str]:
             f"{emissions_text(recommendation.study_emissions_kg_co2e)}."
         )
     )
-    if not isinstance(config.launch, LocalLaunch):
-        parts.append("The study replayed recorded runs and trained nothing itself, so that there is no train.py here: "
-                     "how those runs read their data and made their model is not known.")  # fmt: skip
     return parts
+
+
+def _again(data: StudyData, record: TrialRecord, needed: dict[str, list[recorded.Recorded]]) -> list[str]:
+    """How to train it once more."""
+    if not isinstance(data.config.launch, LocalLaunch):
+        return ["The study replayed recorded runs and trained nothing itself, so that there is no train.py here: "
+                "how those runs read their data and made their model is not known."]  # fmt: skip
+    steps = ["pip install -r requirements.txt", "./run.sh"]
+    words = "In the folder that this card was written into, with a Python environment of its own:"
+    if needed:
+        listed = ", ".join(name.partition("/")[2] for name in needed)
+        words = escape(
+            f"Put the data ({listed}) into data/, in the folder that this card was written into, or give run.sh "
+            "another one by --data FOLDER; before it trains it checks each file's size and sha256, which inputs.json has. "
+            "Then, there, with a Python environment of its own:"
+        )
+    return [
+        "## Training it again",
+        words,
+        "\n".join(("```sh", *steps, "```")),
+        escape(
+            f"That repeats trial {record.trial} with its seed, {record.seed}, which reached a perplexity of "
+            f"{perplexity_text(record.perplexity)}. Another seed gives another perplexity."
+        ),
+    ]
 
 
 def _training_type(model: Model | None) -> str | None:

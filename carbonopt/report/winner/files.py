@@ -2,13 +2,14 @@
 train.py read."""
 
 import json
-from pathlib import Path
+import math
 from typing import Any
 
 import yaml
 
 from carbonopt.config import LocalLaunch, StudyConfig, Workload
-from carbonopt.study_file import with_relative_paths
+from carbonopt.errors import BadInput
+from carbonopt.report.winner import recorded
 from carbonopt.train.arguments import max_grad_norm
 from carbonopt.train.deepspeed_config import deepspeed_config
 from carbonopt.trial import Prepared, TrialParams, TrialRecord
@@ -17,10 +18,22 @@ DEEPSPEED_CONFIG = "ds_config.json"
 
 _SUFFIX = " (winner)"
 _NAME_LENGTH = 200  # what a study's name may have
-_SMALLEST_EVAL_BATCH = 8  # sequences; as in a trial
+# As in carbonopt.train, which a report can't import: it loads torch.
+_SMALLEST_EVAL_BATCH = 8  # sequences
+_LORA_ALPHA_PER_RANK = 2
 
 _WORKLOAD_HEAD = """\
-# What train.py trains, how it is judged, and what the trial reached. Paths lead from this folder.
+# What train.py trains, how it is judged, and what the trial reached with its seed; another seed reaches another
+# perplexity.
+"""
+_TRAINING_HEAD = """\
+# transformers.TrainingArguments, with the names of transformers {version}.
+"""
+_STUDY_HEAD = """\
+# carbonopt run rerun.yaml
+"""
+_DATA_HEAD = """\
+# What it reads has to be put beside this file, under these names:
 """
 _ACCELERATE_HEAD = f"""\
 # accelerate launch --config_file accelerate.yaml train.py
@@ -28,18 +41,29 @@ _ACCELERATE_HEAD = f"""\
 """
 _SCRIPT = """\
 #!/bin/sh
-# Trains the recommended configuration once more, without carbonopt. Needs an environment with torch, transformers,
-# datasets, deepspeed and accelerate (and peft for LoRA); writes the model and result.json into output/ beside it.
+# Trains the recommended configuration once more, without carbonopt. Needs an environment with what requirements.txt
+# lists; writes the model and result.json into output/ beside it.{usage}
 set -eu
+export CALLED_FROM="$PWD"
 CDPATH='' cd -- "$(dirname -- "$0")"
 command -v accelerate >/dev/null || {{ echo "accelerate is not on PATH: activate its environment" >&2; exit 127; }}
-export TOKENIZERS_PARALLELISM=false{device}
+{check}export TOKENIZERS_PARALLELISM=false{device}
+if [ -n "${{TORCH_CUDA_ARCH_LIST-}}" ]; then  # DeepSpeed takes what follows the dot for a number and dies on 9.0a
+    TORCH_CUDA_ARCH_LIST=$(printf %s "$TORCH_CUDA_ARCH_LIST" | sed 's/\\([0-9]\\.[0-9][0-9]*\\)[a-z][a-z]*/\\1/g')
+    export TORCH_CUDA_ARCH_LIST
+fi
 threads=$(($(nproc) / {ranks}))
 export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}}"
-exec accelerate launch --config_file accelerate.yaml train.py
+exec accelerate launch --config_file accelerate.yaml train.py{arguments}
 """
 _ON_CPU = """
 export DS_ACCELERATOR=cpu CUDA_VISIBLE_DEVICES='' OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}\""""
+_USAGE = """
+#     ./run.sh [--data FOLDER]
+# What inputs.json lists has to lie in data/ beside this file, or in FOLDER."""
+_CHECK = """\
+python3 inputs.py "$@"  # here, and not only where they are read: there a launcher's traceback would follow
+"""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -78,6 +102,24 @@ def rerun(config: StudyConfig, record: TrialRecord) -> dict[str, Any]:
     return study
 
 
+def study_file(study: dict[str, Any], found: dict[str, list[recorded.Recorded]]) -> str:
+    """rerun.yaml."""
+    return _STUDY_HEAD + _listed(found) + as_yaml(study)
+
+
+def _listed(found: dict[str, list[recorded.Recorded]]) -> str:
+    return _DATA_HEAD + recorded.comment(found) if found else ""
+
+
+def training_settings(config: StudyConfig, record: TrialRecord, versions: dict[str, str]) -> str:
+    """training_args.yaml."""
+    head = _TRAINING_HEAD.format(version=versions.get("transformers", "5"))
+    arguments, ratio = training_arguments(config, record), _warmup_ratio(config, record)
+    if ratio is not None and record.total_steps is not None:
+        head += f"# warmup_steps is {100 * ratio:.4g} % of the trial's {record.total_steps} steps, rounded up.\n"
+    return head + as_yaml(arguments)
+
+
 def training_arguments(config: StudyConfig, record: TrialRecord) -> dict[str, Any]:
     """The configuration in the names of `transformers.TrainingArguments`; what the trial left to its default is absent.
 
@@ -100,7 +142,7 @@ def training_arguments(config: StudyConfig, record: TrialRecord) -> dict[str, An
     optional = {
         "weight_decay": params.weight_decay,
         "lr_scheduler_type": params.lr_scheduler,
-        "warmup_steps": _warmup_steps(record),
+        "warmup_steps": _warmup_steps(config, record),
         "gradient_checkpointing": params.gradient_checkpointing,
         "torch_compile": params.torch_compile,
     }
@@ -116,10 +158,21 @@ def _device_defaults(launch: LocalLaunch, params: TrialParams) -> dict[str, Any]
     return {"deepspeed": DEEPSPEED_CONFIG, **({"optim": "adamw_torch_fused"} if params.offload == "none" else {})}
 
 
-def _warmup_steps(record: TrialRecord) -> float | int | None:
-    """As transformers 5 takes it: below 1 a share of the steps, from 1 on a number of steps."""
-    ratio = record.params.warmup_ratio
-    return record.total_steps if ratio == 1.0 else ratio
+def _warmup_ratio(config: StudyConfig, record: TrialRecord) -> float | None:
+    """The share of the steps, whether searched or given to transformers as one; None: no warmup, or a number of steps.
+
+    Below 1 transformers 5 takes `warmup_steps` for a share; from 1 on, and always before 5, for a number of steps.
+    """
+    if record.params.warmup_ratio is not None:
+        return record.params.warmup_ratio
+    given = config.workload.training_arguments.get("warmup_steps", 0) if config.workload else 0
+    return given if 0 < given < 1 else None
+
+
+def _warmup_steps(config: StudyConfig, record: TrialRecord) -> float | int | None:
+    """A number of steps where it is known: the only thing that every transformers takes for the same."""
+    ratio = _warmup_ratio(config, record)
+    return ratio if ratio is None or record.total_steps is None else math.ceil(ratio * record.total_steps)
 
 
 def deepspeed_settings(workload: Workload, record: TrialRecord, *, on_gpu: bool) -> str:
@@ -127,23 +180,46 @@ def deepspeed_settings(workload: Workload, record: TrialRecord, *, on_gpu: bool)
     return json.dumps(settings, indent=2) + "\n"
 
 
-def workload(workload: Workload, record: TrialRecord, prepared: Prepared | None, folder: Path) -> str:
-    """workload.yaml: the study's own workload, what the configuration sets of the model, and the trial's figures."""
-    params = record.params
-    study = {"workload": workload.model_dump(mode="json", exclude_none=True)}
-    relative = with_relative_paths(study, folder)["workload"]
-    settings = {key: relative[key] for key in ("model", "tokenizer", "dataset", "sequence_length") if key in relative}
+def checked_deepspeed_settings(text: str, record: TrialRecord) -> str:
+    """The trial's own ds_config.json, as it is.
+
+    Raises:
+        BadInput: if it isn't what DeepSpeed reads; a disk that was full or a copy that broke off can have cut it.
+    """
+    try:
+        whole = isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        whole = False
+    if not whole:
+        raise BadInput(
+            f"trials/{record.trial:04d}/{DEEPSPEED_CONFIG} is damaged: it must be a JSON object, but isn't; "
+            "remove it, and the report makes its own."
+        )
+    return text
+
+
+def workload(
+    workload: Workload,
+    study: dict[str, Any],
+    record: TrialRecord,
+    prepared: Prepared | None,
+    found: dict[str, list[recorded.Recorded]],
+) -> str:
+    """workload.yaml: the study's own workload, what the configuration sets of the model, and the trial's figures.
+    `study` is `workload`'s as rerun.yaml has it, where the files, those `found`, have their names."""
+    params, named = record.params, study["workload"]
+    settings = {key: named[key] for key in ("model", "tokenizer", "dataset", "sequence_length") if key in named}
     settings["eval_batch_size_per_gpu"] = workload.eval_batch_size_per_gpu or max(
         params.micro_batch_size_per_gpu, _SMALLEST_EVAL_BATCH
     )
     if params.attention_implementation is not None:
         settings["attention_implementation"] = params.attention_implementation
     if params.lora_rank:
-        settings["lora_rank"] = params.lora_rank
-    settings["recorded"] = {"trial": record.trial, "perplexity": record.perplexity}
+        settings |= {"lora_rank": params.lora_rank, "lora_alpha": _LORA_ALPHA_PER_RANK * params.lora_rank}
+    settings["recorded"] = {"trial": record.trial, "seed": record.seed, "perplexity": record.perplexity}
     if prepared is not None:
         settings["recorded"] |= {"train_tokens": prepared.train_tokens, "eval_tokens": prepared.eval_tokens}
-    return _WORKLOAD_HEAD + as_yaml(settings)
+    return _WORKLOAD_HEAD + _listed(found) + as_yaml(settings)
 
 
 def accelerate_settings(params: TrialParams) -> str:
@@ -161,6 +237,12 @@ def accelerate_settings(params: TrialParams) -> str:
     return _ACCELERATE_HEAD + as_yaml(settings)
 
 
-def script(launch: LocalLaunch) -> str:
+def script(launch: LocalLaunch, has_inputs: bool) -> str:
     """run.sh. The threads of a rank are as many as in a trial: sums on a CPU depend on their number."""
-    return _SCRIPT.format(device="" if launch.gpus else _ON_CPU, ranks=launch.world_size)
+    return _SCRIPT.format(
+        device="" if launch.gpus else _ON_CPU,
+        ranks=launch.world_size,
+        usage=_USAGE if has_inputs else "",
+        check=_CHECK if has_inputs else "",
+        arguments=' "$@"' if has_inputs else "",
+    )
