@@ -41,8 +41,9 @@ def test_the_repeats_cost_is_said_beside_the_studys(tmp_path: Path) -> None:
     page = (tmp_path / "report/report.md").read_text()
     assert "2.26 kJ, or 0.314 g CO2e, every trial" in page
     assert "of which 1.21 kJ, or 0.168 g CO2e for 6 repeats with other seeds" in page
-    assert "(2.26 kJ, 5 trials and 6 repeats, of which 0.168 g CO2e for the repeats)" in page
+    assert "(2.26 kJ, 5 trials and 6 repeats; the repeats: 0.168 g CO2e of it)" in page
     assert "Of 5 trials and 6 repeats with carbonopt" in page
+    assert "lower emissions than the most accurate complete trial, trial " in page.partition("## For a paper")[2]
     statement = (tmp_path / "report/paper/statement.tex").read_text()
     assert "5 trials and 6 repeats" in statement and "for 6 repeats with other seeds" in statement
 

@@ -83,7 +83,8 @@ def _of_the_search(data: StudyData, rec: Recommendation, repeated: Sequence[Repe
     if repeated and all(len(one.seeds) == 1 for one in repeated):
         found.append("Repeated runs had the same seed: they don't tell how far another seed changes the perplexity.")
     found.append(
-        "The evaluation data that judged the trials also chose among them, which flatters the winner a little."
+        "The evaluation data that judged the trials also chose among them, so that the winner's perplexity is a "
+        "little optimistic."
     )
     return found
 
@@ -112,7 +113,7 @@ def _of_the_measurement(data: StudyData, spent: Footprint) -> list[str]:
         found.append(f"What these trials used is not known and not in the study's total: {numbers}.")
     if not isinstance(data.config.launch, ReplayLaunch):
         found.append(
-            "The meter's own set-up, 1 to 3 s at each start of carbonopt run before its first window, is in no sum."
+            "The meter's own set-up, 1 to 3 s at each start of carbonopt run before its first window, is not counted."
         )
     found += _disagreements(data)
     for what, fraction in (("GPUs' energy", spent.gpu_closure), ("whole energy", spent.closure)):
@@ -123,9 +124,9 @@ def _of_the_measurement(data: StudyData, spent: Footprint) -> list[str]:
             )
     if spent.gpu_by_phase_kwh:
         found.append(
-            "The uncertainty of GPU energy is that of the counters' resolution alone. How true a counter is, is not "
-            "known: it was not checked by another instrument, no accuracy of NVIDIA's was taken for it, and CodeCarbon "
-            "reads the same sensor."
+            "The uncertainty of GPU energy is that of the counters' resolution alone. How accurate the counters are is "
+            "not known: they were not checked against another instrument, no specification of NVIDIA's is assumed, and "
+            "CodeCarbon reads the same sensors."
         )
     return found
 

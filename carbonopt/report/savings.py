@@ -54,10 +54,12 @@ def certainty_of(found: Comparison | None) -> str:
     return "" if found is None else interval_of(found) or ONE_RUN_EACH
 
 
-def baseline_name(baseline: Baseline) -> str:
+def baseline_name(baseline: Baseline, *, in_brackets: bool = True) -> str:
+    """`in_brackets`: its number; not where brackets follow."""
     kind = "the start configuration" if baseline.is_start else "the most accurate complete trial"
     misses = "" if baseline.meets_target else ", which misses the target"
-    return f"{kind} (trial {baseline.trial}{misses})"
+    number = f"trial {baseline.trial}{misses}"
+    return f"{kind} ({number})" if in_brackets else f"{kind}, {number}"
 
 
 def pays_back_from_to(interval: tuple[int, int | None] | None) -> str:

@@ -56,7 +56,7 @@ def lead(rec: Recommendation) -> str:
         return f"{run}, which a run that saves nothing can't pay back."
     known = pays_back_from_to(rec.break_even_interval)
     return (
-        f"{run}. It is paid back after {count_text(rec.break_even_runs, 'run')} in place of the baseline"
+        f"{run}. The study is paid back after {count_text(rec.break_even_runs, 'run')} in place of the baseline"
         f"{f' ({known})' if known else ''}."
     )
 
@@ -115,8 +115,8 @@ def spanned_text(span: Spanned, text: Callable[[float], str]) -> str:
 def _of_the_batch(found: BatchEffect) -> tuple[str, ...]:
     memory = "" if found.least_memory is None else f", the least memory at {found.least_memory}"
     least = (
-        f"An epoch takes the least energy, and so emits the least, at batch {found.least_energy}, the least time at "
-        f"{found.least_duration}{memory}."
+        f"An epoch uses the least energy, and so emits the least, at batch {found.least_energy}; it takes the least "
+        f"time at {found.least_duration}{memory}."
     )
     small, large = found.batches[0], found.batches[-1]
     changes = [
@@ -199,8 +199,8 @@ def _where_to_stop(found: Returns) -> tuple[str, ...]:
         said.append(f"It first met the target at {at(found.first_meeting)}.")
     if found.rate_decays:
         said.append(
-            "Its learning rate falls over the run, so a run planned to be that short would end lower than this one was "
-            "there."
+            "Its learning rate falls over the run, so a run planned to be that short would probably end at a lower "
+            "perplexity than this one had there."
         )
     return tuple(said)
 
@@ -298,8 +298,9 @@ def _both_stopped(rec: Recommendation, equal: AtEqualQuality | None) -> tuple[st
     return (
         f"With both stopped there: the recommendation's first run (trial {rec.trial}) first met the target at step "
         f"{both.step}, after {emissions_text(both.emissions_kg_co2e)}, and so emits {emits} than the baseline's "
-        f"{emissions_text(equal.baseline_emissions_kg_co2e)}. Both may have met it since the evaluation before: "
-        f"{_from_to(both.lowest, both.highest)}. This is one run each, and neither was planned to be that short.",
+        f"{emissions_text(equal.baseline_emissions_kg_co2e)}. Each met it at some step after its evaluation "
+        f"before that, so that the truth is {_from_to(both.lowest, both.highest)}. One run each, and neither was "
+        "planned to be that short.",
     )
 
 
@@ -333,7 +334,8 @@ def _against_baseline(rec: Recommendation, found: Comparison) -> Table:
             ),
         ]
     if both is not None:
-        parts.append(("recommended, up to where it met the target", None, both.emissions_kg_co2e, None))
+        stopped = "recommended, up to where it met the target: against the baseline up to there"
+        parts.append((stopped, None, both.emissions_kg_co2e, both.saving_fraction))
     scale = emissions_scale(emissions_kg for _, _, emissions_kg, _ in parts)
     return Table(
         caption="The recommendation against the baseline",

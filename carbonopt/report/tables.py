@@ -66,12 +66,12 @@ def trade_offs(data: StudyData, rec: Recommendation) -> Table:
         "Trial",
         "Runs",
         "Perplexity",
-        "Above the lowest by",
+        "Above the best perplexity",
         scale.label("Emissions of a run"),
-        "Saves against the lowest",
+        "Saves against that trial",
     )
     return Table(
-        caption="Pareto front: no other trial is better in one and no worse in the other"
+        caption="Pareto front: no other trial is better in one objective without being worse in the other"
         + ("; means where repeated" if any(one.n > 1 for one in front) else ""),
         columns=columns(*labels, "Global batch", "Learning rate", "Epochs", numeric_from=0),
         rows=tuple(rows),
@@ -171,7 +171,7 @@ def repeats(found: Sequence[Repeats], rec: Recommendation) -> Table:
     )
     judged = [one for one in found if one.standing(rec.target_perplexity) is not None]
     return Table(
-        caption="Configurations that completed more than once: mean ± standard deviation, and range",
+        caption="Configurations that completed more than once: mean ± its own standard deviation, and range",
         columns=(*head, *values),
         rows=tuple(rows),
         note=_of_the_standings(judged[0].level, rec) if judged else "",

@@ -85,7 +85,7 @@ def _of_the_states(data: StudyData) -> list[str]:
             case TrialState.DIVERGED, _:
                 found.append(f"{which} diverged: allow lower learning rates or warmup_ratio above 0.")
             case TrialState.TIMEOUT, _:
-                found.append(f"{which} showed no sign of progress for so long as launch.timeout_s allows: raise it.")
+                found.append(f"{which} showed no progress within launch.timeout_s: raise it.")
             case TrialState.FAILED, _:
                 last = next(record for record in reversed(records) if record.state is state)
                 text = last.failure.text.strip().partition("\n")[0] if last.failure else "the reason is not known"

@@ -53,7 +53,7 @@ def headline(rec: Recommendation, found: Comparison | None) -> str:
         return f"No trial reached the target perplexity of {target}. {closest}"
     if rec.confidence is not None and not rec.confidence.holds:
         return (
-            f"No configuration is confirmed to hold the target perplexity of {target}; trial {rec.trial} reached it "
+            f"No configuration is confirmed to meet the target perplexity of {target}; trial {rec.trial} reached it "
             f"with {emissions_text(rec.emissions_kg_co2e)}."
         )
     if rec.baseline is None or rec.saving_fraction is None:
@@ -170,7 +170,7 @@ def mean_of(rec: Recommendation) -> str:
 
 def tiles(rec: Recommendation, found: Comparison | None) -> tuple[Tile, ...]:
     """The answer's figures."""
-    again = f", of which {emissions_text(rec.repeats_emissions_kg_co2e)} for the repeats" if rec.repeats else ""
+    again = f"; the repeats: {emissions_text(rec.repeats_emissions_kg_co2e)} of it" if rec.repeats else ""
     spent = Tile(
         label="The study itself",
         text=emissions_text(rec.study_emissions_kg_co2e),
@@ -216,7 +216,7 @@ def sentence(data: StudyData, rec: Recommendation, repeated: Sequence[Repeats], 
         parts[0] += f" {uncertainty_text(training.uncertainty / training.counter)} from the counters' resolution"
     counted = f" ({', '.join(parts)})" if parts else ""
     saved = (
-        f", {compared(rec.saving_fraction, interval_of(found))} {baseline_name(rec.baseline)}"
+        f", {compared(rec.saving_fraction, interval_of(found))} {baseline_name(rec.baseline, in_brackets=False)}"
         if rec.baseline is not None and rec.saving_fraction is not None and rec.trial != rec.baseline.trial
         else ""
     )
@@ -320,7 +320,7 @@ def _comparison(rec: Recommendation) -> str:
     return (
         f"{own}. The baseline, trial {rec.baseline.trial}, emits {emissions_text(rec.baseline.emissions_kg_co2e)} and "
         f"reaches {perplexity_text(rec.baseline.perplexity)}: the recommendation's perplexity is {worse}. "
-        f"Why this baseline: {rec.baseline.why}."
+        f"This baseline is {rec.baseline.why}."
     )
 
 
