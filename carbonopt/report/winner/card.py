@@ -123,8 +123,8 @@ def _again(data: StudyData, record: TrialRecord, needed: dict[str, list[recorded
         listed = ", ".join(name.partition("/")[2] for name in needed)
         words = escape(
             f"Put the data ({listed}) into data/, in the folder that this card was written into, or give run.sh "
-            "another one by --data FOLDER; before it trains it checks each file's size and sha256, which inputs.json has. "
-            "Then, there, with a Python environment of its own:"
+            "another one by --data FOLDER; before it trains it checks each file's size and sha256 (inputs.json has "
+            "them). Then, there, with a Python environment of its own:"
         )
     return [
         "## Training it again",
