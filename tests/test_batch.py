@@ -48,6 +48,7 @@ def test_a_stopped_trial_counts_for_what_it_trained_where_none_completed() -> No
     found = batch_effect(study(trial(0, **at(16), **WHOLE), stopped, also))
     assert found is not None
     small, large = found.batches
+    assert (small.only_stopped, large.only_stopped) == (False, True)
     assert small.trials == (0,)  # a whole trial is there: the stopped one's dear first steps stay out
     assert large.energy_kwh.median == pytest.approx(0.3e-3 / (2 * 0.3))
     assert large.duration_s.median == pytest.approx(15)

@@ -199,6 +199,17 @@ def test_what_does_nothing_has_an_interval_nevertheless() -> None:
     assert emissions.parameters[0].importance_lowest < 0.95
 
 
+def test_a_value_that_one_configuration_had_is_not_extrapolated_to() -> None:
+    """A third of the resamples lack it: what these expect there is no uncertainty of what was seen."""
+    runs = [(params, kg, perplexity) for params, kg, perplexity in known(30, seed=14) if params["epochs"] != 4]
+    longest = next(run for run in known(30, seed=14) if run[0]["epochs"] == 4)
+    emissions, _ = both(data(SPACE, [*runs, longest]))
+    epochs = next(one for one in emissions.parameters if one.name == "epochs")
+    assert [(effect.value, effect.trials) for effect in epochs.effects][-1] == (4, 1)
+    two, four = epochs.effects[-2:]
+    assert four.lowest > 1.5 * two.expected  # in truth twice as much
+
+
 def test_where_no_trial_completed_is_said_and_no_effect_given() -> None:
     space = {
         **SPACE,

@@ -8,7 +8,9 @@ import zlib
 from itertools import combinations, pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from paper_facts import INFLUENCE, batch_effect, learned, returns
@@ -58,6 +60,15 @@ def batches(*sizes: int) -> BatchEffect:
     )
 
 
+def some_stopped() -> BatchEffect:
+    """No trial completed with the two largest batches, which have the least time and energy, or told its memory."""
+    found = batch_effect()
+    unfinished = {"only_stopped": True, "peak_memory_gib": None}
+    first, *others = found.batches[2:]
+    batches = (first, *(one.model_copy(update=unfinished) for one in others))
+    return found.model_copy(update={"batches": batches, "least_energy": 128, "least_memory": None})
+
+
 def reached_together() -> Returns:
     """A run whose one evaluation is the first at the target and as good as the lowest."""
     found = returns(1)
@@ -69,6 +80,7 @@ DRAWN: dict[str, tuple[Draw | None, float]] = {
     "pareto far apart": (front(FAR), pareto.HEIGHT_IN),
     "pareto one trial": (front(study(trial(0))), pareto.HEIGHT_IN),
     "batch": (charts.batch(batch_effect()), charts.BATCH_HEIGHT_IN),
+    "stopped batches": (charts.batch(some_stopped()), charts.BATCH_HEIGHT_IN),
     "large batches": (charts.batch(batches(*(1024 * k for k in range(1, 9)))), charts.BATCH_HEIGHT_IN),
     "influence": (influence.importance(INFLUENCE), influence.importance_height_in(INFLUENCE)),
     "effects": (influence.effects(INFLUENCE), influence.effects_height_in(INFLUENCE)),
@@ -128,6 +140,31 @@ def test_an_evaluation_of_several_milestones_has_one_mark_with_all_their_names()
     assert len(apart) == len(together) + 1
 
 
+def test_batches_of_stopped_trials_are_hollow_and_one_value_is_no_panel() -> None:
+    assert "stopped trials only" not in named(drawn(charts.batch(batch_effect())))
+    figure = drawn(charts.batch(some_stopped()))
+    assert "stopped trials only" in named(figure)
+    time, memory, energy, _ = figure.axes
+    assert [text.get_text() for text in memory.texts] == ["Memory is known\nfor batch 64 only"]
+    assert not memory.axison and not memory.lines
+    for axes, least in ((time, 256), (energy, 128)):
+        hollow = [line for line in axes.lines if to_rgb(line.get_markerfacecolor()) == (1, 1, 1)]
+        assert [np.asarray(line.get_xdata()).tolist() for line in hollow] == [[128, 256], [least]]  # the star, too
+
+
+def test_the_page_says_which_batches_only_stopped_trials_tell_of() -> None:
+    assert {chart.x_title for chart in page_charts.batch(batch_effect())} == {"Global batch size"}
+    time, memory, *_ = page_charts.batch(some_stopped())
+    assert time.x_title == memory.x_title == "Global batch size (128, 256: stopped trials only)"
+    assert memory.title == "Memory: known for batch 64 only" and len(memory.marks) == 1
+    assert [mark.hint.endswith(", of stopped trials") for mark in time.marks] == [False, True, True]
+    many = batches(*(1024 * k for k in range(1, 9)))
+    stopped = tuple(one.model_copy(update={"only_stopped": True}) for one in many.batches[1:])
+    for chart in page_charts.batch(many.model_copy(update={"batches": (many.batches[0], *stopped)})):
+        assert chart.x_title == "Global batch size (7 of 8: stopped trials only)"
+        assert len(chart.x_title) * page_charts.LETTER < page_charts.WIDTH
+
+
 def test_a_bar_without_a_part_has_no_line_for_it() -> None:
     figure = drawn(charts.energy(footprint(gpu_study(on_gpu(0)))))
     bars = [bar for bar in figure.axes[0].patches if isinstance(bar, Rectangle) and bar.get_hatch()]
@@ -179,5 +216,7 @@ def test_where_nothing_is_known_nothing_is_drawn() -> None:
     assert front(study()) is None
     assert charts.batch(None) is None
     assert charts.returns(None, 6.0) is None
+    once = returns(1)
+    assert charts.returns(once.model_copy(update={"points": once.points[:1]}), 6.0) is None
     assert charts.energy(footprint(study(sessions=()))) is None
     assert influence.importance([]) is None and influence.effects([]) is None

@@ -28,6 +28,7 @@ class Spanned(Frozen):
 class AtBatch(Frozen):
     global_batch_size: int
     trials: tuple[int, ...]  # that the figures are of: the complete ones, or where none completed, stopped ones
+    only_stopped: bool = False  # none completed, so that its figures are rather too high
     duration_s: Spanned  # of an epoch's training
     energy_kwh: Spanned
     emissions_kg_co2e: Spanned  # PUE in
@@ -83,6 +84,7 @@ def _at(size: int, trained: Sequence[tuple[TrialRecord, float]], intensity: floa
     return AtBatch(
         global_batch_size=size,
         trials=tuple(record.trial for record, _ in kept),
+        only_stopped=not complete,
         duration_s=_spanned([record.duration_s.train / epochs for record, epochs in kept if record.duration_s]),
         energy_kwh=_spanned(energies_kwh),
         emissions_kg_co2e=_spanned([emissions_kg_co2e(energy_kwh, intensity, pue) for energy_kwh in energies_kwh]),

@@ -224,7 +224,8 @@ def _learn(objective: Objective, columns: list[_Column], outcome: Array, seed: i
     y = (outcome - mean) / spread
     whole = _process(rows, y)
     configuration = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
-    models = [whole, *(_resampled(whole, configuration, y, rng) for _ in range(resamples))]
+    drawn = [np.ones(len(y), int), *(_draw(configuration, rng) for _ in range(resamples))]
+    models = [whole, *(_resampled(whole, counts, y) for counts in drawn[1:])]
     shares = _importances(models, columns, seed)
     parameters = []
     for index, (column, expected) in enumerate(zip(columns, _effects(models, columns, codes), strict=True)):
@@ -232,8 +233,10 @@ def _learn(objective: Objective, columns: list[_Column], outcome: Array, seed: i
         effects = []
         for place, value in enumerate(column.values):
             outcomes = np.exp(mean + spread * expected[:, place])
-            lowest, highest = _interval(outcomes)
-            trials = int((nearest == place).sum())
+            here = nearest == place
+            # A resample that lacks the value would extrapolate to it, which says nothing of the trials that have it.
+            lowest, highest = _interval(outcomes[[counts[here].any() for counts in drawn]])
+            trials = int(here.sum())
             effects.append(
                 Effect(value=value, trials=trials, expected=float(outcomes[0]), lowest=lowest, highest=highest)
             )
@@ -259,7 +262,7 @@ def _learn(objective: Objective, columns: list[_Column], outcome: Array, seed: i
 
 def _interval(values: Array) -> tuple[float, float]:
     """The percentile interval of the resamples' values, widened to the first one, that of all trials."""
-    low, high = np.percentile(values[1:], [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
+    low, high = np.percentile(values[1:] if len(values) > 1 else values, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
     return float(min(low, values[0])), float(max(high, values[0]))
 
 
@@ -280,21 +283,22 @@ def _process(rows: Array, y: Array) -> "GaussianProcessRegressor":
     return GaussianProcessRegressor(kernel + WhiteKernel(1e-2, _NOISE)).fit(rows, y)
 
 
-def _resampled(
-    whole: "GaussianProcessRegressor", configuration: Array, y: Array, rng: np.random.Generator
-) -> "GaussianProcessRegressor":
-    """The process of as many configurations, drawn with replacement, each with all of its runs.
+def _draw(configuration: Array, rng: np.random.Generator) -> Array:
+    """How often each trial is in a resample: as many configurations, drawn with replacement, each with all its runs."""
+    count = configuration.max() + 1
+    return np.bincount(rng.integers(count, size=count), minlength=count)[configuration]
 
-    Its noise is that of all trials: a run drawn twice would deny any.
-    """
+
+def _resampled(whole: "GaussianProcessRegressor", counts: Array, y: Array) -> "GaussianProcessRegressor":
+    """The process of some trials. Its noise is that of all trials: a trial drawn twice would deny any."""
     from sklearn.base import clone
 
-    configurations = configuration.max() + 1
-    drawn = np.bincount(rng.integers(configurations, size=configurations), minlength=configurations)[configuration]
-    kept = drawn > 0
+    kept = counts > 0
     signal, noise = whole.kernel_.k1, whole.kernel_.k2.noise_level
     start = np.append(signal.theta[:1], np.minimum(signal.theta[1:], math.log(_LONGEST_START)))
-    model = clone(whole).set_params(kernel=signal.clone_with_theta(start), alpha=noise / drawn[kept], optimizer=_refine)
+    model = clone(whole).set_params(
+        kernel=signal.clone_with_theta(start), alpha=noise / counts[kept], optimizer=_refine
+    )
     return model.fit(whole.X_train_[kept], y[kept])
 
 

@@ -32,6 +32,7 @@ WIDTH, HEIGHT = 320, 210
 LEFT, RIGHT, TOP, BOTTOM = 54, 308, 30, 162
 LETTER = 6.5  # of a label, with its share of the space to the next
 LINE = 13  # from one line of a label to the next
+MOST_LISTED = 18  # characters of a list in an axis' title, so that it is not wider than the chart
 
 
 class Tick(Frozen):
@@ -131,19 +132,29 @@ def _over_batch(
     of: Callable[[AtBatch], Spanned | None],
     least: int | None,
 ) -> Chart:
+    stopped = [one.global_batch_size for one in found.batches if one.only_stopped]
+    x_title = "Global batch size"
+    if stopped:
+        listed = ", ".join(map(str, stopped))
+        few = len(listed) <= MOST_LISTED
+        x_title += f" ({listed if few else f'{len(stopped)} of {len(found.batches)}'}: stopped trials only)"
     outcomes = [
         Outcome(
             name=str(one.global_batch_size),
             middle=span.median * per_base,
             lowest=span.lowest * per_base,
             highest=span.highest * per_base,
-            hint=f"batch {one.global_batch_size}: {spanned_text(span, text)} {unit}",
+            hint=f"batch {one.global_batch_size}: {spanned_text(span, text)} {unit}"
+            + (", of stopped trials" if one.only_stopped else ""),
             strong=one.global_batch_size == least,
         )
         for one in found.batches
         if (span := of(one)) is not None
     ]
-    return _over_names(f"{what} of an epoch", "Global batch size", f"{what} ({unit})", outcomes, "minimum")
+    title = f"{what} of an epoch"
+    if len(outcomes) == 1:
+        title = f"{what}: known for batch {outcomes[0].name} only"
+    return _over_names(title, x_title, f"{what} ({unit})", outcomes, "minimum")
 
 
 def returns(found: Returns | None, target_perplexity: float) -> tuple[Chart, ...]:

@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -50,6 +50,7 @@ def batch(found: BatchEffect | None) -> Draw | None:
     if found is None:
         return None
     sizes = [one.global_batch_size for one in found.batches]
+    stopped = frozenset(one.global_batch_size for one in found.batches if one.only_stopped)
     energy = energy_scale(one.energy_kwh.highest for one in found.batches)
     emissions = emissions_scale(one.emissions_kg_co2e.highest for one in found.batches)
     seconds = max(one.duration_s.highest for one in found.batches)
@@ -65,8 +66,12 @@ def batch(found: BatchEffect | None) -> Draw | None:
     def draw(figure: Figure) -> None:
         grid = figure.subplots(2, 2, sharex=True)
         for axes, (label, spans, factor, minimum) in zip(grid.flat, panels, strict=True):
-            axes.set_ylabel(label)
-            _over_batch(axes, sizes, spans, factor, minimum)
+            known = {size: span for size, span in zip(sizes, spans, strict=True) if span is not None}
+            if len(known) > 1:
+                axes.set_ylabel(label)
+                _over_batch(axes, known, factor, minimum, stopped)
+            else:
+                _too_few(axes, label.partition(" (")[0], list(known))
         for axes in grid[1]:
             axes.set_xlabel("Global batch size")
             axes.set_xscale("log", base=2)
@@ -89,26 +94,34 @@ def _apart(sizes: Sequence[int]) -> list[int]:
     return shown
 
 
+def _too_few(axes: Axes, what: str, known: Sequence[int]) -> None:
+    """In a panel's place: one value would be no effect of the batch."""
+    where = "for no batch" if not known else f"for batch {known[0]:,} only"
+    axes.text(0.5, 0.5, f"{what} is known\n{where}", ha="center", va="center", transform=axes.transAxes)
+    axes.set_axis_off()
+
+
 def _over_batch(
-    axes: Axes, sizes: Sequence[int], spans: Sequence[Spanned | None], factor: float, minimum: int | None
+    axes: Axes, known: Mapping[int, Spanned], factor: float, minimum: int | None, stopped: frozenset[int]
 ) -> None:
-    """Every value as it was, at its batch: the lowest joined by a line, the range above it, the minimum marked."""
-    known = [(size, span) for size, span in zip(sizes, spans, strict=True) if span is not None]
-    if not known:
-        axes.text(0.5, 0.5, "not known", ha="center", va="center", transform=axes.transAxes)
-        axes.set_yticks([])
-        return
-    at = [size for size, _ in known]
-    lowest = [span.lowest * factor for _, span in known]
-    highest = [span.highest * factor for _, span in known]
+    """Every value as it was, at its batch: the lowest joined by a line, the range above it, the minimum marked.
+
+    Hollow where only stopped trials tell of a batch.
+    """
+    at = list(known)
+    lowest = [span.lowest * factor for span in known.values()]
+    highest = [span.highest * factor for span in known.values()]
     above = [high - low for low, high in zip(lowest, highest, strict=True)]
     axes.errorbar(at, lowest, yerr=[[0.0] * len(at), above], fmt="none", ecolor=BLUE, elinewidth=0.8, capsize=1.8,
                   label="range")  # fmt: skip
     axes.plot(at, lowest, "o-", color=BLUE, markersize=3, linewidth=1, label="lowest")
+    if hollow := [(size, low) for size, low in zip(at, lowest, strict=True) if size in stopped]:
+        axes.plot(*zip(*hollow, strict=True), "o", color=BLUE, markersize=3.5, markerfacecolor="white", zorder=4,
+                  label="stopped trials only")  # fmt: skip
     if minimum is not None:
-        star = dict(zip(at, lowest, strict=True))[minimum]
-        axes.plot(minimum, star, "*", color=VERMILION, markersize=9, markeredgecolor="black", markeredgewidth=0.5,
-                  linestyle="none", label="minimum", zorder=5)  # fmt: skip
+        face = "white" if minimum in stopped else VERMILION
+        axes.plot(minimum, known[minimum].lowest * factor, "*", color=face, markersize=9, linestyle="none",
+                  markeredgecolor="black", markeredgewidth=0.5, zorder=5, label="minimum")  # fmt: skip
     log = wants_log([*lowest, *highest])
     if log:
         axes.set_yscale("log")
@@ -118,8 +131,8 @@ def _over_batch(
 
 
 def returns(found: Returns | None, target_perplexity: float) -> Draw | None:
-    """Perplexity over emissions inside one run; None where no run has evaluations of known energy."""
-    if found is None:
+    """Perplexity over emissions inside one run; None where no run has two evaluations of known energy."""
+    if found is None or len(found.points) < 2:
         return None
     scale = emissions_scale([found.points[-1].emissions_kg_co2e])
 

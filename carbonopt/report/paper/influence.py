@@ -103,7 +103,7 @@ def _effect(axes: Axes, parameter: Parameter, objective: Objective, factor: floa
     looks = LOOKS[objective]
     if texts is None:
         axes.fill_between(at, low, high, color=looks["color"], alpha=0.2, linewidth=0)
-        axes.plot(at, middle, **{**looks, "marker": ""}, linewidth=1)
+        axes.plot(at, middle, **looks, markersize=2.5, linewidth=1)
         if log:
             axes.set_xscale("log")
         plain_ticks(axes.xaxis, log, most=3)

@@ -56,7 +56,7 @@ def _error_bars(axes: Axes, plot: Scatter) -> None:
             elinewidth=0.8,
             capsize=1.8,
             capthick=0.6,
-            zorder=7,
+            zorder=3.5,  # below what is marked: it would hide a small mark in the middle
             label="mean ± SD, repeated" if i == 0 else None,
         )
 
