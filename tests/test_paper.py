@@ -156,7 +156,7 @@ SAYS = {
     "no trial feasible": ("No configuration reached the target perplexity of 6", "did not fit in memory"),
     "one trial": ("one run: its spread is not known", "nothing pays the search back", "to emissions can't be said"),
     "all pruned": ("No trial completed: without a baseline no saving is stated", "2 pruned"),
-    "three seeds": ("mean of 3 seeds", "run with 3 seeds each", "means of n = 3, "),
+    "three seeds": ("mean of 3 seeds", "run with 3 seeds each", "means of n = 3, ", "4 trials, 2 of them repeats"),
     "no GPU": ("No GPU is in these figures",),
     "replay": ("Nothing was trained for this study", "Energy was not measured in this study", "not yet"),
     "met": ("Modelled, not measured: the energy of CPU and RAM", "Measured: the energy of GPU", "No offset"),

@@ -68,7 +68,7 @@ def trade_offs(data: StudyData, rec: Recommendation) -> Table:
         "Perplexity",
         "Above the best perplexity",
         scale.label("Emissions of a run"),
-        "Saves against that trial",
+        "Saves against the most accurate",
     )
     return Table(
         caption="Pareto front: no other trial is better in one objective without being worse in the other"

@@ -169,7 +169,8 @@ def _trials(rec: Recommendation) -> str:
     """How many trials there were, and what became of them."""
     states = [f"{count:,} {state.value}" for state, count in rec.trials_by_state.items() if count]
     total = count_text(sum(rec.trials_by_state.values()), "trial")
-    return f"{total} ({', '.join(states)})" if states else total
+    again = f", {rec.repeats} of them {'a repeat' if rec.repeats == 1 else 'repeats'} with other seeds"
+    return f"{total}{again if rec.repeats else ''}" + (f" ({', '.join(states)})" if states else "")
 
 
 def _unknown(facts: Facts, view: View) -> tuple[str, ...]:
