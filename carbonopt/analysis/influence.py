@@ -51,7 +51,7 @@ LEVEL = 0.9
 FEWEST = 8  # configurations
 FEWEST_PER_PARAMETER = 2
 # Of more complete trials, so many are drawn at random to learn from: the process' time grows with their cube.
-MOST_TRIALS = 120
+MOST_TRIALS = 100
 RESAMPLES = 200
 MOST_VALUES = 6  # of a range, that effects are given at
 
@@ -98,6 +98,7 @@ class Influence(Frozen):
     objective: Objective
     trials: int  # complete ones that this is learned from, MOST_TRIALS at most
     repeats: int = 0  # of these, runs of a configuration that another one of them has, too
+    left_out: int = 0  # complete ones beyond MOST_TRIALS, chosen at random
     level: float  # of the intervals
     resamples: int  # bootstrap resamples behind the intervals
     explained: float | None  # share of variance explained on trials left out (cross-validated R²); None: too few trials
@@ -132,6 +133,7 @@ def influence(data: StudyData, seed: int = 0, resamples: int = RESAMPLES) -> tup
     columns = _columns(data.config.search.space, records)
     repeats = len(records) - len({record.params for record in records})
     needed = max(FEWEST, FEWEST_PER_PARAMETER * len(columns))
+    left_out = len(found) - len(kept)
     gaps = _gaps(data.config.search.space, [record for record, _ in found])
     results: list[Influence | NotKnown] = []
     names: tuple[Objective, ...] = ("emissions", "perplexity")
@@ -147,7 +149,7 @@ def influence(data: StudyData, seed: int = 0, resamples: int = RESAMPLES) -> tup
 
                 warnings.simplefilter("ignore", ConvergenceWarning)  # a length at its bound is an answer, too
                 learned = _learn(objective, columns, outcome, seed, resamples)
-                results.append(learned.model_copy(update={"repeats": repeats, "gaps": gaps}))
+                results.append(learned.model_copy(update={"repeats": repeats, "left_out": left_out, "gaps": gaps}))
     return tuple(results)
 
 

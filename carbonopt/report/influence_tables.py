@@ -61,7 +61,8 @@ def _untried(gaps: tuple[Gap, ...]) -> str:
 
 
 def _how_well(one: Influence) -> str:
-    about = f"{one.objective.capitalize()}: learned from {_learned_from(one)}, not from those that were stopped"
+    of_all = f" drawn at random from all {one.trials + one.left_out:,}" if one.left_out else ""
+    about = f"{one.objective.capitalize()}: learned from {_learned_from(one)}{of_all}, not from those that were stopped"
     intervals = (
         f"intervals at {percent_text(one.level)} confidence from {count_text(one.resamples, 'bootstrap resample')}"
         + (", repeats of a configuration kept together" if one.repeats else "")
