@@ -217,7 +217,7 @@ def test_a_clear_excess_pays_nothing_back() -> None:
     rec = recommend(data)
     assert (rec.saving_interval, rec.break_even_interval) == (None, None)
     assert pay_back(rec) == "A run saves nothing against the baseline, so the study does not pay back."
-    assert "200 % (one run each, spread not known) higher emissions than" in headline(rec, compared(data))
+    assert "200 % (run-to-run spread not known) higher emissions than" in headline(rec, compared(data))
 
 
 def test_equal_quality_at_the_first_evaluation_has_no_lower_bound() -> None:

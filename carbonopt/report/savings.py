@@ -6,7 +6,7 @@ from carbonopt.analysis.recommend import Baseline, Recommendation
 from carbonopt.report.quantities import count_text, emissions_text, energy_text, interval_text, percent_text
 
 WITHIN_NOISE = "within the noise"
-ONE_RUN_EACH = "one run each, spread not known"
+SPREAD_UNKNOWN = "run-to-run spread not known"
 
 Interval = tuple[float, float] | None
 
@@ -29,7 +29,7 @@ def sure_of(saving_fraction: float | None, interval: Interval, seeds: str = "") 
     `seeds`: how many runs it rests on; empty: leave that out.
     """
     if interval is None:
-        return ONE_RUN_EACH
+        return SPREAD_UNKNOWN
     lowest, highest = interval if saving_fraction is None or saving_fraction >= 0 else (-interval[1], -interval[0])
     said = f"{interval_text(lowest, highest, percent_text)} with {percent_text(LEVEL)} confidence"
     noise = f": {WITHIN_NOISE}" if is_within_noise(interval) else ""
@@ -51,7 +51,7 @@ def interval_of(found: Comparison | None) -> str:
 
 def certainty_of(found: Comparison | None) -> str:
     """The same, and where no run was repeated that; empty where nothing is compared."""
-    return "" if found is None else interval_of(found) or ONE_RUN_EACH
+    return "" if found is None else interval_of(found) or SPREAD_UNKNOWN
 
 
 def baseline_name(baseline: Baseline, *, in_brackets: bool = True) -> str:

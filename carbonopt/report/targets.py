@@ -57,8 +57,10 @@ def _answer(answer: Answer, params: dict[int, TrialParams]) -> str:
     if answer.trial == answer.baseline_trial:
         found.append("It is its own baseline.")
     elif answer.baseline_trial is not None and answer.saving_fraction is not None:
-        saved = compared(answer.saving_fraction, sure_of(answer.saving_fraction, answer.saving_interval))
-        found.append(f"{saved[0].upper()}{saved[1:]} the baseline (trial {answer.baseline_trial}).")
+        sure = sure_of(answer.saving_fraction, answer.saving_interval)
+        found.append(
+            f"{compared(answer.saving_fraction).capitalize()} the baseline (trial {answer.baseline_trial}; {sure})."
+        )
     if answer.break_even_runs is not None:
         known = pays_back_from_to(answer.break_even_interval)
         runs = count_text(answer.break_even_runs, "run")
