@@ -9,6 +9,8 @@ from rich.text import Text
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.config import LocalLaunch, StudyConfig
 from carbonopt.record import StudyData
+from carbonopt.report.quantities import count_text, percent_text
+from carbonopt.report.savings import of_it_repeats, pays_back_from_to, sure_of
 from carbonopt.report.words import confidence, mean_of
 from carbonopt.trial import LARGEST_DISAGREEMENT, EvalPoint, TrialParams, TrialRecord, TrialSpec, TrialState
 from carbonopt.units import human_duration, human_emissions, human_energy
@@ -149,10 +151,14 @@ def recommendation_text(recommendation: Recommendation) -> str:
         if baseline.trial == recommendation.trial:
             lines.append(f"  it is the baseline itself ({baseline.why})")
         else:
-            lines.append(f"  saves {saving:.1%} against trial {baseline.trial} ({baseline.why})")
+            sure = sure_of(saving, recommendation.saving_interval)
+            kind, share = ("saves", saving) if saving >= 0 else ("emits more by", -saving)
+            lines.append(f"  {kind} {percent_text(share)} ({sure}) against trial {baseline.trial} ({baseline.why})")
     cost = human_emissions(recommendation.study_emissions_kg_co2e)
     runs = recommendation.break_even_runs
-    lines.append(f"  the study itself: {cost}" + (f", paid back after {runs} runs" if runs is not None else ""))
+    known = pays_back_from_to(recommendation.break_even_interval)
+    paid = "" if runs is None else f"; paid back after {count_text(runs, 'run')}{f' ({known})' if known else ''}"
+    lines.append(f"  the study itself: {cost}{of_it_repeats(recommendation)}{paid}")
     return "\n".join(lines)
 
 

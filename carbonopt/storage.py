@@ -8,6 +8,7 @@ import optuna
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial
 from optuna.trial import TrialState as OptunaState
+from pydantic import ValidationError
 
 from carbonopt.config import StudyConfig
 from carbonopt.errors import BadInput
@@ -139,7 +140,7 @@ class StudyStorage:
                 ended=attributes.get("ended"),
             )
         except (KeyError, TypeError, ValueError, BadInput) as error:  # pydantic's errors are ValueErrors
-            what = str(error).splitlines()[0]
+            what = _first_of(error) if isinstance(error, ValidationError) else str(error).splitlines()[0]
             raise BadInput(f"the storage of study {self.study.study_name!r} is damaged: {what}.") from error
 
     # ------------------------------------------------------------------------------------------------------- trials
@@ -239,6 +240,11 @@ def _record(trial: FrozenTrial, live: bool) -> TrialRecord | None:
     if record.state == TrialState.RUNNING and not live:
         return record.model_copy(update={"state": TrialState.FAILED, "stop_reason": StopReason.INTERRUPTED})
     return record
+
+
+def _first_of(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc'])) or error.title}: {first['msg']}"
 
 
 def _first_difference(stored: Any, given: Any, path: str = "") -> str | None:

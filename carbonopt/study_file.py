@@ -116,35 +116,15 @@ def parse_study(raw: dict, origin: str) -> StudyConfig:
         raise BadInput(f"{origin}: {_sentence(error, raw)}") from error
 
 
-def with_relative_paths(raw: dict, folder: Path) -> dict:
-    """A copy of a dumped study whose paths lead from `folder`, as a study file there would name them.
-
-    So that a copy of the whole tree still works. A path that shares nothing with the folder's stays absolute.
-    """
-    base = folder.resolve()
-
-    def relative(text: str) -> str:
-        if not Path(text).is_absolute() or len(Path(os.path.commonpath([text, base])).parts) < 2:
-            return text
-        return os.path.relpath(text, base)
-
-    return _map_paths(raw, relative, relative)
-
-
 def _with_absolute_paths(raw: dict, folder: Path) -> dict:
-    """A copy in which the paths that the study file names no longer depend on the working directory."""
+    """A copy in which the paths that the study file names no longer depend on the working directory. What is no text
+    stays."""
 
     def absolute(text: str) -> str:
         return os.path.normpath(folder / Path(text).expanduser())
 
     def local_folder(text: str) -> str:  # a hub name stays; what stands beside the study file becomes its path
         return absolute(text) if text.startswith((".", "/", "~")) or (folder / text).is_dir() else text
-
-    return _map_paths(raw, absolute, local_folder)
-
-
-def _map_paths(raw: dict, file: Callable[[str], str], folder: Callable[[str], str]) -> dict:
-    """A copy with every path in it changed: of a file, and of a folder (or a hub name). What is no text stays."""
 
     def changed(part: Any, key: str, change: Callable[[str], str]) -> Any:
         if not isinstance(part, dict) or not part.get(key):
@@ -159,14 +139,14 @@ def _map_paths(raw: dict, file: Callable[[str], str], folder: Callable[[str], st
         workload = raw["workload"] = dict(raw["workload"])
         for part in ("model", "tokenizer", "dataset"):
             if part in workload:
-                workload[part] = changed(workload[part], "name_or_path", folder)
+                workload[part] = changed(workload[part], "name_or_path", local_folder)
         for key in ("train_files", "eval_files"):
             if "dataset" in workload:
-                workload["dataset"] = changed(workload["dataset"], key, file)
+                workload["dataset"] = changed(workload["dataset"], key, absolute)
     if "launch" in raw:
-        raw["launch"] = changed(raw["launch"], "table", file)
+        raw["launch"] = changed(raw["launch"], "table", absolute)
     if "carbon" in raw:
-        raw["carbon"] = changed(raw["carbon"], "trace", file)
+        raw["carbon"] = changed(raw["carbon"], "trace", absolute)
     return raw
 
 

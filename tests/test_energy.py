@@ -337,4 +337,4 @@ def test_how_cpu_and_ram_are_modelled_is_what_they_are_charged_with(monkeypatch)
     monkeypatch.setattr(codecarbon, "has_rapl", lambda: False)
     for model, guessed in (("Intel(R) Xeon(R) Gold 6154 CPU @ 3.00GHz", False), ("No such CPU 1", True)):
         monkeypatch.setattr(cpu, "detect_cpu_model", lambda model=model: model)
-        assert ("it doesn't know this CPU" in codecarbon.power_models()["cpu"]) == guessed
+        assert ("CodeCarbon's table lacks this CPU" in codecarbon.power_models()["cpu"]) == guessed

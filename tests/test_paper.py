@@ -76,8 +76,9 @@ def paper_of(name: str) -> tuple[dict[str, bytes], StudyData, Facts, View]:
     if name in WITH_ALL:
         made = {"influence": INFLUENCE, "batch": batch_effect(), "returns": returns(1)}
     facts = facts_of(data).model_copy(update=made)
-    view = build_view(data, facts, scatter(data, facts.recommendation, facts.repeated))
-    return paper_files(data, facts, view), data, facts, view
+    plot = scatter(data, facts.recommendation, facts.repeated)
+    view = build_view(data, facts, plot)
+    return paper_files(data, facts, view, plot), data, facts, view
 
 
 def compiled(folder: Path, document: str = "main") -> str:

@@ -205,7 +205,7 @@ def test_frame_holds_complete_trials_and_target_and_says_who_is_outside(tmp_path
     data = study(trial(0), trial(1, 2e-3, 4.0), pruned(2, None), pruned(3))
     plot = scatter(data, recommend(data))
     assert all(plot.x.holds(point.emissions) for point in plot.points if point.trial in (0, 1))
-    assert plot.y.holds(6.0) and plot.unit == "mg CO2e"
+    assert plot.y.holds(6.0) and plot.unit == "g CO2e"
     assert [point.trial for point in plot.outside()] == [3]  # trial 2's evaluation is not a number: no point
     assert [point.emissions for point in plot.of("front")] == sorted(point.emissions for point in plot.of("front"))
 

@@ -78,8 +78,9 @@ def test_a_new_report_takes_the_place_of_the_old_one_beside_the_users_files(tmp_
 def test_all_files_of_a_report_are_known_by_name(tmp_path):
     data = gpu_study(on_gpu(0), on_gpu(1, 11e3, seed=4), on_gpu(2, 20e3, perplexity=4.0))
     facts = facts_of(data).model_copy(update={"influence": INFLUENCE, "batch": BATCH, "returns": RETURNS})
-    view = build_view(data, facts, scatter(data, facts.recommendation))
-    assert set(paper_files(data, facts, view)) == set(PAPER_NAMES)
+    plot = scatter(data, facts.recommendation)
+    view = build_view(data, facts, plot)
+    assert set(paper_files(data, facts, view, plot)) == set(PAPER_NAMES)
     write_report(data, tmp_path / "report", winner_files={"ds_config.json": "{}"})
     assert contents(tmp_path / "report").keys() <= NAMES
 

@@ -194,7 +194,7 @@ def power_models() -> dict[str, str]:
         cpu = TDP()
         full_w = f"{cpu.tdp:.0f} W at full load and a tenth of it idle"
         # It says so in a warning alone, which nobody would see.
-        guess = ", a guess of 4 W a thread: it doesn't know this CPU" if complaints.heard else ""
+        guess = ", a guess of 4 W a thread, because CodeCarbon's table lacks this CPU" if complaints.heard else ""
         models["cpu"] = f"{full_w}{guess}"
         complaints.forget()
     return models

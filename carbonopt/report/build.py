@@ -77,7 +77,7 @@ def write_report(data: StudyData, folder: Path, *, winner_files: dict[str, str] 
     plot = scatter(data, rec, facts.repeated)
     view = build_view(data, facts, plot)
     shown = view.model_dump(mode="json", exclude_defaults=True)
-    paper = _below(PAPER_FOLDER, paper_files(data, facts, view))
+    paper = _below(PAPER_FOLDER, paper_files(data, facts, view, plot))
     again = winner.winner_files(data, rec, folder / WINNER_FOLDER, winner_files)
     picture = f"{PAPER_FOLDER}/figure-pareto.png" if plot.points else None
     files = {

@@ -26,6 +26,7 @@ def render(view: View, picture: str | None) -> str:
         "" if picture is None else f"![Pareto front]({picture})",
         escape(view.figure_note),
         _table(view.trade_offs),
+        escape(view.trade_offs.note),
         "## Other targets",
         "\n".join(f"- {escape(step.label)}: {escape(step.text)}" for step in view.targets),
         *_part("What each parameter does", view.influence),

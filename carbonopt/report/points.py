@@ -11,7 +11,7 @@ from carbonopt.analysis.recommend import Recommendation
 from carbonopt.analysis.repeats import Repeats
 from carbonopt.record import StudyData
 from carbonopt.trial import Frozen, TrialRecord, TrialState
-from carbonopt.units import GRAMS_PER_KG
+from carbonopt.units import emissions_unit
 
 Group = Literal["complete", "front", "stopped", "failed"]
 GROUPS: tuple[Group, ...] = get_args(Group)
@@ -119,7 +119,9 @@ def scatter(data: StudyData, rec: Recommendation, repeated: Sequence[Repeats] = 
 
     A repeated configuration is on the front by its means, as the answer is: beside the points of its runs it has one.
     """
-    per_kg, unit = _unit([at[0] for record in data.records if (at := _coordinates(record))])
+    # As the tables choose it, so that no figure says mg beside their g.
+    complete_kg = [at[0] for one in data.records if one.state == TrialState.COMPLETE and (at := _coordinates(one))]
+    unit, per_kg = emissions_unit(max(complete_kg, default=1.0))
     on_front = [one for one in configurations(data.records) if one.first.trial in rec.pareto_front]
     means = [
         Point(trial=one.first.trial, group="front", emissions=one.emissions_kg_co2e * per_kg, perplexity=one.perplexity)
@@ -204,14 +206,6 @@ def _group(record: TrialRecord, front: frozenset[int]) -> Group:
     if record.state is not TrialState.COMPLETE:
         return "failed"
     return "front" if record.trial in front else "complete"
-
-
-def _unit(emissions_kg: list[float]) -> tuple[float, str]:
-    """What to multiply kg by, and the unit's name, so that the middle point has few digits before the point."""
-    middle = sorted(emissions_kg)[len(emissions_kg) // 2] if emissions_kg else 1.0
-    if middle >= 1:
-        return 1.0, "kg CO2e"
-    return (GRAMS_PER_KG, "g CO2e") if middle * GRAMS_PER_KG >= 1 else (GRAMS_PER_KG * 1000, "mg CO2e")
 
 
 def frame(values: list[float]) -> Axis:

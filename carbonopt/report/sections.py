@@ -99,8 +99,9 @@ def batch(found: BatchEffect | None) -> Part:
                     numeric_from=0,
                 ),
                 rows=tuple(map(row, found.batches)),
-                note="Over all trials that took steps, stopped ones too; they differ in their other settings. Less "
-                "energy an epoch is not less energy to the target: a larger batch takes fewer steps an epoch.",
+                note="Of each batch size the complete trials, or where none completed the stopped ones; they differ "
+                "in their other settings. Less energy an epoch is not less energy to the target: a larger batch takes "
+                "fewer steps an epoch.",
             ),
         ),
     )
@@ -118,6 +119,13 @@ def _of_the_batch(found: BatchEffect) -> tuple[str, ...]:
         f"An epoch uses the least energy, and so emits the least, at batch {found.least_energy}; it takes the least "
         f"time at {found.least_duration}{memory}."
     )
+    stopped = [one.global_batch_size for one in found.batches if one.only_stopped]
+    doubt: tuple[str, ...] = ()
+    if stopped:
+        doubt = (
+            f"With batch {', '.join(map(str, stopped))} no trial completed: these figures are of stopped trials, and "
+            "rather too high.",
+        )
     small, large = found.batches[0], found.batches[-1]
     changes = [
         f"{what} {difference_text(after.lowest / before.lowest - 1)}"
@@ -129,9 +137,10 @@ def _of_the_batch(found: BatchEffect) -> tuple[str, ...]:
         if before is not None and after is not None and before.lowest
     ]
     if not changes:
-        return (least,)
+        return (least, *doubt)
     return (
         least,
+        *doubt,
         f"From batch {small.global_batch_size} to {large.global_batch_size}, by the lowest of each: "
         f"{', '.join(changes)}.",
     )

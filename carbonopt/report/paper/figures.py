@@ -3,18 +3,17 @@
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from carbonopt.record import StudyData
 from carbonopt.report.facts import Facts
 from carbonopt.report.paper import charts, influence, pareto
 from carbonopt.report.paper.style import Draw, pictures
-from carbonopt.report.points import scatter
+from carbonopt.report.points import Scatter
 
 
-def figures(data: StudyData, facts: Facts) -> dict[str, dict[str, bytes]]:
+def figures(facts: Facts, plot: Scatter) -> dict[str, dict[str, bytes]]:
     """`pdf` and `png` by the figure's name, in the order of the document."""
     rec, learned = facts.recommendation, facts.influence
     drawn = {
-        "pareto": (pareto.pareto(scatter(data, rec, facts.repeated), rec, facts.knee), pareto.HEIGHT_IN),
+        "pareto": (pareto.pareto(plot, rec, facts.knee), pareto.HEIGHT_IN),
         "batch": (charts.batch(facts.batch), charts.BATCH_HEIGHT_IN),
         "influence": (influence.importance(learned), influence.importance_height_in(learned)),
         "effects": (influence.effects(learned), influence.effects_height_in(learned)),

@@ -8,6 +8,7 @@ from carbonopt.report.paper.bibliography import bibliography
 from carbonopt.report.paper.figures import figures
 from carbonopt.report.paper.tables import tables
 from carbonopt.report.paper.text import document, is_learned, methods, statement
+from carbonopt.report.points import Scatter
 from carbonopt.report.view import View
 
 _FIGURES = ("pareto", "batch", "influence", "effects", "returns", "energy")
@@ -27,12 +28,12 @@ _POWER = re.compile(
 )
 
 
-def paper_files(data: StudyData, facts: Facts, view: View) -> dict[str, bytes]:
+def paper_files(data: StudyData, facts: Facts, view: View, plot: Scatter) -> dict[str, bytes]:
     """Contents by file name: figure-*.pdf and .png, table-*.tex, methods.tex, statement.tex, references.bib, main.tex.
 
     What a study can't show has no file. The same data gives the same bytes.
     """
-    drawn, tabled = figures(data, facts), tables(view)
+    drawn, tabled = figures(facts, plot), tables(view)
     texts = {
         **{f"table-{name}.tex": text for name, text in tabled.items()},
         "methods.tex": methods(data, facts, view),
