@@ -1,9 +1,10 @@
 """Trains the recommended configuration once more and says which perplexity it reaches. Needs no carbonopt.
 
-    ./run.sh
+    ./run.sh [--data FOLDER]
 
 Reads workload.yaml (model, tokenizer, data), training_args.yaml (transformers.TrainingArguments) and ds_config.json
-(DeepSpeed) from its own folder, and writes the trained model, its tokenizer and result.json into output/ there.
+(DeepSpeed) from its own folder, and writes the trained model, its tokenizer and result.json into output/ there. What
+inputs.json lists, if there is one, has to lie in data/ there or in FOLDER.
 """
 
 import csv
@@ -27,6 +28,26 @@ OUTPUT = FOLDER / "output"
 END_OF_TEXT, UNKNOWN = "<|endoftext|>", "<|unknown|>"
 IGNORED = -100  # a target that is not counted, as torch's cross entropy has it
 RANK, WORLD_SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def read_workload() -> dict[str, Any]:
+    """workload.yaml, with the places of its files and folders instead of their names."""
+    places = {}
+    if (FOLDER / "inputs.json").exists():
+        import inputs  # inputs.py, beside this file
+
+        places = inputs.places(contents=RANK == 0)  # the others needn't read all of it, too
+    workload = yaml.safe_load((FOLDER / "workload.yaml").read_bytes())
+
+    def at(name: str) -> str:
+        return places.get(name.removeprefix("./"), name)
+
+    for part in ("model", "tokenizer", "dataset"):
+        settings = workload.get(part, {})
+        for key in settings.keys() & {"name_or_path", "train_files", "eval_files"}:
+            value = settings[key]
+            settings[key] = at(value) if isinstance(value, str) else [at(name) for name in value]
+    return workload
 
 
 def read_text(dataset: dict[str, Any]) -> tuple[list[str], list[str]]:
@@ -191,7 +212,7 @@ def make_trainer(workload: dict[str, Any], given: dict[str, Any], tokenizer: Any
         set_seed(arguments.seed)
         if arguments.gradient_checkpointing:
             model.enable_input_require_grads()  # or no gradient reaches the adapters through a frozen embedding
-        lora = LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=2 * rank, target_modules="all-linear")
+        lora = LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=workload["lora_alpha"], target_modules="all-linear")
         model = get_peft_model(model, lora)
     optimizer = None
     if "optim" not in given:  # the trial had DeepSpeed's AdamW, for optimizer states that leave the GPU
@@ -236,8 +257,9 @@ def evaluate(engine: Any, tokens: np.ndarray, length: int, batch_size: int) -> t
 
 
 def main() -> None:
+    workload = read_workload()
     os.chdir(FOLDER)  # the paths in the YAML files lead from here
-    workload, given = (yaml.safe_load(Path(f"{name}.yaml").read_bytes()) for name in ("workload", "training_args"))
+    given = yaml.safe_load(Path("training_args.yaml").read_bytes())
     train, evaluation = read_text(workload["dataset"])
     tokenizer, to_ids = make_tokenizer(workload, train, evaluation)
     tokens, eval_tokens = (encode(text, to_ids, tokenizer.eos_token_id) for text in (train, evaluation))
@@ -258,7 +280,10 @@ def main() -> None:
         result = {"perplexity": perplexity, "nll_sum": nll_sum, "eval_tokens": count, "steps": steps}
         (OUTPUT / "result.json").write_text(json.dumps(result, indent=2) + "\n")
         difference = perplexity / recorded["perplexity"] - 1
-        print(f"perplexity {perplexity:.6g}; recorded: {recorded['perplexity']:.6g} ({difference:+.2g} relative)")
+        print(
+            f"perplexity {perplexity:.6g} with seed {given['seed']}; recorded with seed {recorded['seed']}: "
+            f"{recorded['perplexity']:.6g} ({difference:+.2g} relative). Another seed gives another perplexity."
+        )
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

@@ -1,0 +1,83 @@
+"""Looks for the files that the training reads, and checks that they are those that were recorded. Needs only Python.
+
+    python3 inputs.py [--data FOLDER]
+
+inputs.json names them, with size and sha256. Each has to lie in data/ beside this file, or in FOLDER.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+LIST = "inputs.json"
+DATA = "data"
+
+
+def places(contents: bool = True) -> dict[str, str]:
+    """Where each input lies, by the name that workload.yaml has for it. `contents`: sha256 too, not only the size.
+
+    Raises:
+        SystemExit: with a sentence for each that is missing or is another one.
+    """
+    parser = argparse.ArgumentParser(description="Trains the recommended configuration once more.")
+    parser.add_argument("--data", metavar="FOLDER", help=f"where the data lies, if not in {HERE / DATA}")
+    given = parser.parse_args().data
+    folders = [HERE / DATA]
+    if given is not None:  # run.sh changes the folder, and says which one a relative path leads from
+        folders.insert(0, Path(os.environ.get("CALLED_FROM", "."), given).absolute())
+    found, complaints = {}, []
+    for name, files in json.loads((HERE / LIST).read_text(encoding="utf-8")).items():
+        below = name.removeprefix(f"{DATA}/")
+        place = next((folder / below for folder in folders if (folder / below).exists()), None)
+        if place is None:
+            searched = " nor in ".join(str(folder) for folder in folders)
+            complaints.append(
+                f"{below} ({_described(name, files)}) is missing, in {searched}: put it at {HERE / name}, or say "
+                "which folder it lies in: ./run.sh --data FOLDER"
+            )
+            continue
+        found[name] = str(place)
+        for file in files:
+            if complaint := _complaint(place / file["path"], file, contents):
+                complaints.append(
+                    f"{complaint}; put the right one there, or take it out of {HERE / LIST} to train with what is there"
+                )
+    if complaints:
+        raise SystemExit("\n".join(complaints))
+    return found
+
+
+def sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _described(name: str, files: list[dict[str, Any]]) -> str:
+    if not files:
+        return "size and sha256 unknown: it could not be read when this was written"
+    size = f"{sum(file['bytes'] for file in files):,} bytes"
+    if files[0]["path"]:
+        return f"a folder of {len(files)} file{'s' * (len(files) > 1)}, {size}; the sha256 of each is in {HERE / LIST}"
+    return f"{size}, sha256 {files[0]['sha256'] or 'not recorded'}"
+
+
+def _complaint(path: Path, recorded: dict[str, Any], contents: bool) -> str | None:
+    expected = f"{recorded['bytes']:,} bytes"
+    if not path.is_file():
+        return f"{path} ({expected}, sha256 {recorded['sha256'] or 'not recorded'}) is missing"
+    if (size := path.stat().st_size) != recorded["bytes"]:
+        return f"{path} is not the recorded file: it must have {expected}, but has {size:,}"
+    if contents and recorded["sha256"] and (sha256 := sha256_of(path)) != recorded["sha256"]:
+        return f"{path} is not the recorded file: its sha256 must be {recorded['sha256']}, but is {sha256}"
+    return None
+
+
+if __name__ == "__main__":
+    places()
