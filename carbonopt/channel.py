@@ -1,7 +1,7 @@
 """The one channel between a trial's process and the study that started it: one JSON object a line.
 
-Rank 0 alone speaks: `phase`, `progress`, `evaluated`, `finished`, `failed`. The parent answers `phase` with go on (so a
-measured window begins when both know of it) and `evaluated` with go on or stop and the reason.
+Rank 0 alone speaks: `phase`, `stage`, `progress`, `evaluated`, `finished`, `failed`. The parent answers `phase` with go
+on (so a measured window begins when both know of it) and `evaluated` with go on or stop and the reason.
 """
 
 import json
@@ -11,7 +11,7 @@ import socket
 import time
 from typing import Any, Literal
 
-from carbonopt.trial import EvalPoint, Frozen, Phase, StopReason
+from carbonopt.trial import EvalPoint, Frozen, Phase, Stage, StopReason
 
 CHANNEL_FD = "CARBONOPT_CHANNEL_FD"  # environment variable: the descriptor that rank 0 inherits
 GPU_UUIDS = "CARBONOPT_GPU_UUIDS"  # environment variable: the measured GPUs, as NVML names them, with commas
@@ -23,6 +23,12 @@ class PhaseChanged(Frozen):
     """The trial is about to begin `phase`, its device idle, and waits for go on."""
 
     phase: Phase
+
+
+class StageBegun(Frozen):
+    """The trial goes on with `stage`; it waits for no answer."""
+
+    stage: Stage
 
 
 class Progress(Frozen):
@@ -52,10 +58,10 @@ class Exited(Frozen):
     code: int
 
 
-Event = PhaseChanged | Progress | Evaluated | Finished | Failed | Exited
+Event = PhaseChanged | StageBegun | Progress | Evaluated | Finished | Failed | Exited
 
 _SPOKEN: dict[str, type[Frozen]] = {
-    model.__name__: model for model in (PhaseChanged, Progress, Evaluated, Finished, Failed)
+    model.__name__: model for model in (PhaseChanged, StageBegun, Progress, Evaluated, Finished, Failed)
 }
 
 
@@ -77,6 +83,9 @@ class Speaker:
     def phase(self, phase: Phase) -> None:
         self._say(PhaseChanged(phase=phase))
         self._answer()
+
+    def stage(self, stage: Stage) -> None:
+        self._say(StageBegun(stage=stage))
 
     def progress(self, step: int, total_steps: int) -> None:
         """A sign of life; at most two a second go out, the rest cost nothing."""

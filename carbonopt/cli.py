@@ -67,10 +67,11 @@ def run(
     text = study.read_text(encoding="utf-8")
     paths = StudyPaths(out) if out is not None else StudyPaths.default(config.name)
 
+    from carbonopt.checked import check
     from carbonopt.doctor import before_run
     from carbonopt.folder import study_folder
     from carbonopt.live import LiveDisplay
-    from carbonopt.study import check, run_study
+    from carbonopt.study import run_study
     from carbonopt.trackers import open_trackers
 
     checked = check(config)
@@ -161,8 +162,8 @@ def check(study: StudyFile) -> None:
 
     config = load_study(study)
 
+    from carbonopt.checked import check as check_study
     from carbonopt.estimate import describe_study
-    from carbonopt.study import check as check_study
 
     print(describe_study(check_study(config)))
 

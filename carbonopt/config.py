@@ -264,6 +264,7 @@ class LocalLaunch(Frozen):
     gpus: tuple[Annotated[int, Field(ge=0)], ...] = (0,)  # NVML indices, as nvidia-smi numbers them
     cpu_ranks: int = Field(default=1, ge=1, le=64)  # with `gpus: []`
     timeout_s: float = Field(default=900.0, gt=0)  # a trial without any progress for so long is ended
+    warm_start: bool = True  # trials are forked from a process that has imported everything; false: each one imports it
 
     @model_validator(mode="after")
     def _ranks(self) -> "LocalLaunch":
@@ -336,9 +337,10 @@ class StudyConfig(Frozen):
         return self
 
     def identity(self) -> dict:
-        """What makes two study files the same study: all but budget, confirmation, trackers and trace."""
+        """What makes two study files the same study: all but budget, confirmation, trackers, trace and warm start."""
         return self.model_dump(
-            mode="json", exclude={"budget": True, "confirm": True, "track": True, "carbon": {"trace"}}
+            mode="json",
+            exclude={"budget": True, "confirm": True, "track": True, "carbon": {"trace"}, "launch": {"warm_start"}},
         )
 
 

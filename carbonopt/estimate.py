@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from carbonopt.checked import Checked
 from carbonopt.config import Budget, Confirm, LocalLaunch, Search, StudyConfig
 from carbonopt.space import SearchSpace, describe
-from carbonopt.study import Checked
 
 SAMPLERS = {
     "carbon": "tries what is most likely to be the answer, for the energy that trying it takes",

@@ -54,6 +54,10 @@ class StudyPaths:
         return self.root / "prepare-log.txt"
 
     @property
+    def template_log(self) -> Path:
+        return self.root / "template-log.txt"
+
+    @property
     def prepare_spec(self) -> Path:
         return self.root / "prepare.json"
 
@@ -61,7 +65,7 @@ class StudyPaths:
         """Names of what stands in the folder but belongs to no study; nothing once it is a study's folder."""
         if self.storage.exists() or self.storage_pointer.exists():
             return []
-        own = (self.lock, self.prepared, self.prepare_log, self.prepare_spec, self.trackers)
+        own = (self.lock, self.prepared, self.prepare_log, self.template_log, self.prepare_spec, self.trackers)
         made = {path.name for path in own} | {f"{self.storage.name}-journal"}
         half_made = (".part", ".old")
         names = (path.name for path in self.root.iterdir())

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import platform
 import time
 from collections.abc import Callable
@@ -15,19 +14,17 @@ import optuna
 
 import carbonopt
 from carbonopt import confirm
+from carbonopt.checked import Checked
 from carbonopt.config import LocalLaunch, ReplayLaunch, StudyConfig
 from carbonopt.energy.hardware import describe_hardware, gpu_uuids
-from carbonopt.energy.intensity import reference_intensity
 from carbonopt.energy.machine import MachineMeter
 from carbonopt.energy.meter import Meter, ReplayMeter
-from carbonopt.energy.trace import read_trace
 from carbonopt.errors import BadInput, StudyInterrupted
 from carbonopt.launch.local import LocalLauncher
 from carbonopt.launch.replay import ReplayLauncher
 from carbonopt.paths import StudyPaths
-from carbonopt.record import CarbonTrace, Hardware, Intensity, Provenance, SessionLedger, StudyData
+from carbonopt.record import Hardware, Provenance, SessionLedger, StudyData
 from carbonopt.search.strategy import Strategy
-from carbonopt.space import SearchSpace
 from carbonopt.storage import REPEAT_OF, SEED, StudyStorage
 from carbonopt.storage_url import connect, remember_storage, storage_url
 from carbonopt.trial import TRIAL_PHASES, Phase, StopReason, TrialParams, TrialRecord, TrialSpec
@@ -40,60 +37,16 @@ class Launcher(Protocol):
 
     def seed(self, seed: int, params: TrialParams) -> int: ...
     def start(self, spec: TrialSpec, log: Path) -> TrialProcesses: ...
+    def close(self) -> None: ...
 
 
 class StudyDisplay(TrialObserver, Protocol):
     """Who shows a study while it runs."""
 
+    def warn(self, text: str) -> None: ...
     def progress(self, step: int, total_steps: int, train_kwh: float) -> None: ...
     def preparing(self) -> None: ...
     def study_started(self, data: StudyData) -> None: ...
-
-
-@dataclass(frozen=True)
-class Checked:
-    """A study file of which everything that can be known without starting anything is known to be right."""
-
-    config: StudyConfig
-    space: SearchSpace
-    intensity: Intensity
-    start: dict | None
-    trace: CarbonTrace | None
-
-
-def check(config: StudyConfig) -> Checked:
-    """All checks that start nothing and write nothing.
-
-    Raises:
-        BadInput
-    """
-    on_gpu = isinstance(config.launch, LocalLaunch) and bool(config.launch.gpus)
-    space = SearchSpace(config.search.space, config.launch.world_size, on_gpu)
-    start = None if config.search.start is None else space.start_values(config.search.start)
-    if config.search.sampler == "grid" and space.combinations is None:
-        raise BadInput("search.sampler: a grid needs choices (or a step) in every dimension of search.space.")
-    if isinstance(config.launch, ReplayLaunch):
-        launcher = ReplayLauncher(Path(config.launch.table), config.search.space, ReplayMeter().advance)
-        launcher.check_covers(space.combinations, space.params)
-    else:
-        _check_files(config)
-    trace = None if config.carbon.trace is None else read_trace(Path(config.carbon.trace))
-    return Checked(config, space, reference_intensity(config.carbon), start, trace)
-
-
-def _check_files(config: StudyConfig) -> None:
-    """The files that the study names are there; what is in them, the preparation looks at."""
-    assert config.workload is not None
-    dataset = config.workload.dataset
-    for key in ("train_files", "eval_files"):
-        for file in getattr(dataset, key) or ():
-            if not os.path.isfile(file):  # noqa: PTH113, it takes any text
-                raise BadInput(f"workload.dataset.{key}: no file {file}; give an existing one.")
-    parts = {"model": config.workload.model, "tokenizer": config.workload.tokenizer, "dataset": dataset}
-    for key, part in parts.items():
-        name = part.name_or_path if part is not None else None
-        if name is not None and Path(name).is_absolute() and not os.path.isdir(name):  # noqa: PTH112
-            raise BadInput(f"workload.{key}.name_or_path: no folder {name}; give a local folder or a hub name.")
 
 
 def run_study(
@@ -132,7 +85,7 @@ def run_study(
             found.set_trace(checked.trace)
             return found.read(live=False)  # nothing is left to do, and nothing shall be spent on finding that out
     display.preparing()
-    launcher, meter, hardware = _open(config, interrupted)
+    launcher, meter, hardware = _open(config, paths, display, interrupted)
     try:
         session = _Session(meter, now_utc())
         prepared = None
@@ -162,6 +115,7 @@ def run_study(
         return found.read(live=True)
     finally:
         meter.close()
+        launcher.close()
 
 
 class _Session:
@@ -354,15 +308,23 @@ class _Loop:
         return emissions_kg_co2e(energy_kwh, self.checked.intensity.g_co2e_per_kwh, self.checked.config.carbon.pue)
 
 
-def _open(config: StudyConfig, interrupted: Callable[[], bool]) -> tuple[Launcher, Meter, Hardware | None]:
+def _open(
+    config: StudyConfig, paths: StudyPaths, display: StudyDisplay, interrupted: Callable[[], bool]
+) -> tuple[Launcher, Meter, Hardware | None]:
     """Launcher, meter and hardware; they belong together, because a replay's energy comes from its table."""
     launch = config.launch
     if isinstance(launch, ReplayLaunch):
         replay_meter = ReplayMeter()
         return ReplayLauncher(Path(launch.table), config.search.space, replay_meter.advance), replay_meter, None
     hardware = describe_hardware(launch.gpus)
-    meter = MachineMeter(launch.gpus, config.carbon.objective, interrupted)
-    return LocalLauncher(launch, gpu_uuids(launch.gpus)), meter, hardware
+    launcher = LocalLauncher(launch, gpu_uuids(launch.gpus), display.warn)
+    # It imports while the meter is set up, and leaves the GPUs alone, whose idle power is measured then.
+    launcher.warm_up(paths.template_log.resolve())
+    try:
+        return launcher, MachineMeter(launch.gpus, config.carbon.objective, interrupted), hardware
+    except BaseException:
+        launcher.close()
+        raise
 
 
 def _is_confirmed(found: StudyStorage, config: StudyConfig) -> bool:

@@ -52,6 +52,19 @@ class Phase(StrEnum):
 TRIAL_PHASES = (Phase.SETUP, Phase.TRAIN, Phase.EVAL)
 
 
+class Stage(StrEnum):
+    """What a trial is doing: its phases, divided further. One follows the other without a gap."""
+
+    IMPORTS = "imports"  # starting its processes, importing what is not imported yet
+    DATA = "data"  # opening the device and the tokens
+    MODEL = "model"  # torch.distributed, the model and its weights
+    ENGINE = "engine"  # the Trainer, DeepSpeed's engine, the optimizer
+    COMPILE = "compile"  # the first optimizer step: compilation and whatever else only the first one does, and the step
+    STEPS = "steps"  # the other steps
+    EVALUATION = "evaluation"
+    TEARDOWN = "teardown"  # ending its processes
+
+
 class TrialParams(Frozen):
     """One configuration. A step is an optimizer step.
 
@@ -212,6 +225,16 @@ class Durations(Frozen):
     total: float
 
 
+class StageCost(Frozen):
+    """What a stage took. One shorter than the counters' ticks (0.1 s) has the energy of the tick that fell into it."""
+
+    duration_s: float = 0.0
+    energy_kwh: float = 0.0  # of the components that the objective counts
+
+    def __add__(self, other: "StageCost") -> "StageCost":
+        return StageCost(duration_s=self.duration_s + other.duration_s, energy_kwh=self.energy_kwh + other.energy_kwh)
+
+
 # Two readings of the same counter can differ by a tick of 0.1 s at each end: 2 % of 10 s. What differs by more differs
 # for another reason.
 COMPARED_FROM_S = 10.0
@@ -242,6 +265,7 @@ class TrialRecord(Frozen):
     emissions_kg_co2e: float | None = None  # of the training window, at the reference intensity, PUE in
     energy_kwh: Energy | None = None
     duration_s: Durations | None = None
+    stages: dict[Stage, StageCost] | None = None  # add up to both totals above; None: a replay, or not measured
     evals: tuple[EvalPoint, ...] = ()
     peak_memory_gib: float | None = None  # of the rank that needed most
     failure: Failure | None = None

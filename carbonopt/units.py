@@ -25,9 +25,9 @@ def emissions_kg_co2e(energy_kwh: float, intensity_g_co2e_per_kwh: float, pue: f
     return energy_kwh * intensity_g_co2e_per_kwh / GRAMS_PER_KG * pue
 
 
-def now_utc() -> str:
-    """The time now as ISO 8601, UTC, to the second."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+def now_utc(timespec: str = "seconds") -> str:
+    """The time now as ISO 8601, UTC, to the second or what else `datetime.isoformat` can cut it to."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec=timespec)
 
 
 def energy_unit(energy_kwh: float) -> tuple[str, float]:

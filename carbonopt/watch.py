@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from carbonopt.channel import Evaluated, Event, Exited, Failed, Finished, PhaseChanged, Progress
+from carbonopt.channel import Evaluated, Event, Exited, Failed, Finished, PhaseChanged, Progress, StageBegun
 from carbonopt.energy.meter import Meter, Reading, disagreement, largest
 from carbonopt.search.pruning import passes_cap, will_pass_cap
 from carbonopt.train.exits import OUT_OF_MEMORY_EXIT
@@ -18,6 +18,8 @@ from carbonopt.trial import (
     EvalPoint,
     Failure,
     Phase,
+    Stage,
+    StageCost,
     StopReason,
     TrialRecord,
     TrialSpec,
@@ -89,8 +91,16 @@ class TrialWatch:
     _audited_at_step: int | None = None
     _peak_memory_gib: float | None = None
     _phase: Phase = Phase.SETUP
+    _stage: Stage = Stage.IMPORTS
+    _stages: dict[Stage, StageCost] = field(default_factory=dict)
+    _closed_at_s: float = 0.0  # when the last stage that has ended did
+    _closed_kwh: float = 0.0  # energy of the stages that have ended
     _stored_at: float = 0.0
-    _started_at: str = field(default_factory=now_utc)
+    _started_at: str = ""
+
+    def __post_init__(self) -> None:
+        self._closed_at_s = time.monotonic() - self.meter.running(Phase.SETUP).duration_s
+        self._started_at = now_utc("milliseconds")
 
     def run(self) -> TrialRecord:
         """The trial's record when it has ended, for whatever reason. Its processes are gone by then.
@@ -138,6 +148,8 @@ class TrialWatch:
                 # going on first moves a window's edge by less than can be seen, and costs the trial nothing.
                 self.processes.answer()
                 self._enter(phase)
+            case StageBegun(stage=stage):
+                self._begin(stage)
             case Progress(step=step, total_steps=total):
                 self._total_steps, self._step = total, step
                 self._project(step, total)
@@ -242,9 +254,30 @@ class TrialWatch:
         return Failure(kind=kind, text=f"{text}\n{tail}" if tail else text, log=str(self.processes.log))
 
     def _enter(self, phase: Phase) -> None:
-        if phase != self._phase:
-            self.meter.enter(phase)
-            self._phase = phase
+        if phase == self._phase:
+            return
+        self.meter.enter(phase)
+        self._phase = phase
+        if phase is Phase.TRAIN:
+            self._begin(Stage.STEPS if self._evals else Stage.COMPILE)
+        elif phase is Phase.EVAL:
+            self._begin(Stage.EVALUATION)
+        elif phase is Phase.SETUP:
+            self._begin(Stage.TEARDOWN)
+        else:
+            self._close_stage()
+
+    def _begin(self, stage: Stage) -> None:
+        self._close_stage()
+        self._stage = stage
+
+    def _close_stage(self) -> None:
+        """What was used since the last change of stage, by the meter's own readings: all stages add up to the trial."""
+        spent_kwh = math.fsum(self.meter.running(phase).total_kwh for phase in TRIAL_PHASES)
+        used = StageCost(duration_s=time.monotonic() - self._closed_at_s, energy_kwh=spent_kwh - self._closed_kwh)
+        self._stages[self._stage] = self._stages.get(self._stage, StageCost()) + used
+        self._closed_at_s += used.duration_s
+        self._closed_kwh = spent_kwh
 
     def _train_kwh(self) -> float:
         return self.meter.running(Phase.TRAIN).total_kwh
@@ -290,6 +323,7 @@ class TrialWatch:
                 train_ram=train.ram_kwh,
             ),
             duration_s=duration_s,
+            stages=None if running else self._stages,
             evals=tuple(self._evals),
             peak_memory_gib=self._peak_memory_gib,
             failure=outcome.failure,

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from carbonopt.analysis.recommend import Recommendation, recommend
+from carbonopt.checked import check
 from carbonopt.errors import BadInput, StudyInterrupted
 from carbonopt.estimate import describe_study
 from carbonopt.live import recommendation_text
@@ -17,7 +18,7 @@ from carbonopt.record import StudyData
 from carbonopt.report.build import write_report
 from carbonopt.storage import StudyStorage
 from carbonopt.storage_url import connect, storage_url
-from carbonopt.study import check, run_study
+from carbonopt.study import run_study
 from carbonopt.study_file import parse_study
 from carbonopt.trial import EvalPoint, StopReason, TrialRecord, TrialState
 

@@ -23,7 +23,7 @@ ORDER = [
     ["energy"],
     ["search"],
     ["folder", "storage_url"],
-    ["storage", "watch"],
+    ["checked", "storage", "watch"],
     ["study"],
     ["estimate"],
     ["report"],

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from carbonopt.analysis.recommend import recommend
+from carbonopt.checked import check
 from carbonopt.errors import BadInput, StudyInterrupted
 from carbonopt.paths import StudyPaths
 from carbonopt.record import StudyData
-from carbonopt.study import check, run_study
+from carbonopt.study import run_study
 from carbonopt.study_file import parse_study
 from carbonopt.trial import StopReason, TrialParams, TrialRecord, TrialState
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from carbonopt.checked import check
 from carbonopt.energy.intensity import reference_intensity
 from carbonopt.estimate import describe_study
-from carbonopt.study import check
 from carbonopt.study_file import load_study
 from carbonopt.train.deepspeed_keys import check_deepspeed_keys
 

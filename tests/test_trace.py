@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from carbonopt.analysis.recommend import recommend
 from carbonopt.analysis.repricing import Repricing, repricing
+from carbonopt.checked import check
 from carbonopt.energy import trace
 from carbonopt.energy.trace import read_trace
 from carbonopt.errors import BadInput
@@ -21,7 +22,6 @@ from carbonopt.paths import StudyPaths
 from carbonopt.record import CarbonTrace, Intensity, Provenance, SessionLedger, StudyData
 from carbonopt.storage import StudyStorage
 from carbonopt.storage_url import connect, storage_url
-from carbonopt.study import check
 from carbonopt.study_file import load_study, parse_study
 from carbonopt.trial import Durations, Energy, TrialParams, TrialRecord, TrialState
 

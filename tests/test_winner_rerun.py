@@ -19,10 +19,11 @@ import yaml
 from transformers import AutoTokenizer
 
 from carbonopt.analysis.recommend import recommend
+from carbonopt.checked import check
 from carbonopt.config import Dataset, Workload
 from carbonopt.paths import StudyPaths
 from carbonopt.report.winner import winner_files
-from carbonopt.study import check, run_study
+from carbonopt.study import run_study
 from carbonopt.study_file import load_study
 from carbonopt.train import packing, standalone
 from carbonopt.train.text import read_text

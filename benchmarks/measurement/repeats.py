@@ -30,7 +30,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         paths = StudyPaths(Path(folder))
         meter = MachineMeter(options.gpus)
-        launcher = LocalLauncher(config.launch, gpu_uuids(options.gpus))
+        launcher = LocalLauncher(config.launch, gpu_uuids(options.gpus), print)
         launcher.prepare(config, paths, "benchmark", lambda: False)
         for number in range(options.repeats):
             spec = TrialSpec(

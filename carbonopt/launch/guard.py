@@ -1,9 +1,12 @@
 """Runs a trial's ranks and ends them when the study is gone, however it went.
 
-A process of its own, started by the study as the leader of the trial's session. It holds the reading end of a pipe
-whose writing end only the study has: when the study closes it or dies, even by SIGKILL or while a rank holds Python's
-lock, the guard kills the whole session, compilers and data loaders included, and takes away what they can't any more.
-So it does when the ranks have ended themselves. Standard library only, so that it starts in 30 ms.
+A process of its own, the leader of the trial's session. It holds the reading end of a pipe whose writing end only the
+study has: when the study closes it or dies, even by SIGKILL or while a rank holds Python's lock, the guard kills the
+whole session, compilers and data loaders included, and takes away what they can't any more. So it does when the ranks
+have ended themselves.
+
+Its ranks are new programs where it is a program itself, started by the study (standard library only: it starts in
+30 ms), or forks where it is one (see `template`).
 
     python guard.py LIFELINE_FD CHANNEL_FD '{"argv": [...], "ranks": [{"RANK": "0", ...}, ...],
                                              "extensions": "/folder", "scratch": ["/folder", ".pattern*"] or []}'
@@ -22,8 +25,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 PR_SET_PDEATHSIG = 1
 GRACE_S = 5.0  # for the other ranks to report why, once one has failed
@@ -32,7 +36,26 @@ FREEZE_S = 1.0
 LOCK = "lock"  # torch's name for the file that it holds open while it compiles an operator
 
 
-def main(lifeline: int, channel: int, job: dict) -> int:
+class Rank(Protocol):
+    """A process of a trial, as subprocess.Popen has it."""
+
+    returncode: int | None  # of one that has been waited for; a signal as its negative number
+
+    def wait(self) -> int: ...
+    def kill(self) -> None: ...
+
+
+Start = Callable[[list[str], dict[str, str], int | None, Callable[[], None]], Rank]
+
+
+def start_program(argv: list[str], environment: dict[str, str], channel: int | None, begin: Callable[[], None]) -> Rank:
+    """A rank: a new program with the channel's descriptor, if it gets one. It calls `begin` before anything else."""
+    pass_fds = () if channel is None else (channel,)
+    return subprocess.Popen(argv, env={**os.environ, **environment}, pass_fds=pass_fds, preexec_fn=begin)
+
+
+def main(lifeline: int, channel: int, job: dict, start: Start = start_program) -> int:
+    """Until all ranks have ended or the study is gone; returns what this program's exit code is to be."""
     libc = ctypes.CDLL(None)
     guard = os.getpid()
 
@@ -42,12 +65,7 @@ def main(lifeline: int, channel: int, job: dict) -> int:
             os._exit(1)
 
     ranks = [
-        subprocess.Popen(
-            job["argv"],
-            env={**os.environ, **environment},
-            pass_fds=(channel,) if index == 0 else (),
-            preexec_fn=die_with_guard,
-        )
+        start(job["argv"], environment, channel if index == 0 else None, die_with_guard)
         for index, environment in enumerate(job["ranks"])
     ]
     os.close(channel)
@@ -55,7 +73,7 @@ def main(lifeline: int, channel: int, job: dict) -> int:
     ended_read, ended_write = os.pipe()
     for index, rank in enumerate(ranks):
 
-        def wait(rank: subprocess.Popen = rank, index: int = index) -> None:
+        def wait(rank: Rank = rank, index: int = index) -> None:
             rank.wait()
             os.write(ended_write, bytes([index % 256]))
 

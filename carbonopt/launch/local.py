@@ -10,16 +10,39 @@ from carbonopt.errors import BEFORE_FIRST_TRIAL, BadInput, CarbonoptError, Study
 from carbonopt.launch.environment import rank_environments, work_environment
 from carbonopt.launch.extensions import needed_operators, wait_for
 from carbonopt.launch.processes import WorkProcesses
+from carbonopt.launch.warm import CannotFork, Template
 from carbonopt.paths import StudyPaths, write_json
 from carbonopt.trial import Prepared, TrialSpec
 
+_READY_TICK_S = 0.5
+
 
 class LocalLauncher:
-    def __init__(self, launch: LocalLaunch, gpu_uuids: Sequence[str]) -> None:
+    """Trials are forks of a process that has imported what they need (see `warm`), or programs of their own where that
+    can't be; `note` is told so, once."""
+
+    def __init__(self, launch: LocalLaunch, gpu_uuids: Sequence[str], note: Callable[[str], None]) -> None:
         self._launch = launch
         self._gpu_uuids = gpu_uuids
+        self._note = note
         # The preparation has fetched what a hub has; a trial that went online would measure the network.
         self._environment = {**work_environment(launch, gpu_uuids), "HF_HUB_OFFLINE": "1"}
+        self._template: Template | None = None
+
+    def warm_up(self, log: Path) -> None:
+        """Starts the process that trials are forked from, which imports for seconds while the study goes on.
+
+        Args:
+            log: takes its output.
+        """
+        if self._launch.warm_start:
+            self._template = Template("carbonopt.train.warm", self._environment, log)
+
+    def close(self) -> None:
+        """Ends what `warm_up` has started."""
+        if self._template is not None:
+            self._template.close()
+            self._template = None
 
     def seed(self, seed: int, params: object) -> int:
         """Every configuration is trained with the study's seed."""
@@ -29,7 +52,17 @@ class LocalLauncher:
         spec_file = Path(spec.trial_dir) / "spec.json"
         write_json(spec_file, spec.model_dump(mode="json"))
         argv = [sys.executable, "-m", "carbonopt.train.worker", str(spec_file)]
-        return WorkProcesses(argv, rank_environments(self._launch), self._environment, log)
+        ranks = rank_environments(self._launch)
+        if self._template is not None:
+            try:
+                return WorkProcesses(argv, ranks, self._environment, log, start=self._template.start)
+            except CannotFork as error:
+                self._start_cold(str(error))
+        return WorkProcesses(argv, ranks, self._environment, log)
+
+    def _start_cold(self, why: str) -> None:
+        self._note(f"each trial imports everything anew from now on: {why}")
+        self.close()
 
     def prepare(
         self, config: StudyConfig, paths: StudyPaths, fingerprint: str, interrupted: Callable[[], bool]
@@ -60,8 +93,9 @@ class LocalLauncher:
         work = WorkProcesses(argv, rank_environments(one_rank), environment, log, scratch=half_made)
         try:
             while not interrupted():
-                match work.receive(0.5):
+                match work.receive(_READY_TICK_S):
                     case Finished(summary=summary):
+                        self._wait_until_warm(interrupted)
                         return Prepared(**summary)
                     case Failed(kind="bad_input", text=text):
                         raise BadInput(text)
@@ -74,3 +108,11 @@ class LocalLauncher:
             raise StudyInterrupted(BEFORE_FIRST_TRIAL)
         finally:
             work.end()
+
+    def _wait_until_warm(self, interrupted: Callable[[], bool]) -> None:
+        try:
+            while self._template is not None and not self._template.ready(_READY_TICK_S):
+                if interrupted():
+                    raise StudyInterrupted(BEFORE_FIRST_TRIAL)
+        except CannotFork as error:
+            self._start_cold(str(error))

@@ -1,14 +1,14 @@
 """Processes that work for a study: started with a channel and a guard, watched, and ended without leftovers."""
 
-import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO, Any, Protocol
 
 from carbonopt.channel import CHANNEL_FD, Event, Exited, Listener
 from carbonopt.errors import CarbonoptError
@@ -19,6 +19,43 @@ from carbonopt.trial import StopReason
 LOG_TAIL_LINES = 15
 
 
+class Guard(Protocol):
+    """The leader of the processes' session (see `carbonopt.launch.guard`)."""
+
+    pid: int
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Its exit code, negative for a signal; None if it goes on for longer."""
+
+
+# Starts a guard with its job, its environment, the descriptors of lifeline and channel, and what takes its output.
+StartGuard = Callable[[dict[str, Any], Mapping[str, str], int, int, IO[bytes]], Guard]
+
+
+class ProgramGuard:
+    """A guard that is a program of its own, and its ranks with it. Implements `Guard`."""
+
+    def __init__(
+        self, job: dict[str, Any], environment: Mapping[str, str], lifeline: int, channel: int, log: IO[bytes]
+    ) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", guard.__file__, str(lifeline), str(channel), json.dumps(job)],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            pass_fds=(lifeline, channel),
+            start_new_session=True,  # a Ctrl-C reaches the study alone, which then ends the trial itself
+        )
+        self.pid = self._process.pid
+
+    def wait(self, timeout_s: float) -> int | None:
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+
 class WorkProcesses:
     """The processes of one trial (or of the preparation), as one thing: a channel, a log, an end."""
 
@@ -26,9 +63,10 @@ class WorkProcesses:
         self,
         argv: list[str],
         ranks: list[dict[str, str]],
-        environment: dict[str, str],
+        environment: Mapping[str, str],
         log: Path,
         scratch: Sequence[str] = (),
+        start: StartGuard = ProgramGuard,
     ) -> None:
         """Starts them.
 
@@ -38,6 +76,7 @@ class WorkProcesses:
             environment: the whole environment of all.
             log: takes the output of all.
             scratch: a folder and a pattern of what in it is removed when all have ended, however they did.
+            start: how their guard is started.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
@@ -45,19 +84,17 @@ class WorkProcesses:
         lifeline_read, self._lifeline = os.pipe()
         ranks = [{**ranks[0], CHANNEL_FD: str(theirs.fileno())}, *ranks[1:]]
         self._extensions, self._scratch = str(extensions_folder(environment).resolve()), list(scratch)
-        job = json.dumps({"argv": argv, "ranks": ranks, "extensions": self._extensions, "scratch": self._scratch})
-        with log.open("ab") as output:
-            self._guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", guard.__file__, str(lifeline_read), str(theirs.fileno()), job],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=(lifeline_read, theirs.fileno()),
-                start_new_session=True,  # a Ctrl-C reaches the study alone, which then ends the trial itself
-            )
-        os.close(lifeline_read)
-        theirs.close()
+        job = {"argv": argv, "ranks": ranks, "extensions": self._extensions, "scratch": self._scratch}
+        try:
+            with log.open("ab") as output:
+                self._guard = start(job, environment, lifeline_read, theirs.fileno(), output)
+        except BaseException:
+            os.close(self._lifeline)
+            ours.close()
+            raise
+        finally:
+            os.close(lifeline_read)
+            theirs.close()
         self._listener = Listener(ours)
         self._ended = False
 
@@ -67,9 +104,8 @@ class WorkProcesses:
         event = self._listener.receive(timeout_s)
         if event is not None or not self._listener.closed:
             return event
-        try:
-            code = self._guard.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
+        code = self._guard.wait(max(0.0, deadline - time.monotonic()))
+        if code is None:
             return None  # rank 0 closed its channel and is still on its way out
         return Exited(code=128 - code if code < 0 else code)
 
@@ -88,8 +124,7 @@ class WorkProcesses:
         # The guard does it, since it goes on when this process is killed meanwhile; after it, what it didn't live to.
         deadline = time.monotonic() + patience_s
         os.close(self._lifeline)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._guard.wait(patience_s)
+        self._guard.wait(patience_s)
         session = self._guard.pid
         left = guard.end_session(session, self._extensions, self._scratch, max(1.0, deadline - time.monotonic()))
         self._listener.close()

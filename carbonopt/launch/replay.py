@@ -61,6 +61,9 @@ class ReplayLauncher:
     def start(self, spec: TrialSpec, log: Path) -> "ReplayedTrial":
         return ReplayedTrial(self._find(spec.params, spec.seed), self._advance, log)
 
+    def close(self) -> None:
+        pass
+
     def check_covers(
         self, combinations: list[dict[str, Scalar]] | None, complete: Callable[[dict], TrialParams]
     ) -> None:

@@ -14,7 +14,7 @@ from carbonopt.train import ranks
 from carbonopt.train.evaluation import evaluate
 from carbonopt.train.failures import Diverged
 from carbonopt.train.packing import IGNORED, Tokens
-from carbonopt.trial import EvalPoint, Phase
+from carbonopt.trial import EvalPoint, Phase, Stage
 
 _LOSS_CHECK_STEPS = 50  # reading the loss waits for the GPU; between two evaluations this often is enough
 
@@ -81,6 +81,9 @@ class Evaluations(TrainerCallback):
     ) -> TrainerControl:
         step = state.global_step
         if self._speaker is not None:
+            if step == 1:
+                ranks.wait_for_device()  # or what the first step has begun would be counted with the others
+                self._speaker.stage(Stage.STEPS)
             self._speaker.progress(step, self._plan.total_steps)
         if step in self._plan.evaluation_steps:
             self._check_loss(step)

@@ -42,10 +42,15 @@ def check_devices() -> None:
         )
 
 
-def together() -> None:
-    """Returns when the device is idle on every rank: nothing that belongs to one phase runs on into the next."""
+def wait_for_device() -> None:
+    """Returns when this rank's device is idle."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def together() -> None:
+    """Returns when the device is idle on every rank: nothing that belongs to one phase runs on into the next."""
+    wait_for_device()
     if world_size() > 1:
         dist.barrier()
 

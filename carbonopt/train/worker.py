@@ -22,7 +22,7 @@ from carbonopt.train import ranks
 from carbonopt.train.failures import reported
 from carbonopt.train.folder import PreparedFolder
 from carbonopt.train.packing import MicroBatches, open_tokens, total_steps
-from carbonopt.trial import Prepared, TrialSpec
+from carbonopt.trial import Prepared, Stage, TrialSpec
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -40,9 +40,10 @@ def run_trial(spec: TrialSpec, speaker: Speaker | None) -> dict[str, Any]:
         BadInput: if the parameters don't go with each other or with the data set.
         Diverged: when a loss is not finite.
     """
-    from carbonopt.train.ops import import_muon_uncompiled
+    from carbonopt.train import warm  # noqa: F401, all imports at once; a fork has them already
     from carbonopt.train.versions import package_versions
 
+    _begin(speaker, Stage.DATA)
     workload = Workload(**spec.workload)
     folder = PreparedFolder(Path(spec.prepared_dir))
     prepared = folder.read_summary()
@@ -50,7 +51,6 @@ def run_trial(spec: TrialSpec, speaker: Speaker | None) -> dict[str, Any]:
     ranks.check_devices()
     steps = total_steps(prepared.train_sequences, spec.params.global_batch_size, spec.params.epochs)
     trainer = _trainer(spec, workload, folder, _plan(spec, workload, prepared, folder, steps), speaker)
-    import_muon_uncompiled()
     trainer.train()
     if os.environ.get(SAVE_MODEL) == "1":
         _save_model(trainer, folder, Path(spec.trial_dir) / "model")
@@ -59,6 +59,11 @@ def run_trial(spec: TrialSpec, speaker: Speaker | None) -> dict[str, Any]:
         "tokens": trainer.state.global_step * spec.params.global_batch_size * workload.sequence_length,
         "versions": package_versions(),
     }
+
+
+def _begin(speaker: Speaker | None, stage: Stage) -> None:
+    if speaker is not None:
+        speaker.stage(stage)
 
 
 def _check_ranks(spec: TrialSpec) -> None:
@@ -89,7 +94,9 @@ def _trainer(
     from carbonopt.train.loop import Evaluations, TokenLoss, TrialTrainer
 
     params = spec.params
+    _begin(speaker, Stage.MODEL)
     arguments, model = _arguments_and_model(spec, workload, folder, plan.total_steps)
+    _begin(speaker, Stage.ENGINE)
     loss = TokenLoss(plan.tokens_per_step, params.world_size)
     evaluations = Evaluations(plan, loss, speaker)
     trainer = TrialTrainer(

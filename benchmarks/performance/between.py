@@ -1,0 +1,95 @@
+"""How long a study takes from the end of one trial to the first optimizer step of the next, warm and cold.
+
+    python benchmarks/performance/between.py STUDY.yaml [--trials N] [--out FILE.json]
+
+Runs the study twice, in empty folders: with the warm start and without. All times are those of the trials' own records.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from datetime import datetime
+from pathlib import Path
+
+import yaml
+
+BEFORE_STEPS = ("imports", "data", "model", "engine", "compile")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("study", type=Path)
+    parser.add_argument("--trials", type=int, default=8)
+    parser.add_argument("--out", type=Path, help="JSON file for every single time")
+    options = parser.parse_args()
+    found = {}
+    for name, warm in (("warm", True), ("cold", False)):
+        with tempfile.TemporaryDirectory() as folder:
+            records = run(options.study, options.trials, warm, Path(folder))
+        found[name] = [times(before, after) for before, after in itertools.pairwise(records)]
+    print(table(found))
+    if options.out is not None:
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def run(study: Path, trials: int, warm: bool, folder: Path) -> list[dict]:
+    """The records of a study of so many trials."""
+    raw = yaml.safe_load(study.read_text())
+    raw["launch"] = {**raw.get("launch", {}), "warm_start": warm}
+    raw["budget"] = {"trials": trials}
+    raw.pop("confirm", None)
+    # Beside the original, whose paths are relative to its folder.
+    changed = study.with_name(f".{study.stem}-{'warm' if warm else 'cold'}.yaml")
+    changed.write_text(yaml.safe_dump(raw))
+    command = [sys.executable, "-m", "carbonopt"]
+    try:
+        done = subprocess.run([*command, "run", str(changed), "--out", str(folder / "run")], check=False)
+    finally:
+        changed.unlink()
+    if done.returncode not in (0, 3):
+        raise SystemExit(f"the study ended with code {done.returncode}")
+    exported = subprocess.run(
+        [*command, "export", str(folder / "run"), "--format", "jsonl"], check=True, capture_output=True, text=True
+    ).stdout
+    return [json.loads(line) for line in exported.splitlines()]
+
+
+def times(before: dict, after: dict) -> dict[str, float]:
+    """Seconds between two trials, by what they go to."""
+
+    def stage(record: dict, name: str) -> float:
+        return record["stages"].get(name, {"duration_s": 0.0})["duration_s"]
+
+    lasted_s = sum(one["duration_s"] for one in before["stages"].values())
+    pause = datetime.fromisoformat(after["started_at"]) - datetime.fromisoformat(before["started_at"])
+    parts = {
+        "teardown": stage(before, "teardown"),
+        "record, propose, start": pause.total_seconds() - lasted_s + stage(after, "imports"),
+        "device and data": stage(after, "data"),
+        "model": stage(after, "model"),
+        "engine": stage(after, "engine"),
+        "first step": stage(after, "compile"),
+    }
+    return {"end to first step": sum(parts.values()), **parts}
+
+
+def table(found: dict[str, list[dict[str, float]]]) -> str:
+    """Median (lowest to highest) of each part, in Markdown."""
+    names = list(next(iter(found.values()))[0])
+    lines = [f"| seconds | {' | '.join(f'{name}, n = {len(rows)}' for name, rows in found.items())} |"]
+    lines.append("| --- |" + " ---: |" * len(found))
+    for part in names:
+        cells = []
+        for rows in found.values():
+            values = [row[part] for row in rows]
+            cells.append(f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})")
+        lines.append(f"| {part} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""Trials forked from a process that has imported everything: as fresh, as well watched, with the same digits."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from test_launch import gone, until_exit
+
+from carbonopt.channel import Exited, Progress
+from carbonopt.errors import CarbonoptError
+from carbonopt.launch.processes import WorkProcesses
+from carbonopt.launch.warm import CannotFork, Template
+
+# What ranks are forked from here: quick to import, and it speaks as a trial does.
+MODULE = """
+import json, os, socket, sys, time
+
+imported_by = os.getpid()
+
+def unfit():
+    return os.environ.get("UNFIT")
+
+def say(event, **fields):
+    connection = socket.socket(fileno=int(os.environ["CARBONOPT_CHANNEL_FD"]))
+    connection.sendall(json.dumps({"event": event, **fields}).encode() + b"\\n")
+    connection.detach()
+
+def run(argv):
+    return eval(argv[-1]) or 0
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "forked_here.py").write_text(textwrap.dedent(MODULE))
+    return {**os.environ, "PYTHONPATH": str(tmp_path)}
+
+
+@pytest.fixture
+def template(environment: dict[str, str], tmp_path: Path):
+    made = Template("forked_here", environment, tmp_path / "template-log.txt")
+    assert made.ready(30)
+    yield made
+    made.close()
+
+
+def start(template: Template, expression: str, tmp_path: Path, ranks: int = 1) -> WorkProcesses:
+    environments = [{"RANK": str(rank)} for rank in range(ranks)]
+    return WorkProcesses([expression], environments, dict(os.environ), tmp_path / "log.txt", start=template.start)
+
+
+def test_each_trial_is_a_process_of_its_own_that_imports_nothing(template: Template, tmp_path: Path) -> None:
+    seen = []
+    for _ in range(3):
+        work = start(template, "say('Progress', step=os.getpid(), total_steps=imported_by) or print('said')", tmp_path)
+        heard, ended = until_exit(work)
+        work.end()
+        assert isinstance(heard, Progress)
+        assert ended == Exited(code=0)
+        seen.append(heard)
+    assert len({one.step for one in seen}) == 3
+    (parent,) = {one.total_steps for one in seen}
+    assert psutil.Process(parent).is_running()
+    assert (tmp_path / "log.txt").read_text() == "said\n" * 3
+
+
+@pytest.mark.parametrize(
+    ("expression", "code"),
+    [("3", 3), ("os.kill(os.getpid(), 9)", 137), ("os.kill(os.getpid(), 7)", 135), ("1 / 0", 1), ("sys.exit(5)", 1)],
+)
+def test_how_a_forked_trial_ended_is_known(expression: str, code: int, template: Template, tmp_path: Path) -> None:
+    work = start(template, expression, tmp_path)
+    assert until_exit(work) == [Exited(code=code)]
+    work.end()
+    assert ("ZeroDivisionError" in work.log_tail()) == (expression == "1 / 0")
+    again = start(template, "4", tmp_path)
+    assert until_exit(again) == [Exited(code=4)]
+    again.end()
+
+
+def test_the_death_of_one_forked_rank_ends_the_others(template: Template, tmp_path: Path) -> None:
+    work = start(template, "78 if os.environ['RANK'] == '1' else time.sleep(600)", tmp_path, ranks=3)
+    began = time.monotonic()
+    assert until_exit(work)[-1] == Exited(code=78)
+    assert time.monotonic() - began < 15
+    work.end()
+
+
+def test_end_leaves_no_forked_process(template: Template, tmp_path: Path) -> None:
+    expression = "say('Progress', step=__import__('subprocess').Popen(['sleep', '600']).pid, total_steps=os.getpid())"
+    work = start(template, f"{expression} or time.sleep(600)", tmp_path)
+    heard = work.receive(20)
+    assert isinstance(heard, Progress)
+    guard = psutil.Process(heard.total_steps).parent().pid
+    work.end()
+    assert [pid for pid in (heard.step, heard.total_steps, guard) if not gone(pid)] == []
+
+
+def test_the_study_killed_takes_template_and_trial_along(environment: dict[str, str], tmp_path: Path) -> None:
+    script = f"""
+import os, sys, time
+from pathlib import Path
+from carbonopt.launch.processes import WorkProcesses
+from carbonopt.launch.warm import Template
+template = Template("forked_here", dict(os.environ), Path({str(tmp_path / "t")!r}))
+while not template.ready(1):
+    pass
+work = WorkProcesses(["say('Progress', step=os.getpid(), total_steps=imported_by) or time.sleep(600)"], [{{}}],
+                     dict(os.environ), Path({str(tmp_path / "log")!r}), start=template.start)
+heard = work.receive(20)
+print(heard.step, heard.total_steps, flush=True)
+time.sleep(600)
+"""
+    study = subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
+    pids = [int(pid) for pid in study.stdout.readline().split()]
+    assert all(psutil.pid_exists(pid) for pid in pids)
+    study.kill()
+    study.wait()
+    assert [pid for pid in pids if not gone(pid)] == []
+
+
+def test_a_trial_outlives_its_template(template: Template, tmp_path: Path) -> None:
+    """The template can be what the kernel kills for want of memory; the trial that runs goes on."""
+    work = start(
+        template,
+        "say('Progress', step=imported_by, total_steps=1) or time.sleep(1) or say('Progress', step=2, total_steps=2)",
+        tmp_path,
+    )
+    heard = work.receive(20)
+    assert isinstance(heard, Progress)
+    os.kill(heard.step, signal.SIGKILL)
+    assert until_exit(work) == [Progress(step=2, total_steps=2), Exited(code=0)]
+    work.end()
+    with pytest.raises(CannotFork, match=r"gone|answer"):
+        start(template, "0", tmp_path)
+
+
+def test_a_template_that_cant_says_why(environment: dict[str, str], tmp_path: Path) -> None:
+    unfit = Template("forked_here", {**environment, "UNFIT": "it has opened a GPU"}, tmp_path / "log")
+    broken = Template("no_such_module", environment, tmp_path / "log")
+    try:
+        with pytest.raises(CannotFork, match="it has opened a GPU"):
+            unfit.ready(30)
+        with pytest.raises(CarbonoptError, match=r"ended with code 1 \(log: .*log\)"):
+            broken.ready(30)
+        assert "No module named 'no_such_module'" in (tmp_path / "log").read_text()
+    finally:
+        unfit.close()
+        broken.close()
+
+
+# ------------------------------------------------------------------------------------------------------- real training
+
+STUDY = """
+name: warm
+workload:
+  model: {{from_config: {{model_type: gpt2, n_layer: 1, n_head: 2, n_embd: 32, n_positions: 32}}}}
+  tokenizer: {{kind: byte}}
+  dataset: {{builtin: python-docs}}
+  sequence_length: 32
+  evaluations: 2
+target: {{perplexity: 1000000.0}}
+search:
+  space:
+    global_batch_size: 16
+    learning_rate: 1.0e-2
+    epochs: 0.02
+    zero_stage: {{choices: {stages}}}
+  pruning: {{target: false, cap: false}}
+  sampler: grid
+  seed: 3
+budget: {{trials: 2}}
+carbon: {{intensity_g_co2e_per_kwh: 100}}
+launch: {{gpus: [], cpu_ranks: {ranks}, warm_start: {warm}}}
+"""
+
+
+def records(tmp_path: Path, **study: object) -> list[dict]:
+    file = tmp_path / "study.yaml"
+    file.write_text(STUDY.format(**study))
+    folder = tmp_path / f"run-{study['warm']}"
+    command = [sys.executable, "-m", "carbonopt"]
+    done = subprocess.run([*command, "run", file, "--out", folder], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "imports everything anew" not in done.stderr
+    exported = subprocess.run([*command, "export", folder, "--format", "jsonl"], capture_output=True, check=True)
+    return [json.loads(line) for line in exported.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(("stages", "ranks"), [([0, 1], 1), ([2, 3], 2)], ids=["one rank", "two ranks"])
+def test_warm_and_cold_trials_end_with_the_same_digits(stages: list[int], ranks: int, tmp_path: Path) -> None:
+    warm = records(tmp_path, stages=stages, ranks=ranks, warm="true")
+    cold = records(tmp_path, stages=stages, ranks=ranks, warm="false")
+    assert [record["state"] for record in warm + cold] == ["complete"] * 4
+    assert [[point["nll_sum"] for point in record["evals"]] for record in warm] == [
+        [point["nll_sum"] for point in record["evals"]] for record in cold
+    ]
+    assert max(one["stages"]["imports"]["duration_s"] for one in warm) < min(
+        one["stages"]["imports"]["duration_s"] for one in cold
+    )
+
+
+def test_stages_add_up_to_the_trial(tmp_path: Path) -> None:
+    for record in records(tmp_path, stages=[0, 1], ranks=1, warm="true"):
+        stages = record["stages"].values()
+        assert sum(one["energy_kwh"] for one in stages) == pytest.approx(record["energy_kwh"]["total"], rel=1e-9)
+        assert sum(one["duration_s"] for one in stages) == pytest.approx(record["duration_s"]["total"], abs=0.1)
+        assert set(record["stages"]) == {
+            "imports", "data", "model", "engine", "compile", "steps", "evaluation", "teardown",
+        }  # fmt: skip
