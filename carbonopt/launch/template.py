@@ -1,14 +1,16 @@
 """A process that has imported what trials need, and forks itself for each of them.
 
-    python -m carbonopt.launch.template CONTROL_FD MODULE
+    python -m carbonopt.launch.template CONTROL_FD MODULE FOLDER
 
 Started once by the study. It imports MODULE, answers {"unfit": why forks of it can't train, or null}, and then, for
 each job that it is sent, forks the guard of a session (see `guard`), which forks the ranks. It never touches a GPU, so
 that every rank opens its own. It ends when the study closes the control socket or dies; the guards see to their ranks.
+FOLDER, the study's, is for those who look at the list of processes, where forks go by the names "guard" and "rank N".
 
 MODULE has `unfit() -> str | None` and `run(argv) -> int`, which is a rank's whole work and returns its exit code.
 """
 
+import ctypes
 import gc
 import importlib
 import json
@@ -23,6 +25,7 @@ from carbonopt.channel import CHANNEL_FD
 from carbonopt.launch import guard
 
 MESSAGE_BYTES = 1 << 20
+_PR_SET_NAME = 15
 DESCRIPTORS = 4  # of a job: lifeline, channel, status, log
 
 
@@ -68,6 +71,7 @@ def _lead(module: ModuleType, job: dict, lifeline: int, channel: int, status: in
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
+        _call_itself("guard")
         os.write(status, f"{os.getpid()}\n".encode())
         nowhere = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((nowhere, 0), (log, 1), (log, 2)):
@@ -96,6 +100,7 @@ def _work(module: ModuleType, argv: list[str], environment: dict[str, str]) -> N
     """A rank's life."""
     code = 1
     try:
+        _call_itself(f"rank {environment.get('RANK', 0)}")
         os.environ.update(environment)
         code = module.run(argv)
     except BaseException as error:  # noqa: BLE001, as above
@@ -104,6 +109,10 @@ def _work(module: ModuleType, argv: list[str], environment: dict[str, str]) -> N
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _call_itself(name: str) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ class Template:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "carbonopt.launch.template", str(theirs.fileno()), module],
+                [sys.executable, "-m", "carbonopt.launch.template", str(theirs.fileno()), module, str(log.parent)],
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
