@@ -57,6 +57,10 @@ class StudyPaths:
     def template_log(self) -> Path:
         return self.root / "template-log.txt"
 
+    def waiting_log(self, number: int) -> Path:
+        """Of processes that don't know yet which trial they are."""
+        return self.root / f".next-{number}-log.txt"
+
     @property
     def prepare_spec(self) -> Path:
         return self.root / "prepare.json"

@@ -319,7 +319,7 @@ def _open(
     hardware = describe_hardware(launch.gpus)
     launcher = LocalLauncher(launch, gpu_uuids(launch.gpus), display.warn)
     # It imports while the meter is set up, and leaves the GPUs alone, whose idle power is measured then.
-    launcher.warm_up(paths.template_log.resolve())
+    launcher.warm_up(paths)
     try:
         return launcher, MachineMeter(launch.gpus, config.carbon.objective, interrupted), hardware
     except BaseException:

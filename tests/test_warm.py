@@ -16,7 +16,7 @@ from test_launch import gone, until_exit
 from carbonopt.channel import Exited, Progress
 from carbonopt.errors import CarbonoptError
 from carbonopt.launch.processes import WorkProcesses
-from carbonopt.launch.warm import CannotFork, Template
+from carbonopt.launch.warm import CannotFork, Template, WaitingTrial
 
 # What ranks are forked from here: quick to import, and it speaks as a trial does.
 MODULE = """
@@ -33,7 +33,8 @@ def say(event, **fields):
     connection.detach()
 
 def run(argv):
-    return eval(argv[-1]) or 0
+    os.read(int(os.environ["CARBONOPT_GATE_FD"]), 1)
+    return eval(os.pread(int(os.environ["CARBONOPT_SPEC_FD"]), 10000, 0).decode()) or 0
 """
 
 
@@ -52,8 +53,12 @@ def template(environment: dict[str, str], tmp_path: Path):
 
 
 def start(template: Template, expression: str, tmp_path: Path, ranks: int = 1) -> WorkProcesses:
+    return waiting(template, tmp_path, ranks).begin(expression, tmp_path / "trial" / "log.txt")
+
+
+def waiting(template: Template, tmp_path: Path, ranks: int = 1) -> WaitingTrial:
     environments = [{"RANK": str(rank)} for rank in range(ranks)]
-    return WorkProcesses([expression], environments, dict(os.environ), tmp_path / "log.txt", start=template.start)
+    return WaitingTrial(template, environments, dict(os.environ), tmp_path / "waiting.txt")
 
 
 def test_each_trial_is_a_process_of_its_own_that_imports_nothing(template: Template, tmp_path: Path) -> None:
@@ -68,7 +73,8 @@ def test_each_trial_is_a_process_of_its_own_that_imports_nothing(template: Templ
     assert len({one.step for one in seen}) == 3
     (parent,) = {one.total_steps for one in seen}
     assert psutil.Process(parent).is_running()
-    assert (tmp_path / "log.txt").read_text() == "said\n" * 3
+    assert (tmp_path / "trial" / "log.txt").read_text() == "said\n"
+    assert not (tmp_path / "waiting.txt").exists()
 
 
 @pytest.mark.parametrize(
@@ -107,15 +113,15 @@ def test_the_study_killed_takes_template_and_trial_along(environment: dict[str, 
     script = f"""
 import os, sys, time
 from pathlib import Path
-from carbonopt.launch.processes import WorkProcesses
-from carbonopt.launch.warm import Template
+from carbonopt.launch.warm import Template, WaitingTrial
 template = Template("forked_here", dict(os.environ), Path({str(tmp_path / "t")!r}))
 while not template.ready(1):
     pass
-work = WorkProcesses(["say('Progress', step=os.getpid(), total_steps=imported_by) or time.sleep(600)"], [{{}}],
-                     dict(os.environ), Path({str(tmp_path / "log")!r}), start=template.start)
+first, second = (WaitingTrial(template, [{{}}], dict(os.environ), Path({str(tmp_path)!r}) / name) for name in "ab")
+work = first.begin("say('Progress', step=os.getpid(), total_steps=imported_by) or time.sleep(600)",
+                   Path({str(tmp_path / "log")!r}))
 heard = work.receive(20)
-print(heard.step, heard.total_steps, flush=True)
+print(heard.step, heard.total_steps, second.work._guard.pid, flush=True)
 time.sleep(600)
 """
     study = subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
@@ -140,6 +146,37 @@ def test_a_trial_outlives_its_template(template: Template, tmp_path: Path) -> No
     work.end()
     with pytest.raises(CannotFork, match=r"gone|answer"):
         start(template, "0", tmp_path)
+
+
+def ranks_of(one: WaitingTrial, count: int) -> list[int]:
+    deadline = time.monotonic() + 10
+    while len(found := psutil.Process(one.work._guard.pid).children()) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return [rank.pid for rank in found]
+
+
+def test_one_that_waits_does_nothing_until_it_is_told_and_can_be_dropped(template: Template, tmp_path: Path) -> None:
+    one = waiting(template, tmp_path, ranks=2)
+    guard = one.work._guard.pid
+    processes = [guard, *ranks_of(one, 2)]
+    time.sleep(0.5)
+    assert not one.has_died
+    assert sorted(psutil.Process(pid).name() for pid in processes) == ["guard", "rank 0", "rank 1"]
+    one.end()
+    assert [pid for pid in processes if not gone(pid)] == []
+    assert not (tmp_path / "waiting.txt").exists()
+
+
+def test_one_that_died_while_it_waited_is_noticed(template: Template, tmp_path: Path) -> None:
+    one = waiting(template, tmp_path)
+    (rank,) = ranks_of(one, 1)
+    os.kill(rank, signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while not one.has_died:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    one.end()
 
 
 def test_a_template_that_cant_says_why(environment: dict[str, str], tmp_path: Path) -> None:

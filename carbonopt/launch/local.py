@@ -1,7 +1,8 @@
 """Trials on this machine, each a fresh set of processes."""
 
+import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from carbonopt.channel import Exited, Failed, Finished
@@ -10,7 +11,7 @@ from carbonopt.errors import BEFORE_FIRST_TRIAL, BadInput, CarbonoptError, Study
 from carbonopt.launch.environment import rank_environments, work_environment
 from carbonopt.launch.extensions import needed_operators, wait_for
 from carbonopt.launch.processes import WorkProcesses
-from carbonopt.launch.warm import CannotFork, Template
+from carbonopt.launch.warm import CannotFork, Template, WaitingTrial
 from carbonopt.paths import StudyPaths, write_json
 from carbonopt.trial import Prepared, TrialSpec
 
@@ -28,18 +29,19 @@ class LocalLauncher:
         # The preparation has fetched what a hub has; a trial that went online would measure the network.
         self._environment = {**work_environment(launch, gpu_uuids), "HF_HUB_OFFLINE": "1"}
         self._template: Template | None = None
+        self._next: WaitingTrial | None = None
+        self._waiting_logs: Iterator[Path] = iter(())
 
-    def warm_up(self, log: Path) -> None:
-        """Starts the process that trials are forked from, which imports for seconds while the study goes on.
-
-        Args:
-            log: takes its output.
-        """
+    def warm_up(self, paths: StudyPaths) -> None:
+        """Starts the process that trials are forked from, which imports for seconds while the study goes on. The caller
+        holds the lock of the study's folder."""
         if self._launch.warm_start:
-            self._template = Template("carbonopt.train.warm", self._environment, log)
+            self._waiting_logs = (paths.waiting_log(number).resolve() for number in itertools.count())
+            self._template = Template("carbonopt.train.warm", self._environment, paths.template_log.resolve())
 
     def close(self) -> None:
-        """Ends what `warm_up` has started."""
+        """Ends what waits for a next trial, and what it was forked from."""
+        self._drop_next()
         if self._template is not None:
             self._template.close()
             self._template = None
@@ -51,14 +53,36 @@ class LocalLauncher:
     def start(self, spec: TrialSpec, log: Path) -> WorkProcesses:
         spec_file = Path(spec.trial_dir) / "spec.json"
         write_json(spec_file, spec.model_dump(mode="json"))
-        argv = [sys.executable, "-m", "carbonopt.train.worker", str(spec_file)]
-        ranks = rank_environments(self._launch)
         if self._template is not None:
             try:
-                return WorkProcesses(argv, ranks, self._environment, log, start=self._template.start)
+                return self._start_warm(self._template, spec, log)
             except CannotFork as error:
                 self._start_cold(str(error))
-        return WorkProcesses(argv, ranks, self._environment, log)
+        argv = [sys.executable, "-m", "carbonopt.train.worker", str(spec_file)]
+        return WorkProcesses(argv, rank_environments(self._launch), self._environment, log)
+
+    def _start_warm(self, template: Template, spec: TrialSpec, log: Path) -> WorkProcesses:
+        if self._next is not None and self._next.has_died:
+            self._drop_next()
+        waiting = self._next or self._waiting(template)
+        self._next = None
+        work = waiting.begin(spec.model_dump_json(), log)
+        if self._launch.gpus:
+            # Opening a GPU takes longer than all the rest of a set-up. The next trial does it beside this one's.
+            try:
+                self._next = self._waiting(template)
+            except BaseException:
+                work.end()
+                raise
+        return work
+
+    def _waiting(self, template: Template) -> WaitingTrial:
+        return WaitingTrial(template, rank_environments(self._launch), self._environment, next(self._waiting_logs))
+
+    def _drop_next(self) -> None:
+        if self._next is not None:
+            self._next.end()
+            self._next = None
 
     def _start_cold(self, why: str) -> None:
         self._note(f"each trial imports everything anew from now on: {why}")

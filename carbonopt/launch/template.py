@@ -21,12 +21,12 @@ import sys
 from collections.abc import Callable
 from types import ModuleType
 
-from carbonopt.channel import CHANNEL_FD
+from carbonopt.channel import CHANNEL_FD, GATE_FD, SPEC_FD
 from carbonopt.launch import guard
 
 MESSAGE_BYTES = 1 << 20
 _PR_SET_NAME = 15
-DESCRIPTORS = 4  # of a job: lifeline, channel, status, log
+DESCRIPTORS = 6  # of a job: lifeline, channel, status, log, gate, specification
 
 
 class ForkedRank:
@@ -65,7 +65,9 @@ def main(control_fd: int, module_name: str) -> None:
             os.close(descriptor)
 
 
-def _lead(module: ModuleType, job: dict, lifeline: int, channel: int, status: int, log: int) -> None:
+def _lead(
+    module: ModuleType, job: dict, lifeline: int, channel: int, status: int, log: int, gate: int, spec: int
+) -> None:
     """A guard's life. It says its number, which is the session's, and at its end its exit code."""
     code = 1
     try:
@@ -83,8 +85,10 @@ def _lead(module: ModuleType, job: dict, lifeline: int, channel: int, status: in
                 begin()
                 for mine in (lifeline, status, *((channel,) if its_channel is None else ())):
                     os.close(mine)
+                # By their numbers in this process.
+                environment = {**environment, GATE_FD: str(gate), SPEC_FD: str(spec)}
                 if its_channel is not None:
-                    environment = {**environment, CHANNEL_FD: str(its_channel)}  # its number in this process
+                    environment[CHANNEL_FD] = str(its_channel)
                 _work(module, argv, environment)
             return ForkedRank(pid)
 

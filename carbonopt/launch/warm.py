@@ -8,12 +8,15 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from carbonopt.channel import Exited
 from carbonopt.errors import CarbonoptError
+from carbonopt.launch.processes import WorkProcesses
 from carbonopt.launch.template import MESSAGE_BYTES
 
 _PATIENCE_S = 10.0  # with a fork that doesn't say its number
@@ -65,19 +68,20 @@ class Template:
             raise CannotFork(self._answer["unfit"])
         return True
 
-    def start(
-        self, job: dict[str, Any], environment: Mapping[str, str], lifeline: int, channel: int, log: IO[bytes]
-    ) -> "ForkedGuard":
-        """A guard with forked ranks; a `StartGuard`. Their environment is the template's.
+    def fork(self, job: dict[str, Any], *descriptors: int) -> "ForkedGuard":
+        """A guard with forked ranks, whose environment is the template's.
+
+        Args:
+            descriptors: of its lifeline, its channel, its output, and its ranks' gate and specification.
 
         Raises:
             CannotFork: if the template has died.
         """
+        lifeline, channel, log, gate, spec = descriptors
         status, theirs = os.pipe()
         try:
-            # Fork shares pages but not the open file's position: the log is opened to append.
-            descriptors = [lifeline, channel, theirs, log.fileno()]
-            socket.send_fds(self._control, [json.dumps(job).encode()], descriptors)
+            job_text = json.dumps(job).encode()
+            socket.send_fds(self._control, [job_text], [lifeline, channel, theirs, log, gate, spec])
             return ForkedGuard(status)
         except OSError as error:
             raise CannotFork(f"the process to fork from is gone: {error.strerror}") from error
@@ -91,6 +95,65 @@ class Template:
             # Not asked to end: it may be in the middle of an import, and has nothing to lose.
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+
+
+class WaitingTrial:
+    """A trial's processes that wait to be told which trial they are; what any trial needs they do meanwhile.
+
+    Args:
+        ranks, environment: as `WorkProcesses` takes them.
+        log: takes their output until they are told.
+
+    Raises:
+        CannotFork: if the template has died.
+    """
+
+    def __init__(
+        self, template: Template, ranks: list[dict[str, str]], environment: Mapping[str, str], log: Path
+    ) -> None:
+        log.unlink(missing_ok=True)  # of a study that was killed
+        self._spec = tempfile.TemporaryFile()  # noqa: SIM115, it lives until the trial is told
+        gate, self._gate = os.pipe()
+
+        def start(job: dict, _: Mapping[str, str], lifeline: int, channel: int, output: IO[bytes]) -> ForkedGuard:
+            return template.fork(job, lifeline, channel, output.fileno(), gate, self._spec.fileno())
+
+        try:
+            self.work = WorkProcesses([], ranks, environment, log, start=start)
+        except BaseException:
+            self._open_gate()
+            raise
+        finally:
+            os.close(gate)
+
+    @property
+    def has_died(self) -> bool:
+        """They can: the trial before may leave no memory for them, not even to begin with."""
+        return isinstance(self.work.receive(0.0), Exited)
+
+    def begin(self, spec: str, log: Path) -> WorkProcesses:
+        """Tells them.
+
+        Args:
+            spec: the trial's specification, as JSON.
+            log: the new name of what takes their output.
+        """
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.work.log = self.work.log.rename(log)
+        self._spec.write(spec.encode())
+        self._spec.flush()
+        self._open_gate()
+        return self.work
+
+    def end(self) -> None:
+        """For those that nobody needs any more."""
+        self.work.end()
+        self._open_gate()
+        self.work.log.unlink(missing_ok=True)
+
+    def _open_gate(self) -> None:
+        os.close(self._gate)
+        self._spec.close()
 
 
 class ForkedGuard:

@@ -169,10 +169,10 @@ def _save_model(trainer: "TrialTrainer", folder: PreparedFolder, target: Path) -
         AutoTokenizer.from_pretrained(folder.tokenizer).save_pretrained(target)
 
 
-def main(spec_path: str) -> int:
+def main(spec_json: str) -> int:
     speaker = Speaker.inherited() if CHANNEL_FD in os.environ else None
     with reported(speaker, ranks.peak_memory_gib) as outcome:
-        spec = TrialSpec(**json.loads(Path(spec_path).read_text(encoding="utf-8")))
+        spec = TrialSpec(**json.loads(spec_json))
         summary = run_trial(spec, speaker)
         if speaker is not None:
             speaker.finished(summary)
@@ -182,7 +182,7 @@ def main(spec_path: str) -> int:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1])
+    code = main(Path(sys.argv[1]).read_text(encoding="utf-8"))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # all is said and written; taking down the interpreter would cost the trial another second
