@@ -16,6 +16,7 @@ from carbonopt.trial import EvalPoint, Frozen, Phase, Stage, StopReason
 CHANNEL_FD = "CARBONOPT_CHANNEL_FD"  # environment variable: the descriptor that rank 0 inherits
 SPEC_FD = "CARBONOPT_SPEC_FD"  # environment variable: the descriptor of a file that will hold the trial's specification
 GATE_FD = "CARBONOPT_GATE_FD"  # environment variable: the descriptor of a pipe that ends once it does
+PREPARED = "CARBONOPT_PREPARED"  # environment variable: the folder of the tokenized data and the model's configuration
 GPU_UUIDS = "CARBONOPT_GPU_UUIDS"  # environment variable: the measured GPUs, as NVML names them, with commas
 
 FailureKind = Literal["out_of_memory", "diverged", "bad_input", "crash"]

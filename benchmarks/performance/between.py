@@ -1,8 +1,8 @@
 """How long a study takes from the end of one trial to the first optimizer step of the next, warm and cold.
 
-    python benchmarks/performance/between.py STUDY.yaml [--trials N] [--out FILE.json]
+    python benchmarks/performance/between.py STUDY.yaml [--trials N] [--ways warm cold] [--out FILE.json]
 
-Runs the study twice, in empty folders: with the warm start and without. All times are those of the trials' own records.
+Runs the study in empty folders, with the warm start and without. All times are those of the trials' own records.
 """
 
 import argparse
@@ -24,12 +24,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("study", type=Path)
     parser.add_argument("--trials", type=int, default=8)
+    parser.add_argument("--ways", nargs="+", choices=["warm", "cold"], default=["warm", "cold"])
     parser.add_argument("--out", type=Path, help="JSON file for every single time")
     options = parser.parse_args()
     found = {}
-    for name, warm in (("warm", True), ("cold", False)):
+    for name in options.ways:
         with tempfile.TemporaryDirectory() as folder:
-            records = run(options.study, options.trials, warm, Path(folder))
+            records = run(options.study, options.trials, name == "warm", Path(folder))
         found[name] = [times(before, after) for before, after in itertools.pairwise(records)]
     print(table(found))
     if options.out is not None:

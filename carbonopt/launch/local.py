@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from carbonopt.channel import Exited, Failed, Finished
+from carbonopt.channel import PREPARED, Exited, Failed, Finished
 from carbonopt.config import LocalLaunch, StudyConfig
 from carbonopt.errors import BEFORE_FIRST_TRIAL, BadInput, CarbonoptError, StudyInterrupted
 from carbonopt.launch.environment import rank_environments, work_environment
@@ -31,11 +31,13 @@ class LocalLauncher:
         self._template: Template | None = None
         self._next: WaitingTrial | None = None
         self._waiting_logs: Iterator[Path] = iter(())
+        self._prepared = ""
 
     def warm_up(self, paths: StudyPaths) -> None:
         """Starts the process that trials are forked from, which imports for seconds while the study goes on. The caller
         holds the lock of the study's folder."""
         if self._launch.warm_start:
+            self._prepared = str(paths.prepared.resolve())
             self._waiting_logs = (paths.waiting_log(number).resolve() for number in itertools.count())
             self._template = Template("carbonopt.train.warm", self._environment, paths.template_log.resolve())
 
@@ -77,7 +79,8 @@ class LocalLauncher:
         return work
 
     def _waiting(self, template: Template) -> WaitingTrial:
-        return WaitingTrial(template, rank_environments(self._launch), self._environment, next(self._waiting_logs))
+        ranks = [{**rank, PREPARED: self._prepared} for rank in rank_environments(self._launch)]
+        return WaitingTrial(template, ranks, self._environment, next(self._waiting_logs))
 
     def _drop_next(self) -> None:
         if self._next is not None:

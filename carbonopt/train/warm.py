@@ -7,15 +7,25 @@ that has opened one can't use it.
 import importlib
 import importlib.util
 import os
+import sys
+import traceback
+from pathlib import Path
 
 import deepspeed
 import torch
 import torch.nn.functional as F
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from carbonopt.channel import GATE_FD, GPU_UUIDS, SPEC_FD
+from carbonopt.channel import GATE_FD, GPU_UUIDS, PREPARED, SPEC_FD
 from carbonopt.train import worker
 from carbonopt.train.exits import CRASH_EXIT
+from carbonopt.train.folder import PreparedFolder
+from carbonopt.train.model import parameter_count
 from carbonopt.train.ops import import_muon_uncompiled
+
+# Parameters of the model that a waiting trial practises with, beside another that trains: with gradients and optimizer
+# 1 GB.
+_MOST_PRACTISED = 60_000_000
 
 # What the Trainer, DeepSpeed and torch import while they set a trial up or make its first step.
 _MODULES = (
@@ -23,7 +33,6 @@ _MODULES = (
     "carbonopt.train.deepspeed_config",
     "carbonopt.train.evaluation",
     "carbonopt.train.loop",
-    "carbonopt.train.model",
     "carbonopt.train.versions",
     "transformers.integrations.deepspeed",
     "transformers.models.auto.modeling_auto",
@@ -65,20 +74,40 @@ def run(argv: list[str]) -> int:
 
 
 def _open_gpu() -> None:
-    """Does what only the first use of a GPU in a process costs: CUDA's context, NCCL's communicator, the libraries."""
+    """Does what only the first use of a GPU in a process costs: CUDA's context, NCCL's communicator, the kernels."""
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     deepspeed.init_distributed(dist_backend="nccl", verbose=False)
     torch.distributed.all_reduce(torch.zeros(1, device=device))
-    for dtype in (torch.float32, torch.bfloat16):
-        weight = torch.ones(64, 64, device=device, dtype=dtype, requires_grad=True)
-        hidden = F.layer_norm(F.gelu(torch.ones(4, 64, 64, device=device, dtype=dtype) @ weight), (64,))
-        heads = hidden.unsqueeze(1)
-        mixed = F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
-        logits = (mixed @ weight).float().flatten(0, 2)
-        F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64, device=device)).backward()
-        torch.optim.AdamW([weight], fused=True).step()
-    del weight, hidden, heads, mixed, logits
+    try:
+        _practise(PreparedFolder(Path(os.environ[PREPARED])), device)
+    except Exception:  # noqa: BLE001, not every model can be cut down; the trial itself says what is wrong with one
+        traceback.print_exc()
+        print("The trial's first step will take longer: it could not be practised.", file=sys.stderr)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
+
+
+def _practise(folder: PreparedFolder, device: torch.device) -> None:
+    """One step of a model of the workload's kind with a single layer. Nothing that it draws or learns is kept."""
+    prepared = folder.read_summary()
+    config = AutoConfig.from_pretrained(folder.model_config)
+    config.num_hidden_layers = 1
+    if hasattr(config, "auto_map") or parameter_count(config, trust_remote_code=False) > _MOST_PRACTISED:
+        return
+    with device:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        tokens = torch.zeros(2, prepared.sequence_length, dtype=torch.int64)
+    master = [parameter.detach().float().requires_grad_() for parameter in model.parameters()]
+    optimizer = torch.optim.AdamW(master, fused=True)
+    model.train()
+    logits = model(input_ids=tokens).logits.float()
+    F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="sum").backward()
+    for weights, parameter in zip(master, model.parameters(), strict=True):
+        weights.grad = torch.zeros_like(weights) if parameter.grad is None else parameter.grad.float()
+    torch.nn.utils.clip_grad_norm_(master, 1.0)
+    optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        model(input_ids=tokens)
