@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import signal
 import sys
@@ -81,18 +82,21 @@ def run(
         raise BadInput("; ".join(failures))
     with study_folder(paths), _interruptible() as interrupted:
         display = LiveDisplay(config)
-        for finding in findings:
-            if finding.status == "warning":
-                display.warn(f"{finding.name}: {finding.as_text()}")
+
+        def warn() -> None:
+            for finding in findings:
+                if finding.status == "warning":
+                    display.warn(f"{finding.name}: {finding.as_text()}")
+
         trackers = open_trackers(config, paths.trackers, display.warn)
         try:
-            data = run_study(checked, text, paths, storage, display, trackers, interrupted)
+            data = run_study(checked, text, paths, storage, display, trackers, interrupted, warn)
         finally:
             trackers.close()
             display.close()
         page = _write_report(data, paths, paths.report)
     met = _print_recommendation(data)
-    print(f"\nReport: {page}")
+    print(f"\nReport: {_printable(str(page))}")
     raise typer.Exit(EXIT_MET if met else EXIT_NOT_MET)
 
 
@@ -124,8 +128,8 @@ def recommend(
     storage: StorageUrl = None,
 ) -> None:
     """Print the recommendation alone; another target needs no new trial."""
-    if target is not None and not target > 0:
-        raise BadInput(f"--target must be above 0, but got {target:g}.")
+    if target is not None and not 1 <= target < math.inf:
+        raise BadInput(f"--target must be a number from 1 up, as every perplexity is, but got {target:g}.")
     _, data = _read(study_dir, storage)
     if as_json:
         from carbonopt.analysis.recommend import recommend as recommend_for
@@ -164,8 +168,10 @@ def check(study: StudyFile) -> None:
 
     from carbonopt.checked import check as check_study
     from carbonopt.estimate import describe_study
+    from carbonopt.paths import StudyPaths
 
-    print(describe_study(check_study(config)))
+    print(_printable(describe_study(check_study(config))))
+    print(f"  folder      {StudyPaths.default(config.name).root}, unless `carbonopt run` is given --out")
 
 
 @app.command()
@@ -223,9 +229,12 @@ def main() -> None:
         if getattr(sys, name) is None:  # closed by who called us, who then wants nothing of it
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115, for as long as Python runs
         getattr(sys, name).reconfigure(errors="backslashreplace")  # for terminals without →
+    sys.unraisablehook = _unraisable
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
         sys.stdout.flush()
+    except KeyboardInterrupt:  # one that typer didn't see
+        _fail("interrupted.", EXIT_INTERRUPTED)
     except _UsageError as error:
         _fail(error.format_message(), EXIT_BAD_INPUT)  # type: ignore[attr-defined]
     except CarbonoptError as error:
@@ -238,9 +247,22 @@ def main() -> None:
             raise
         _drop_output()
         _fail(f"no space left for {error.filename or 'the output'}; make room and type the same command again.", 1)
+    finally:
+        signal.signal(signal.SIGINT, _end_at_once)  # while Python tidies up, a KeyboardInterrupt would be a traceback
     if code == EXIT_INTERRUPTED:  # what typer makes of Ctrl-C
         _fail("interrupted.", code)
     sys.exit(code)
+
+
+def _end_at_once(signum: int, frame: Any) -> None:
+    os.write(2, b"carbonopt: interrupted.\n")
+    os._exit(EXIT_INTERRUPTED)
+
+
+def _unraisable(error: "sys.UnraisableHookArgs") -> None:
+    """A Ctrl-C that falls into a finalizer is lost there, whatever is done; it only shall not be shown as an error."""
+    if error.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(error)
 
 
 def _drop_output() -> None:

@@ -15,6 +15,14 @@ def _one_line(text: str) -> str:
 
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200, strip_whitespace=True), AfterValidator(_one_line)]
+
+
+def _not_dots_only(text: str) -> str:
+    if not text.strip("."):
+        raise ValueError(f"must not be of dots only, because a folder is called by it, but got {text!r}; give a word")
+    return text
+
+
 Scalar = bool | int | float | str
 
 
@@ -304,7 +312,7 @@ class Track(Frozen):
 class StudyConfig(Frozen):
     """A study file, checked."""
 
-    name: Name
+    name: Annotated[Name, AfterValidator(_not_dots_only)]
     workload: Workload | None = None  # a replay needs none
     target: Target
     search: Search

@@ -3,11 +3,13 @@
 import json
 import os
 import re
+import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 REPORT_JSON = Path("data") / "report.json"  # in a report's folder: what tells it from any other
+_MAX_NAME_BYTES = 200  # file systems take 255, of which a new folder's temporary name needs a few
 
 
 @dataclass(frozen=True)
@@ -18,9 +20,12 @@ class StudyPaths:
 
     @classmethod
     def default(cls, study_name: str) -> "StudyPaths":
-        """`runs/NAME`, with everything in the name that could leave that folder or upset a shell replaced."""
-        safe = re.sub(r"[^\w.-]+", "-", study_name, flags=re.ASCII).strip(".-")[:80] or "study"
-        return cls(Path("runs") / safe)
+        """`runs/NAME`, with everything in the name that could leave that folder or upset a shell replaced. Letters
+        and digits of any alphabet stay."""
+        kept = (sign if _is_plain(sign) else " " for sign in unicodedata.normalize("NFC", study_name))
+        safe = re.sub(r"[ -]+", "-", "".join(kept)).strip(".-")[:80]
+        safe = safe.encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
+        return cls(Path("runs") / (safe or "study"))
 
     @property
     def storage(self) -> Path:
@@ -82,6 +87,10 @@ class StudyPaths:
     @property
     def report(self) -> Path:
         return self.root / "report"
+
+
+def _is_plain(sign: str) -> bool:
+    return sign in "_.-" or unicodedata.category(sign)[0] in "LMN"
 
 
 def write_text(path: Path, text: str) -> None:

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from carbonopt.config import StudyConfig
 from carbonopt.errors import BadInput
-from carbonopt.trial import Frozen, Prepared, TrialRecord
+from carbonopt.trial import Finite, Frozen, Prepared, TrialRecord
 
 HowKnown = Literal["measured", "modelled", "recorded"]  # recorded: a replay's table says so
 
@@ -15,7 +15,7 @@ HowKnown = Literal["measured", "modelled", "recorded"]  # recorded: a replay's t
 class Intensity(Frozen):
     """The reference carbon intensity and where it comes from."""
 
-    g_co2e_per_kwh: float
+    g_co2e_per_kwh: Finite
     source: str  # one phrase, such as "given in the study file"
     place: str | None = None  # such as "California, USA"
     year: int | None = None  # that the figure is of; None: its source does not say
@@ -26,7 +26,7 @@ class CarbonTrace(Frozen):
 
     source: str  # the file's name, without its folder
     start: str  # ISO 8601, UTC: where the first hour begins
-    g_co2e_per_kwh: tuple[float | None, ...]  # of each hour, one after the other; None: the file has none for it
+    g_co2e_per_kwh: tuple[Finite | None, ...]  # of each hour, one after the other; None: the file has none for it
 
     @model_validator(mode="after")
     def _has_hours(self) -> "CarbonTrace":
@@ -81,9 +81,9 @@ class SessionLedger(Frozen):
     """What one call of `carbonopt run` spent beside its trials, in kWh without PUE."""
 
     started_at: str  # ISO 8601, UTC
-    duration_s: float = 0.0
-    prepare_kwh: float = 0.0
-    gap_kwh: float = 0.0  # between trials
+    duration_s: Finite = 0.0
+    prepare_kwh: Finite = 0.0
+    gap_kwh: Finite = 0.0  # between trials
     outer_kwh: float | None = None  # the whole call by one reading at its begin and one now: checks the parts' sum
     prepare_gpu_kwh: float | None = None  # the GPUs' part of the three above; None: no GPU was measured
     gap_gpu_kwh: float | None = None

@@ -2,6 +2,8 @@
 
 import math
 import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import optuna
@@ -9,12 +11,13 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial
 from optuna.trial import TrialState as OptunaState
 from pydantic import ValidationError
+from sqlalchemy.exc import SQLAlchemyError
 
 from carbonopt.config import StudyConfig
 from carbonopt.errors import BadInput
 from carbonopt.paths import StudyPaths
 from carbonopt.record import CarbonTrace, Provenance, SessionLedger, StudyData
-from carbonopt.storage_url import stored_pointer
+from carbonopt.storage_url import RESTORE, stored_pointer, what_is_wrong
 from carbonopt.trial import (
     Prepared,
     StopReason,
@@ -44,9 +47,9 @@ class StudyStorage:
     @classmethod
     def load(cls, storage: BaseStorage, name: str) -> "StudyStorage | None":
         """The study of that name, or None."""
-        if name not in {one.study_name for one in storage.get_all_studies()}:
-            return None
-        return cls(_load(storage, name), storage)
+        with _readable(f"study {name!r}"):
+            names = {one.study_name for one in storage.get_all_studies()}
+            return cls(_load(storage, name), storage) if name in names else None
 
     @classmethod
     def of_folder(cls, storage: BaseStorage, paths: StudyPaths) -> "StudyStorage":
@@ -55,17 +58,19 @@ class StudyStorage:
         Raises:
             BadInput: if the storage is damaged, or does not hold it, or holds several and the folder doesn't say which.
         """
-        try:
-            names = [one.study_name for one in storage.get_all_studies()]
-        except optuna.exceptions.StorageInternalError as error:
-            why = "it is damaged, or its server is gone"
-            raise BadInput(f"the storage of {paths.root} can't be read: {why}.") from error
         pointer = stored_pointer(paths)
-        if pointer is not None:
-            names = [name for name in names if name == pointer["study"]]
-        studies = [cls(_load(storage, name), storage) for name in names]
-        studies = [found for found in studies if "config" in found.study.user_attrs]
-        if len(studies) != 1:
+        with _readable(str(paths.root)):
+            names = [one.study_name for one in storage.get_all_studies()]
+            if pointer is not None:
+                names = [name for name in names if name == pointer["study"]]
+            studies = [cls(_load(storage, name), storage) for name in names]
+            studies = [found for found in studies if "config" in found.study.user_attrs]
+        if not studies:
+            raise BadInput(
+                f"the storage of {paths.root} must hold a study of carbonopt's, but holds none: it is damaged (restore "
+                "it from a copy), or its run ended before the first trial (type the same `carbonopt run` again)."
+            )
+        if len(studies) > 1:
             raise BadInput(f"the storage of {paths.root} must hold one study of carbonopt's, but holds {len(studies)}.")
         return studies[0]
 
@@ -90,7 +95,8 @@ class StudyStorage:
         Raises:
             BadInput: naming the first key that differs.
         """
-        stored = self.study.user_attrs.get("config")
+        with _readable(f"study {config.name!r}"):
+            stored = self.study.user_attrs.get("config")
         if stored is None:
             raise BadInput(
                 f"{where} holds an Optuna study named {config.name!r} that carbonopt did not make; rename yours."
@@ -126,22 +132,18 @@ class StudyStorage:
         Raises:
             BadInput: if what is stored is not what carbonopt writes.
         """
-        try:
+        with _readable(f"study {self.study.study_name!r}"):
             attributes = self.study.user_attrs
             prepared, trace = attributes.get("prepared"), attributes.get("trace")
-            records = [_record(trial, live) for trial in self.study.get_trials(deepcopy=False)]
             return StudyData(
                 config=StudyConfig.model_validate(attributes["config"]),
-                records=tuple(record for record in records if record is not None),
+                records=_records(self.study.get_trials(deepcopy=False), live),
                 sessions=self.sessions(),
                 provenance=Provenance.model_validate(attributes["provenance"]),
                 prepared=None if prepared is None else Prepared(**prepared),
                 trace=None if trace is None else CarbonTrace.model_validate_json(trace),
                 ended=attributes.get("ended"),
             )
-        except (KeyError, TypeError, ValueError, BadInput) as error:  # pydantic's errors are ValueErrors
-            what = _first_of(error) if isinstance(error, ValidationError) else str(error).splitlines()[0]
-            raise BadInput(f"the storage of study {self.study.study_name!r} is damaged: {what}.") from error
 
     # ------------------------------------------------------------------------------------------------------- trials
 
@@ -212,6 +214,51 @@ class StudyStorage:
         return self._storage.get_trial_id_from_study_id_trial_number(self._id, number)
 
 
+def check_folder_is_free(storage: BaseStorage, paths: StudyPaths, name: str) -> None:
+    """Refuses a folder that is another study's: names that differ can have the same folder by default.
+
+    Raises:
+        BadInput: naming the study that is there.
+    """
+    pointer = stored_pointer(paths)
+    with _readable(str(paths.root)):
+        held = [one.study_name for one in storage.get_all_studies()]
+    there = [pointer["study"]] if pointer is not None else held if paths.storage.exists() else []
+    if there and name not in there:
+        raise BadInput(f"{paths.root} holds the study {there[0]!r}; give {name!r} a folder of its own: --out DIR.")
+    if paths.trials.exists() and name not in held:
+        raise BadInput(
+            f"{paths.root} holds trials, but its storage has no study {name!r}; restore the storage from a copy, or "
+            "give another --out."
+        )
+
+
+@contextmanager
+def _readable(whose: str) -> Iterator[None]:
+    """Whatever reading stumbles over is damage: SQLite, Optuna and pydantic have errors of their own for it.
+
+    Raises:
+        BadInput: that says what it is.
+    """
+    try:
+        yield
+    except (
+        optuna.exceptions.OptunaError, SQLAlchemyError, BadInput,
+        ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError,
+    ) as error:  # fmt: skip
+        cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
+        if isinstance(cause, SQLAlchemyError):
+            raise BadInput(f"the storage of {whose} {what_is_wrong(cause)}.") from error
+        raise BadInput(f"the storage of {whose} is damaged: {_reason(error)}; {RESTORE}.") from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        return _first_of(error)
+    text = next(iter(str(error).strip().splitlines()), "").removesuffix(".")
+    return text if isinstance(error, BadInput) else f"{type(error).__name__}: {text}"
+
+
 def _load(storage: BaseStorage, name: str) -> optuna.Study:
     return optuna.load_study(study_name=name, storage=storage)
 
@@ -231,15 +278,59 @@ def violation(record: TrialRecord, target_perplexity: float) -> float:
     return min(value, WORST_VIOLATION)
 
 
+def _records(trials: Sequence[FrozenTrial], live: bool) -> tuple[TrialRecord, ...]:
+    """Of all trials that were begun.
+
+    Raises:
+        BadInput: if one is missing: without it another trial may be recommended.
+    """
+    missing = sorted(set(range(len(trials))) - {trial.number for trial in trials})
+    if missing:
+        raise BadInput(f"trial {missing[0]} is missing")
+    return tuple(record for trial in trials if (record := _record(trial, live)) is not None)
+
+
 def _record(trial: FrozenTrial, live: bool) -> TrialRecord | None:
-    """The record of a trial; None for one that was put in the queue and never begun."""
+    """The record of a trial; None for one that was put in the queue and never begun, or only just."""
     attribute = trial.user_attrs.get("record")
     if attribute is None:
+        if trial.state in _FINISHED:
+            raise BadInput(f"trial {trial.number} has ended, but has no record")
         return None
-    record = TrialRecord.from_json(attribute)
+    try:
+        record = TrialRecord.from_json(attribute)
+    except ValidationError as error:
+        raise BadInput(f"trial {trial.number}: {_first_of(error)}") from error
+    if record.trial != trial.number:
+        raise BadInput(f"trial {trial.number} has the record of trial {record.trial}")
+    if trial.state in _FINISHED:
+        _check_ended(record, trial)
     if record.state == TrialState.RUNNING and not live:
         return record.model_copy(update={"state": TrialState.FAILED, "stop_reason": StopReason.INTERRUPTED})
     return record
+
+
+def _check_ended(record: TrialRecord, trial: FrozenTrial) -> None:
+    """A trial that has ended says how; a complete one has what it is ranked by, for Optuna, too.
+
+    Raises:
+        BadInput: if its record says otherwise.
+    """
+    complete = trial.state == OptunaState.COMPLETE
+    if record.state == TrialState.RUNNING or complete != (record.state == TrialState.COMPLETE):
+        raise BadInput(f"trial {record.trial} has ended otherwise than its record says ({record.state.value})")
+    if not trial.params or (complete and trial.values is None):
+        raise BadInput(f"trial {record.trial} has lost its {'values' if trial.params else 'parameters'}")
+    if complete:
+        energy_kwh = None if record.energy_kwh is None else record.energy_kwh.train
+        values = {
+            "perplexity": record.perplexity,
+            "emissions_kg_co2e": record.emissions_kg_co2e,
+            "energy_kwh": energy_kwh,
+        }
+        for name, value in values.items():
+            if value is None or not math.isfinite(value):
+                raise BadInput(f"trial {record.trial} is complete, but its record has no {name}")
 
 
 def _first_of(error: ValidationError) -> str:

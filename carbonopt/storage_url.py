@@ -1,6 +1,7 @@
 """Where a study's storage is: its URL, and never a word of its password."""
 
 import json
+import os
 import sqlite3
 import warnings
 from contextlib import closing
@@ -14,7 +15,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from carbonopt.errors import BadInput
 from carbonopt.paths import StudyPaths, write_json
 
+RESTORE = "restore it from a copy"
 _EXAMPLES = "examples: sqlite:///study.db, postgresql://user@host/db"
+# What SQLite says of a file that may be whole all the same; anything else is damage.
+_UNREADABLE = {
+    sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_AUTH,
+}  # fmt: skip
 # Options of a URL that are shown and kept; any other may be a secret under whatever name its driver gives it.
 _HARMLESS = {"application_name", "charset", "host", "port", "sslmode", "sslrootcert"}
 
@@ -68,8 +75,11 @@ def connect(url: str, *, must_exist: bool = False) -> BaseStorage:
     """
     parsed = _parsed(url)
     shown = _shown(parsed)
+    what = f"--storage {shown}"
     if parsed.get_backend_name() == "sqlite":
         _check_sqlite(parsed, shown, must_exist)
+        if Path(str(parsed.database)).exists():
+            what = f"the storage {parsed.database}"  # which may be the study folder's own: nobody gave an URL then
     # Without a limit an unreachable server would hold the command for minutes.
     arguments = {"connect_timeout": 10} if parsed.get_backend_name() in ("postgresql", "mysql") else {}
     try:
@@ -78,13 +88,24 @@ def connect(url: str, *, must_exist: bool = False) -> BaseStorage:
             escaped = url.replace("{", "{{").replace("}", "}}")  # Optuna formats it
             return RDBStorage(escaped, engine_kwargs={"connect_args": arguments, "pool_pre_ping": True})
     except ImportError as error:
-        what = f"its driver is missing ({error}); install it, or use sqlite:///FILE"
-        raise BadInput(f"--storage {shown}: {what}.") from error
+        raise BadInput(
+            f"--storage {shown}: its driver is missing ({error}); install it, or use sqlite:///FILE."
+        ) from error
     except (SQLAlchemyError, RuntimeError, ValueError, TypeError) as error:
         reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
         for secret in _secrets(parsed):
             reason = reason.replace(secret, "***")
-        raise BadInput(f"--storage {shown} can't be opened: {reason}.") from error
+        raise BadInput(f"{what} can't be opened: {reason}.") from error
+
+
+def what_is_wrong(error: SQLAlchemyError | sqlite3.Error) -> str:
+    """Whether a database is damaged or only can't be read now, and what it says."""
+    said = getattr(error, "orig", None) or error
+    reason = next(iter(str(said).strip().splitlines()), type(said).__name__).removesuffix(".")
+    # An extended code's lowest byte is the plain one.
+    if isinstance(said, sqlite3.Error) and getattr(said, "sqlite_errorcode", 0) & 0xFF not in _UNREADABLE:
+        return f"is damaged: {reason}; {RESTORE}"
+    return f"can't be read: {reason}"
 
 
 def _check_sqlite(url: URL, shown: str, must_exist: bool) -> None:
@@ -97,14 +118,25 @@ def _check_sqlite(url: URL, shown: str, must_exist: bool) -> None:
         if must_exist:
             raise BadInput(f"--storage {shown}: there is no such file.")
         return
+    if not file.is_file() or not os.access(file, os.R_OK):
+        why = "permission denied; ask its owner for a copy" if file.is_file() else "it is not a file"
+        raise BadInput(f"the storage {file} can't be read: {why}.")
     try:
         # Not read only: where a process was killed while it wrote, opening has to undo what it had begun.
         with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=rw", uri=True)) as database:
             tables = {row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            ((found,),) = database.execute("PRAGMA quick_check(1)")
     except sqlite3.Error as error:
-        raise BadInput(f"--storage {shown} can't be opened: {error}.") from error
+        raise BadInput(f"the storage {file} {what_is_wrong(error)}.") from error
+    if found != "ok":
+        first = found.removeprefix("*** in database main ***").strip().splitlines()[0]
+        raise BadInput(f"the storage {file} is damaged: {first}; {RESTORE}.")
+    if not tables and must_exist:
+        raise BadInput(f"the storage {file} is damaged: it is empty; {RESTORE}.")
     if tables and not {"studies", "trials"} <= tables:
-        raise BadInput(f"--storage {shown} is another program's database or a damaged one; give another file.")
+        raise BadInput(
+            f"the storage {file} is another program's database or a damaged one; {RESTORE}, or give another."
+        )
 
 
 def _shown(url: URL) -> str:

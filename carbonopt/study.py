@@ -19,13 +19,13 @@ from carbonopt.config import LocalLaunch, ReplayLaunch, StudyConfig
 from carbonopt.energy.hardware import describe_hardware, gpu_uuids
 from carbonopt.energy.machine import MachineMeter
 from carbonopt.energy.meter import Meter, ReplayMeter
-from carbonopt.errors import BadInput, StudyInterrupted
+from carbonopt.errors import StudyInterrupted
 from carbonopt.launch.local import LocalLauncher
 from carbonopt.launch.replay import ReplayLauncher
 from carbonopt.paths import StudyPaths
 from carbonopt.record import Hardware, Provenance, SessionLedger, StudyData
 from carbonopt.search.strategy import Strategy
-from carbonopt.storage import REPEAT_OF, SEED, StudyStorage
+from carbonopt.storage import REPEAT_OF, SEED, StudyStorage, check_folder_is_free
 from carbonopt.storage_url import connect, remember_storage, storage_url
 from carbonopt.trial import TRIAL_PHASES, Phase, StopReason, TrialParams, TrialRecord, TrialSpec
 from carbonopt.units import emissions_kg_co2e, now_utc
@@ -57,6 +57,7 @@ def run_study(
     display: StudyDisplay,
     trackers: TrialObserver,
     interrupted: Callable[[], bool],
+    begins: Callable[[], None] = lambda: None,
 ) -> StudyData:
     """Runs a study to the end of its budget, or goes on with it. The caller holds the folder's lock.
 
@@ -64,6 +65,7 @@ def run_study(
         study_file: the study file's text, kept for the report.
         url: of the storage; None: the one that the folder already has, else a file in it.
         interrupted: asked a few times a second; True ends the study, resumable.
+        begins: called when there is something left to run, before it is.
 
     Raises:
         BadInput: before anything was started.
@@ -72,9 +74,8 @@ def run_study(
     """
     config = checked.config
     storage = connect(storage_url(paths, url))
+    check_folder_is_free(storage, paths, config.name)
     found = StudyStorage.load(storage, config.name)
-    if found is None and paths.trials.exists():
-        raise BadInput(f"{paths.root} holds trials, but its storage has no study {config.name!r}; give another --out.")
     if found is not None:
         found.check_same(config, str(paths.root) if url is None else "the storage")
         if (
@@ -84,6 +85,7 @@ def run_study(
         ):
             found.set_trace(checked.trace)
             return found.read(live=False)  # nothing is left to do, and nothing shall be spent on finding that out
+    begins()
     display.preparing()
     launcher, meter, hardware = _open(config, paths, display, interrupted)
     try:
@@ -268,7 +270,8 @@ class _Loop:
         """Why the study is over, in words; None while it goes on."""
         trials = self.checked.config.budget.trials
         if trials is not None and self.storage.finished_count() >= trials:
-            return f"all {trials} trials of the budget have been run"
+            run = "the one trial of the budget has" if trials == 1 else f"all {trials} trials of the budget have"
+            return f"{run} been run"
         spent = self._spent(self.storage.read(live=True).spent_kwh())
         return spent or self.strategy.why_ended(self.storage.study, self.storage.next_number())
 

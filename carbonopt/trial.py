@@ -6,9 +6,9 @@ and 0 means measured as zero.
 
 import math
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from carbonopt.errors import BadInput
 
@@ -63,6 +63,22 @@ class Stage(StrEnum):
     STEPS = "steps"  # the other steps
     EVALUATION = "evaluation"
     TEARDOWN = "teardown"  # ending its processes
+
+
+# Anything else in a record was not written by this program.
+Whole = Annotated[int, Field(ge=0)]
+Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def _at_least(least: float) -> AfterValidator:
+    """What isn't finite passes: it is no result, and sorted out wherever results are compared."""
+
+    def check(value: float) -> float:
+        if value < least:
+            raise ValueError(f"must be at least {least:g}, but is {value:g}")
+        return value
+
+    return AfterValidator(check)
 
 
 class TrialParams(Frozen):
@@ -158,11 +174,11 @@ class TrialSpec(Frozen):
 class EvalPoint(Frozen):
     """One evaluation inside a trial."""
 
-    step: int
-    tokens: int | None  # training tokens seen so far, over all ranks; None: a replay that does not say
-    nll_sum: float | None  # nats, summed over all unmasked target tokens and all ranks; None: it was NaN or infinite
-    eval_tokens: int  # how many tokens that sum is over
-    train_energy_kwh: float | None = None  # energy of the training window up to here
+    step: Whole
+    tokens: Whole | None  # training tokens seen so far, over all ranks; None: a replay that does not say
+    nll_sum: Annotated[float, _at_least(0)] | None  # nats, summed over all unmasked target tokens and all ranks; None: it was NaN or infinite
+    eval_tokens: int = Field(ge=1)  # how many tokens that sum is over
+    train_energy_kwh: Finite | None = None  # energy of the training window up to here
 
     @property
     def perplexity(self) -> float:
@@ -192,13 +208,13 @@ class Energy(Frozen):
     equals `train_gpu`.
     """
 
-    train: float
-    setup: float
-    eval: float
-    total: float
-    train_gpu: float | None = None
-    train_cpu: float | None = None
-    train_ram: float | None = None
+    train: Finite
+    setup: Finite
+    eval: Finite
+    total: Finite
+    train_gpu: Finite | None = None
+    train_cpu: Finite | None = None
+    train_ram: Finite | None = None
 
 
 class GpuEnergy(Frozen):
@@ -219,10 +235,10 @@ class GpuEnergy(Frozen):
 class Durations(Frozen):
     """Seconds by phase."""
 
-    train: float
-    setup: float
-    eval: float
-    total: float
+    train: Finite
+    setup: Finite
+    eval: Finite
+    total: Finite
 
 
 class StageCost(Frozen):
@@ -252,33 +268,35 @@ class Failure(Frozen):
 class TrialRecord(Frozen):
     """One trial as exported: `carbonopt export --format jsonl` prints one a line."""
 
-    trial: int
+    trial: Whole
     state: TrialState
     stop_reason: StopReason | None = None
-    attempt: int = 1
-    seed: int
-    repeat_of: int | None = None  # the trial whose configuration it repeats with another seed; None: the search's own
+    attempt: int = Field(default=1, ge=1)
+    seed: Whole
+    repeat_of: Whole | None = None  # the trial whose configuration it repeats with another seed; None: the search's own
     params: TrialParams
-    perplexity: float | None = None
-    nll_sum: float | None = None
-    eval_tokens: int | None = None
-    emissions_kg_co2e: float | None = None  # of the training window, at the reference intensity, PUE in
+    perplexity: Annotated[float, _at_least(1)] | None = None  # 1: each token was certain
+    nll_sum: Finite | None = None
+    eval_tokens: int | None = Field(default=None, ge=1)
+    emissions_kg_co2e: Annotated[float, _at_least(0)] | None = (
+        None  # of the training window, at the reference intensity, PUE in
+    )
     energy_kwh: Energy | None = None
     duration_s: Durations | None = None
     stages: dict[Stage, StageCost] | None = None  # add up to both totals above; None: a replay, or not measured
     evals: tuple[EvalPoint, ...] = ()
-    peak_memory_gib: float | None = None  # of the rank that needed most
+    peak_memory_gib: Finite | None = None  # of the rank that needed most
     failure: Failure | None = None
     started_at: str | None = None  # ISO 8601, UTC
     gpu_energy_kwh: dict[Phase, GpuEnergy] | None = None  # by setup, train and eval; None: no GPU was measured
     # CodeCarbon's GPU energy ÷ the counters' − 1, where they differ most: over windows of COMPARED_FROM_S and more and
     # over the whole trial. None: no GPU was measured, or nothing was that long.
     gpu_disagreement: float | None = None
-    earlier_attempts_energy_kwh: float = 0.0  # what attempts of this trial that were interrupted had used
-    earlier_attempts_gpu_kwh: float | None = None  # the GPUs' part of it
-    total_steps: int | None = None  # optimizer steps the whole trial would have
-    steps_done: int | None = None  # of these, as far as it has reported
-    audited_at_step: int | None = None  # where it would have been stopped for its target, had it not been an audit
+    earlier_attempts_energy_kwh: Finite = 0.0  # what attempts of this trial that were interrupted had used
+    earlier_attempts_gpu_kwh: Finite | None = None  # the GPUs' part of it
+    total_steps: Whole | None = None  # optimizer steps the whole trial would have
+    steps_done: Whole | None = None  # of these, as far as it has reported
+    audited_at_step: Whole | None = None  # where it would have been stopped for its target, had it not been an audit
 
     @property
     def spent_kwh(self) -> float:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from carbonopt.channel import Evaluated, Event, Exited, Failed, Finished, PhaseChanged, Progress, StageBegun
+from carbonopt.energy.codecarbon import FRESH_AFTER_S
 from carbonopt.energy.meter import Meter, Reading, disagreement, largest
 from carbonopt.search.pruning import passes_cap, will_pass_cap
 from carbonopt.train.exits import OUT_OF_MEMORY_EXIT
@@ -117,7 +118,23 @@ class TrialWatch:
                 self.processes.end()
         self._enter(Phase.GAP)
         readings = self.meter.take(*TRIAL_PHASES)
+        if outcome.state == TrialState.COMPLETE:
+            outcome = self._unmeasured(readings[Phase.TRAIN]) or outcome
         return self._record(outcome, readings)
+
+    def _unmeasured(self, train: Reading) -> _Outcome | None:
+        """A training too short for a reading has cost something all the same: as 0 it would be the cheapest of all."""
+        counted = {"the GPUs": train.gpu_kwh}
+        if train.objective == "all":
+            counted |= {"the CPU": train.cpu_kwh, "the RAM": train.ram_kwh}
+        silent = [name for name, energy_kwh in counted.items() if energy_kwh is not None and not energy_kwh > 0]
+        if not silent:
+            return None
+        text = (
+            f"no energy was measured for {' and '.join(silent)} in the {train.duration_s:.2g} s that it trained: "
+            f"readings are {FRESH_AFTER_S * 1000:g} ms apart; train longer (more epochs or more data)"
+        )
+        return _Outcome(TrialState.FAILED, failure=Failure(kind="unmeasured", text=text, log=str(self.processes.log)))
 
     def _listen(self, oom_kills: int) -> _Outcome:
         heard = time.monotonic()

@@ -61,7 +61,7 @@ def study(*records: TrialRecord, target: float = 10.0, start: bool = False, sess
 
 
 # Few different values, so that ties and identical points are common.
-VALUES = st.one_of(st.sampled_from([1.0, 2.0, 3.0, math.inf, math.nan]), st.none(), st.floats(0.5, 4.0))
+VALUES = st.one_of(st.sampled_from([1.0, 2.0, 3.0, math.inf, math.nan]), st.none(), st.floats(1.0, 4.0))
 STATES = st.sampled_from([TrialState.COMPLETE] * 4 + [TrialState.PRUNED, TrialState.FAILED])
 RECORDS = st.lists(st.tuples(VALUES, VALUES, STATES), max_size=8).map(
     lambda rows: [record(index, kg, value, state=state) for index, (kg, value, state) in enumerate(rows)]

@@ -106,7 +106,7 @@ def test_what_was_confirmed_counts_at_the_studys_own_target_only() -> None:
 
 def test_without_repeats_the_steps_are_the_front() -> None:
     rng = np.random.default_rng(0)
-    data = study(*(record(k, *map(float, rng.lognormal(1.0, 0.5, 2))) for k in range(100)))
+    data = study(*(record(k, *map(float, 1 + rng.lognormal(1.0, 0.5, 2))) for k in range(100)))
     data = data.model_copy(update={"records": tuple(one for one in data.records if one.perplexity > 1)})
     found = answers(data)
     assert [one.trial for one in found] == [None, *reversed(pareto_front(data.records))]
