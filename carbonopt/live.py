@@ -9,11 +9,11 @@ from rich.text import Text
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.config import LocalLaunch, StudyConfig
 from carbonopt.record import StudyData
-from carbonopt.report.quantities import count_text, percent_text
+from carbonopt.report.quantities import count_text, emissions_text, energy_text, percent_text
 from carbonopt.report.savings import of_it_repeats, pays_back_from_to, sure_of
 from carbonopt.report.words import confidence, mean_of
 from carbonopt.trial import LARGEST_DISAGREEMENT, EvalPoint, TrialParams, TrialRecord, TrialSpec, TrialState
-from carbonopt.units import human_duration, human_emissions, human_energy
+from carbonopt.units import human_duration
 
 
 class LiveDisplay:
@@ -61,11 +61,11 @@ class LiveDisplay:
         self._refresh("starting")
 
     def progress(self, step: int, total_steps: int, train_kwh: float) -> None:
-        self._refresh(f"step {step}/{total_steps}{self._perplexity}  {human_energy(train_kwh)}")
+        self._refresh(f"step {step}/{total_steps}{self._perplexity}  {energy_text(train_kwh)}")
 
     def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None:
         self._perplexity = f"  perplexity {point.perplexity:.4g}"
-        self._refresh(f"step {point.step}{self._perplexity}  {human_emissions(emissions_kg_co2e)}")
+        self._refresh(f"step {point.step}{self._perplexity}  {emissions_text(emissions_kg_co2e)}")
 
     def trial_ended(self, record: TrialRecord) -> None:
         self._spent_kwh += record.energy_kwh.total if record.energy_kwh else 0.0
@@ -90,12 +90,12 @@ class LiveDisplay:
     def _best_so_far(self) -> str:
         if self._best is None or self._best.emissions_kg_co2e is None:
             return f"best so far: none meets perplexity {self._config.target.perplexity:g}"
-        return f"best so far: trial {self._best.trial}, {human_emissions(self._best.emissions_kg_co2e)}"
+        return f"best so far: trial {self._best.trial}, {emissions_text(self._best.emissions_kg_co2e)}"
 
     def _left(self) -> str:
         budget = self._config.budget
         elapsed_s = time.monotonic() - self._began
-        parts = [f"used: {human_duration(elapsed_s)}, {human_energy(self._spent_kwh)}"]
+        parts = [f"used: {human_duration(elapsed_s)}, {energy_text(self._spent_kwh)}"]
         if self._confirming:
             parts.append("confirming")
         elif budget.trials is not None:
@@ -104,7 +104,7 @@ class LiveDisplay:
             left_s = (budget.hours - self._hours_before) * 3600 - elapsed_s
             parts.append(f"{human_duration(max(0.0, left_s))} left")
         if budget.energy_kwh is not None:
-            parts.append(f"{human_energy(max(0.0, budget.energy_kwh - self._spent_kwh))} left")
+            parts.append(f"{energy_text(max(0.0, budget.energy_kwh - self._spent_kwh))} left")
         return "; ".join(parts)
 
     def _print(self, text: str, style: str | None = None) -> None:
@@ -143,7 +143,7 @@ def recommendation_text(recommendation: Recommendation) -> str:
     lines = [
         f"Recommended: trial {recommendation.trial}  {short(recommendation.params)}",
         f"  perplexity {recommendation.perplexity:.4g} (target {target}), "
-        f"{human_emissions(recommendation.emissions_kg_co2e)} for its training",
+        f"{emissions_text(recommendation.emissions_kg_co2e)} for its training",
         *(f"  {sentence}" for sentence in confidence(recommendation)),
     ]
     baseline, saving = recommendation.baseline, recommendation.saving_fraction
@@ -154,7 +154,7 @@ def recommendation_text(recommendation: Recommendation) -> str:
             sure = sure_of(saving, recommendation.saving_interval)
             kind, share = ("saves", saving) if saving >= 0 else ("emits more by", -saving)
             lines.append(f"  {kind} {percent_text(share)} ({sure}) against trial {baseline.trial} ({baseline.why})")
-    cost = human_emissions(recommendation.study_emissions_kg_co2e)
+    cost = emissions_text(recommendation.study_emissions_kg_co2e)
     runs = recommendation.break_even_runs
     known = pays_back_from_to(recommendation.break_even_interval)
     paid = "" if runs is None else f"; paid back after {count_text(runs, 'run')}{f' ({known})' if known else ''}"
@@ -175,7 +175,7 @@ def _trial_line(record: TrialRecord) -> str:
     elif record.evals:
         parts.append(f"perplexity {record.evals[-1].perplexity:.4g} at step {record.evals[-1].step}")
     if record.emissions_kg_co2e is not None:
-        parts.append(human_emissions(record.emissions_kg_co2e))
+        parts.append(emissions_text(record.emissions_kg_co2e))
     if record.duration_s is not None:
         parts.append(human_duration(record.duration_s.total))
     if record.gpu_disagreement is not None and abs(record.gpu_disagreement) > LARGEST_DISAGREEMENT:

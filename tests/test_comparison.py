@@ -1,6 +1,8 @@
 """The saving's interval against SciPy's t test, Fieller's theorem and simulated truth; equal quality by hand."""
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +15,10 @@ from carbonopt.analysis.confidence import LEVEL
 from carbonopt.analysis.recommend import recommend
 from carbonopt.record import StudyData
 from carbonopt.report import sections
+from carbonopt.report.build import write_report
 from carbonopt.report.quantities import percent_text
 from carbonopt.report.savings import pay_back
+from carbonopt.report.unmet import what_is_missing
 from carbonopt.report.words import headline, tiles
 from carbonopt.trial import EvalPoint, TrialRecord
 from carbonopt.units import emissions_kg_co2e
@@ -162,10 +166,56 @@ def test_both_stopped_at_the_target() -> None:
     assert (both.lowest, both.highest) == (pytest.approx(1 - 1.2 / 1), pytest.approx(1 - 0.9 / 2))
     part = sections.comparison(recommend(data), compared(data))
     (said,) = [sentence for sentence in part.sentences if sentence.startswith("With both stopped there")]
-    assert "(trial 1) first met the target at step 4, after 1.2 kg CO2e, and so emits 40 % less" in said
+    assert "(trial 1) first met the target at step 4, after 1.20 kg CO2e, and so emits 40 % less" in said
     assert "between 20 % more and 55 % less" in said
     last = [cell.text for cell in part.tables[0].rows[-1]]
     assert last[0].startswith("recommended, up to where it met the target") and last[2:] == ["1.20", "40 %"]
+
+
+def all_words(data: StudyData, folder: Path) -> dict[str, str]:
+    """What a reader meets first, by where."""
+    write_report(data, folder)
+    shown = json.loads((folder / "data/report.json").read_text())["shown"]
+    tiles = {tile["label"]: tile["note"] for tile in shown["tiles"]}
+    return {
+        **{name: shown[name] for name in ("headline", "lead", "sentence")},
+        "saving": tiles["Saving on a run"],
+        "pays back": tiles["Pays back after"],
+        "statement": (folder / "paper/statement.tex").read_text().replace("~", " ").replace("\\%", "%"),
+        "terminal": " ".join(what_is_missing(data, recommend(data))),
+    }
+
+
+def test_a_saving_that_is_none_at_equal_quality_says_so_wherever_it_is_said(tmp_path: Path) -> None:
+    """1.5 kg save 62.5 % of the baseline's 4 kg, which met the target after 1.2 kg, and not yet after 1 kg."""
+    start = record(0, 4.0, 8.0, evals=evals((2, 20.0, 1.0), (3, 9.9, 1.2), (5, 8.0, 4.0)))
+    ours = record(1, 1.5, 9.0, evals=evals((3, 11.0, 0.9), (4, 9.8, 1.1), (5, 9.0, 1.5)))
+    words = all_words(study(start, ours, target=TARGET, start=True), tmp_path)
+    clause = "(trial 0), but 25 % to 50 % more than that one had emitted when it first met the target."
+    saved = "with 62.5 % (run-to-run spread not known) lower emissions than the start configuration"
+    assert words["headline"].endswith(f"{saved} {clause}")
+    assert clause.removeprefix("(trial 0)").removesuffix(".") in words["sentence"]
+    said = (
+        "Against the baseline stopped when it first met the target (step 3), a whole run of the recommendation emits "
+        "25 % to 50 % more and does not pay the study back; with both stopped there, it emits 8.33 % less."
+    )
+    assert [words[name].count(said) for name in ("lead", "statement", "terminal")] == [1, 1, 1]
+    assert words["saving"].endswith("; against it stopped when it first met the target: 25 % to 50 % more")
+    assert words["pays back"] == "in place of the baseline's whole runs"
+
+
+def test_a_saving_that_may_be_none_at_equal_quality_says_so_too(tmp_path: Path) -> None:
+    start = record(0, 4.0, 8.0, evals=evals((2, 20.0, 1.0), (3, 9.9, 2.0), (5, 8.0, 4.0)))
+    words = all_words(study(start, record(1, 1.5, 9.0), target=TARGET, start=True), tmp_path)
+    assert "but between 50 % more and 25 % less than that one had emitted when" in words["headline"]
+    assert words["lead"].endswith("(step 3), a whole run of the recommendation emits between 50 % more and 25 % less.")
+
+
+def test_a_saving_that_lasts_at_equal_quality_is_left_alone(tmp_path: Path) -> None:
+    start = record(0, 4.0, 8.0, evals=evals((2, 20.0, 2.0), (3, 9.9, 3.0), (5, 8.0, 4.0)))
+    words = all_words(study(start, record(1, 1.5, 9.0), target=TARGET, start=True), tmp_path)
+    assert words["terminal"] == "" and words["pays back"] == "in place of the baseline"
+    assert not any("first met the target" in text for text in words.values())
 
 
 def test_of_a_recommended_run_without_energy_by_step_it_is_not_known() -> None:

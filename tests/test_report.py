@@ -1,5 +1,6 @@
 """The report of small studies: nothing of the user's becomes markup, every odd study renders, the figures agree."""
 
+import html
 import json
 import math
 import re
@@ -110,7 +111,7 @@ def evil_study() -> StudyData:
 
 def test_user_text_stays_text_on_the_page(tmp_path):
     plain = Page(write_report(study(trial(0), trial(1, 2e-3, 4.0)), tmp_path).read_text(encoding="utf-8"))
-    page = Page(write_report(evil_study(), tmp_path).read_text(encoding="utf-8"))
+    page = Page(write_report(evil_study(), tmp_path / "evil").read_text(encoding="utf-8"))
     assert plain.tags.count("script") == page.tags.count("script") == 3
     assert "a" not in page.tags and "a" not in plain.tags
     assert page.text.count("<script>alert(1)</script>") >= 4  # name, state, setting and end, each as text
@@ -128,7 +129,9 @@ def test_page_loads_nothing(tmp_path):
 def test_markdown_escapes_what_could_be_markup(tmp_path):
     write_report(evil_study(), tmp_path)
     text = (tmp_path / "report.md").read_text()
-    prose, _, fenced = text.partition("## Study file")
+    before, _, rest = text.partition("### The study file")
+    fenced, _, after = rest.rpartition("## What these figures can't tell")
+    prose = before + after
     assert "<" not in prose
     assert not re.search(r"(?<!\\)`", prose)
     assert len(re.findall(r"(?<!\\)\]\(", prose)) == 1  # the figure
@@ -139,11 +142,30 @@ def test_markdown_escapes_what_could_be_markup(tmp_path):
     assert fenced.count("```") == 2
 
 
+def prose_of(markdown: str) -> list[str]:
+    """Headings and sentences as they read; tables, lists and the code block left out."""
+    blocks = [" ".join(block.split()) for block in markdown.split("\n\n") if not re.match(r"[|`!-]", block)]
+    plain = (html.unescape(re.sub(r"\\(.)", r"\1", block)) for block in blocks)
+    return [text.strip("*").lstrip("#> ").removesuffix(":") for text in plain]
+
+
+@pytest.mark.parametrize("kind", ["repeated", "replay", "read twice", "all pruned", "no trials"])
+def test_markdown_has_the_pages_parts_in_the_pages_order(kind, tmp_path):
+    page = Page(write_report(ODD_STUDIES[kind], tmp_path).read_text(encoding="utf-8"))
+    text = " ".join(page.text.replace("\N{NO-BREAK SPACE}", " ").split())
+    parts, at = prose_of((tmp_path / "report.md").read_text()), 0
+    assert len(parts) > 20
+    for part in parts:
+        at = text.find(part, at)
+        assert at >= 0, part
+
+
 def test_study_file_can_not_leave_its_code_block(tmp_path):
     data = evil_study()
     provenance = data.provenance.model_copy(update={"study_file": "name: x\n```\n# out\n````\n"})
     write_report(data.model_copy(update={"provenance": provenance}), tmp_path)
-    block = (tmp_path / "report.md").read_text().partition("## Study file")[2].strip().splitlines()
+    block = (tmp_path / "report.md").read_text().partition("### The study file")[2]
+    block = block.rpartition("## What these figures can't tell")[0].strip().splitlines()
     assert block[0] == "`````yaml" and block[-1] == "`````" and "# out" in block[1:-1]
 
 

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from small_studies import REPLAY, SAME, TRACE, gpu_study, on_gpu, study, trial
+from small_studies import REPLAY, SAME, TRACE, gpu_study, on_gpu, pruned, study, trial
 
 from carbonopt.analysis.repeats import Spread
 from carbonopt.live import LiveDisplay
@@ -60,7 +60,7 @@ def test_both_readings_their_difference_and_what_is_idle(tmp_path):
     marked = [[cell["text"] for cell in row if cell.get("strong")] for row in shown["components"]["rows"]]
     assert marked == [[], ["-3 %"]]
     assert "CodeCarbon and the GPUs' counters disagree by 3 % on trial 1." in shown["limits"]
-    assert "10 kJ ± 0.25 %" in shown["answer"][1] and "differs by +0.5 %" in shown["answer"][1]
+    assert "10.0 kJ ± 0.25 %" in shown["answer"][1] and "differs by +0.5 %" in shown["answer"][1]
 
 
 def test_a_net_of_idle_that_can_not_be_is_not_known_and_says_why(tmp_path):
@@ -174,7 +174,19 @@ def test_the_same_joules_at_other_hours(tmp_path):
     assert facts["Carbon trace"].startswith("grid.csv: 3 hours from 2026-01-01T00:00:00")
     assert any("are in the table of other hours alone" in limit for limit in shown["limits"])
     assert "4 times the lowest" in shown["repricing"]["note"] and "1 hour" in shown["repricing"]["note"]
-    assert shown_of(gpu_study(on_gpu(0)), tmp_path)["repricing"] is None
+
+
+def test_what_is_missing_for_other_hours_is_named_alone(tmp_path):
+    def said(data: StudyData) -> str:
+        shown = shown_of(data, tmp_path)
+        assert shown["repricing"] is None
+        return shown["no_repricing"].removeprefix("By the hour nothing is said: this study has no ")
+
+    assert said(gpu_study(on_gpu(0))) == "hourly trace of the grid (carbon.trace)."
+    assert said(gpu_study(pruned(0), trace=TRACE)) == "recommended run."
+    assert said(gpu_study(pruned(0))) == "hourly trace of the grid (carbon.trace) and no recommended run."
+    untimed = gpu_study(on_gpu(0, duration_s=None), trace=TRACE)
+    assert said(untimed) == "recommended run of known energy and duration."
 
 
 def test_the_display_says_where_the_readings_disagree(capsys):

@@ -22,7 +22,7 @@ from carbonopt.report.build import NAMES, build_view, facts_of, write_report
 from carbonopt.report.paper.files import NAMES as PAPER_NAMES
 from carbonopt.report.paper.files import paper_files
 from carbonopt.report.points import scatter
-from carbonopt.report.quantities import number_from, perplexity_text, plus_minus_text
+from carbonopt.report.quantities import emissions_text, energy_text, number_from, perplexity_text, plus_minus_text
 from carbonopt.units import human_emissions, human_energy
 
 MET = study(trial(0), trial(1, 2e-3, 4.0))
@@ -212,6 +212,14 @@ FIGURES = {
     human_energy(1.0): "1 kWh",
     human_emissions(1e300): "1e+300 kg CO2e",
     human_emissions(0.999999): "1,000 g CO2e",
+    emissions_text(0.00023): "0.230 g CO2e",
+    emissions_text(0.000999999): "1.00 g CO2e",
+    emissions_text(0.999999): "1,000 g CO2e",
+    emissions_text(12345.0): "12,300 kg CO2e",
+    emissions_text(1e300): "1.00e+300 kg CO2e",
+    emissions_text(0.0): "0 mg CO2e",
+    energy_text(1.0): "1.00 kWh",
+    energy_text(10e3 / 3.6e6): "10.0 kJ",
 }
 
 

@@ -117,8 +117,8 @@ def checked(tmp_path) -> Checked:
 def test_what_is_missing_is_one_sentence_each(checked):
     text, model = checked.complaints()
     assert text == (
-        f"a.txt (3 bytes, sha256 {ABC}) is missing, in {checked.winner}/data: put it at {checked.winner}/data/a.txt, "
-        "or say which folder it lies in: ./run.sh --data FOLDER"
+        f"a.txt (3 bytes, sha256 {ABC}) is missing: it is not in {checked.winner}/data; put it at "
+        f"{checked.winner}/data/a.txt, or say which folder it lies in: ./run.sh --data FOLDER"
     )
     assert model.startswith("model (a folder of 1 file, 2 bytes; the sha256 of each is in ")
     assert f"put it at {checked.winner}/data/model, or" in model
@@ -128,7 +128,11 @@ def test_it_is_found_beside_the_script_and_in_a_given_folder(checked):
     assert checked.complaints("--data", str(checked.data)) == []
     assert checked.complaints("--data", checked.data.name, cwd=checked.data.parent) == []
     assert checked.complaints("--data", ".", cwd=checked.winner, CALLED_FROM=str(checked.data)) == []
-    assert f"missing, in {checked.winner}/x nor in" in checked.complaints("--data", "x", cwd=checked.winner)[0]
+    folder, text, _ = checked.complaints("--data", "x", cwd=checked.winner)
+    assert folder == f"--data x: {checked.winner}/x does not exist"
+    assert f"is missing: it is neither in {checked.winner}/x nor in {checked.winner}/data; put it at" in text
+    assert checked.complaints("--data", str(checked.text))[0].endswith("a.txt is a file")
+    assert not any("--data x" in one for one in checked.complaints("--data", str(checked.winner)))
     (checked.winner / "data").symlink_to(checked.data)
     assert checked.complaints() == [] == checked.complaints("--data", "/nowhere")
 
@@ -150,3 +154,66 @@ def test_what_is_another_file_is_said_and_can_be_used_all_the_same(checked):
     assert said() == []
     checked.text.unlink()
     assert said()[0].startswith("a.txt (size and sha256 unknown: it could not be read when this was written) is")
+
+
+# --------------------------------------------------------------------------------------------------- run.sh, as a user
+
+
+class Called:
+    """A winner/ with a stand-in for accelerate that shows what it was started with."""
+
+    def __init__(self, folder: Path, *, with_data: bool) -> None:
+        self.winner, tools = folder / "winner", folder / "tools"
+        self.winner.mkdir()
+        tools.mkdir()
+        text = folder / "a.txt"
+        text.write_bytes(b"abc")
+        raw = changed(dataset={"train_files": [str(text)]}) if with_data else {}
+        for name, content in winner_of(study(trial(0), raw=raw), self.winner).items():
+            (self.winner / name).write_text(content)
+        (self.winner / "run.sh").chmod(0o755)
+        (tools / "accelerate").write_text('#!/bin/sh\nprintf "%s\\n" "$PWD" "$@"\n')
+        (tools / "accelerate").chmod(0o755)
+        self.environment = {"PATH": f"{tools}:{Path(sys.executable).parent}:/usr/bin:/bin"}
+
+    def run(self, *arguments: str, script: str = "winner/run.sh") -> subprocess.CompletedProcess[str]:
+        command = [self.winner.parent / script, *arguments]
+        return subprocess.run(command, cwd=self.winner.parent, env=self.environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("with_data", [True, False])
+@pytest.mark.parametrize("wanted", ["--help", "-h"])
+def test_run_script_helps_and_trains_nothing(with_data, wanted, tmp_path):
+    done = Called(tmp_path, with_data=with_data).run(wanted)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"Usage: ./run.sh{' [--data FOLDER]' if with_data else ''}\n")
+    assert "accelerate" not in done.stdout and "launch" not in done.stdout
+
+
+@pytest.mark.parametrize("given", [["--data"], ["--date", "."], ["."], ["--data", ".", "x"], ["x", "--help"], [""]])
+@pytest.mark.parametrize("with_data", [True, False])
+def test_run_script_refuses_what_it_does_not_know(given, with_data, tmp_path):
+    done = Called(tmp_path, with_data=with_data).run(*given)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Usage: ./run.sh") and "run.sh: it takes" in done.stderr
+    assert "inputs.py" not in done.stderr
+
+
+def test_run_script_takes_no_folder_where_there_is_no_data(tmp_path):
+    done = Called(tmp_path, with_data=False).run("--data", ".")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith("run.sh: it takes no arguments, not: --data .\n")
+
+
+def test_run_script_is_found_through_a_link_and_takes_both_spellings(tmp_path):
+    called = Called(tmp_path, with_data=True)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "train").symlink_to("../winner/run.sh")
+    for given in (["--data", "."], ["--data=."]):
+        done = called.run(*given, script="bin/train")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines() == [
+            str(called.winner), "launch", "--config_file", "accelerate.yaml", "train.py", *given
+        ]  # fmt: skip
+    missing = called.run(script="bin/train")
+    assert missing.returncode == 1 and "say which folder it lies in: ./run.sh --data FOLDER" in missing.stderr

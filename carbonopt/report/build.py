@@ -22,7 +22,7 @@ from carbonopt.energy.intensity import countries
 from carbonopt.folder import replaced
 from carbonopt.paths import REPORT_JSON, write_bytes
 from carbonopt.record import StudyData
-from carbonopt.report import energy, influence_tables, limits, markdown, page, sections, tables, winner, words
+from carbonopt.report import energy, influence_tables, limits, markdown, page, place, sections, tables, winner, words
 from carbonopt.report.data import EVALUATIONS_CSV, TRIALS_CSV, TRIALS_PARQUET, data_files
 from carbonopt.report.facts import Facts
 from carbonopt.report.paper.files import NAMES as PAPER_NAMES
@@ -70,8 +70,9 @@ def write_report(data: StudyData, folder: Path, *, winner_files: dict[str, str] 
     ds_config.json. The same data gives the same bytes.
 
     Raises:
-        BadInput: if the folder can't be replaced.
+        BadInput: if the folder can't be replaced, or holds another study's report.
     """
+    place.refuse(folder, data)
     facts = facts_of(data)
     rec = facts.recommendation
     plot = scatter(data, rec, facts.repeated)
@@ -83,7 +84,7 @@ def write_report(data: StudyData, folder: Path, *, winner_files: dict[str, str] 
     files = {
         INDEX: page.render(view, data, plot, facts, paper[picture] if picture else None).encode(),
         MARKDOWN: markdown.render(view, picture).encode(),
-        str(REPORT_JSON): to_json({**facts.as_json(), "shown": shown}, indent=2) + b"\n",
+        str(REPORT_JSON): to_json({**place.identity(data), **facts.as_json(), "shown": shown}, indent=2) + b"\n",
         **_below(DATA_FOLDER, data_files(data.records)),
         **paper,
         **_below(WINNER_FOLDER, {name: text.encode() for name, text in again.items()}),
@@ -103,7 +104,7 @@ def build_view(data: StudyData, facts: Facts, plot: Scatter) -> View:
     return View(
         name=data.config.name,
         headline=words.headline(rec, facts.comparison),
-        lead=sections.lead(rec),
+        lead=sections.lead(rec, facts.comparison),
         met=rec.met,
         answer=words.answer(data, rec, repeated),
         tiles=words.tiles(rec, facts.comparison),
@@ -117,6 +118,7 @@ def build_view(data: StudyData, facts: Facts, plot: Scatter) -> View:
         comparison=sections.comparison(rec, facts.comparison),
         trade_offs=tables.trade_offs(data, rec),
         configuration=tables.configuration(rec),
+        ready_to_use=words.ready_to_use(data, rec),
         constant_settings=constant_settings,
         trials=trials,
         audit=words.audited(data, facts.audited),
@@ -128,6 +130,7 @@ def build_view(data: StudyData, facts: Facts, plot: Scatter) -> View:
         readings=energy.readings(spent),
         components=energy.components(data),
         repricing=energy.repricing(data, rec, priced),
+        no_repricing=energy.no_repricing(data, rec, priced),
         provenance=provenance(data),
         limits=limits.limits(data, rec, spent, repeated, priced),
         study_file=data.provenance.study_file,

@@ -213,6 +213,18 @@ def repricing(data: StudyData, rec: Recommendation, found: Repricing | None) -> 
     )
 
 
+def no_repricing(data: StudyData, rec: Recommendation, found: Repricing | None) -> str:
+    """Which of the things that a price by the hour takes the study lacks; empty where it has one."""
+    if found is not None:
+        return ""
+    missing = [] if data.trace is not None else ["hourly trace of the grid (carbon.trace)"]
+    if not rec.met:
+        missing.append("recommended run")
+    elif data.trace is not None:
+        missing.append("recommended run of known energy and duration")
+    return f"By the hour nothing is said: this study has no {' and no '.join(missing)}."
+
+
 def is_counted(data: StudyData, component: str) -> bool:
     """Whether the objective has it in."""
     return component == "gpu" or data.config.carbon.objective == "all"

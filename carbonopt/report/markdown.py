@@ -1,8 +1,12 @@
-"""The report as Markdown, for a repository or a pull request. User text can't become markup."""
+"""The report as Markdown, for a repository or a pull request: the page's parts in the page's order. User text can't
+become markup."""
 
 import re
 
 from carbonopt.report.view import Part, Table, View, shown_directions
+
+NOTHING_TO_DRAW = "There is nothing to draw: no trial has both an evaluation and energy."
+NO_TRIAL = "No trial has been started."
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]#|~!$@])")
 
@@ -22,36 +26,33 @@ def render(view: View, picture: str | None) -> str:
         escape(view.lead),
         *([] if view.met else map(escape, view.answer)),
         "\n".join(f"- {tile.label}: **{escape(tile.text)}** ({escape(tile.note)})" for tile in view.tiles),
-        "## Pareto front",
-        "" if picture is None else f"![Pareto front]({picture})",
+        "## Pareto front: emissions against perplexity",
+        NOTHING_TO_DRAW if picture is None else f"![Pareto front]({picture})",
         escape(view.figure_note),
-        _table(view.trade_offs),
-        escape(view.trade_offs.note),
-        "## Other targets",
+        "### Another target",
         "\n".join(f"- {escape(step.label)}: {escape(step.text)}" for step in view.targets),
+        _captioned(view.trade_offs),
         *_part("What each parameter does", view.influence),
         *_part("The batch size", view.batch),
         *_part("Diminishing returns", view.returns),
     ]
-    parts += ["## Energy of the study", *(_captioned(table) for table in (view.by_phase, view.by_state))]
+    parts += ["## Where the energy went", *(_captioned(table) for table in (view.by_phase, view.by_state))]
     parts += [escape(view.closure), *map(_captioned, (view.by_component, view.readings, view.components))]
     parts += _part("The same joules elsewhere and at other hours", view.regions)
-    if view.repricing is not None:
-        parts.append(_captioned(view.repricing))
-    parts += _part("Against the baseline", view.comparison)
-    if view.met:
-        parts += map(escape, view.answer)
+    parts.append(escape(view.no_repricing) if view.repricing is None else _captioned(view.repricing))
+    against = _part("Against the baseline", view.comparison)
+    parts += [against[0], *(map(escape, view.answer) if view.met else ()), *against[1:]]
     if view.configuration is not None:
-        parts += ["## Configuration", _table(view.configuration)]
+        parts += ["### Configuration", _table(view.configuration), escape(view.ready_to_use)]
     if view.sentence is not None:
-        parts += ["## For a paper", f"> {escape(view.sentence)}"]
-    parts += ["## Trials", _table(view.trials)]
+        parts += ["### For a paper", f"> {escape(view.sentence)}"]
+    parts += ["## Every trial", _table(view.trials) or NO_TRIAL]
     if view.constant_settings:
         parts.append(f"The same in every trial: {escape(view.constant_settings)}.")
     parts += [escape(view.audit), _captioned(view.repeats)]
     parts += ["## Provenance", _table(view.provenance)]
-    parts += ["## Limits", "\n".join(f"- {escape(limit)}" for limit in view.limits)]
-    parts += ["## Study file", _fenced(view.study_file)]
+    parts += ["### The study file", _fenced(view.study_file)]
+    parts += ["## What these figures can't tell", "\n".join(f"- {escape(limit)}" for limit in view.limits)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -14,6 +14,7 @@ from carbonopt.analysis.recommend import Recommendation
 from carbonopt.record import StudyData
 from carbonopt.report import charts
 from carbonopt.report.facts import Facts
+from carbonopt.report.markdown import NO_TRIAL, NOTHING_TO_DRAW
 from carbonopt.report.points import CELLS, COLOURS, LABELS, Axis, Point, Scatter, layers
 from carbonopt.report.quantities import perplexity_text, plus_minus_text
 from carbonopt.report.view import Cell, Table, View, shown_directions
@@ -66,6 +67,8 @@ def render(view: View, data: StudyData, plot: Scatter, facts: Facts, png: bytes 
         batch_charts=charts.batch(facts.batch),
         returns_charts=charts.returns(facts.returns, rec.target_perplexity),
         page_rows=PAGE_ROWS,
+        nothing_to_draw=NOTHING_TO_DRAW,
+        no_trial=NO_TRIAL,
         png=base64.b64encode(png or b"").decode("ascii"),
         plotly_js=get_plotlyjs(),
     )

@@ -50,11 +50,19 @@ def perplexity_text(value: float | None) -> str:
 
 
 def energy_text(energy_kwh: float | None) -> str:
-    return MISSING if energy_kwh is None else units.human_energy(energy_kwh)
+    """With its unit and three significant digits, zeros at the end included, as in the tables."""
+    if energy_kwh is None:
+        return MISSING
+    unit, per_kwh = units.energy_unit(energy_kwh)
+    return f"{_three_digits(energy_kwh * per_kwh)} {unit}"
 
 
 def emissions_text(kg_co2e: float | None) -> str:
-    return MISSING if kg_co2e is None or not math.isfinite(kg_co2e) else units.human_emissions(kg_co2e)
+    """Likewise."""
+    if kg_co2e is None or not math.isfinite(kg_co2e):
+        return MISSING
+    unit, per_kg = units.emissions_unit(kg_co2e)
+    return f"{_three_digits(kg_co2e * per_kg)} {unit}"
 
 
 def intensity_text(g_co2e_per_kwh: float | None) -> str:
@@ -182,6 +190,12 @@ def _decimals(value: float, significant: int) -> int:
     """How many decimals show so many significant digits."""
     exponent = int(f"{value:.{significant - 1}e}".partition("e")[2])
     return max(0, significant - 1 - exponent) if value else 0
+
+
+def _three_digits(value: float) -> str:
+    """Beside a unit, hence without digits beyond the third: 1,230 and not 1,234."""
+    rounded = float(f"{value:.3g}")
+    return _fixed(rounded, _decimals(rounded, 3), 3)
 
 
 def _two_digits(percent: float, sign: str = "") -> str:

@@ -1,6 +1,6 @@
 """What a run saves and when that pays the study back, in words: never a share without how sure it is."""
 
-from carbonopt.analysis.comparison import Comparison
+from carbonopt.analysis.comparison import AtEqualQuality, Comparison
 from carbonopt.analysis.confidence import LEVEL
 from carbonopt.analysis.recommend import Baseline, Recommendation
 from carbonopt.report.quantities import count_text, emissions_text, energy_text, interval_text, percent_text
@@ -60,6 +60,57 @@ def baseline_name(baseline: Baseline, *, in_brackets: bool = True) -> str:
     misses = "" if baseline.meets_target else ", which misses the target"
     number = f"trial {baseline.trial}{misses}"
     return f"{kind} ({number})" if in_brackets else f"{kind}, {number}"
+
+
+def from_to(least: float | None, most: float) -> str:
+    """What a saving between these two is, in words; `least` is None against a run that emitted nothing."""
+    if least is None:
+        return f"at most {percent_text(most)} less" if most > 0 else f"at least {percent_text(-most)} more"
+    if most <= 0:
+        return f"{interval_text(-most, -least, percent_text)} more"
+    if least >= 0:
+        return f"{interval_text(least, most, percent_text)} less"
+    return f"between {percent_text(-least)} more and {percent_text(most)} less"
+
+
+def turned(found: Comparison | None) -> AtEqualQuality | None:
+    """At equal quality, where that may turn the saving into an excess: a headline without it would be half the truth.
+
+    The baseline's whole run goes on after it has met the target, to a better perplexity than was asked for.
+    """
+    equal = None if found is None else found.equal_quality
+    if found is None or equal is None or found.saving.fraction <= 0:
+        return None
+    lowest = equal.saving_fraction if equal.saving_fraction_before is None else equal.saving_fraction_before
+    return equal if lowest < 0 else None
+
+
+def but_at_equal_quality(found: Comparison | None) -> str:
+    """A clause behind the saving and the baseline's name; empty where equal quality doesn't turn the saving round."""
+    equal = turned(found)
+    if equal is None:
+        return ""
+    emits = from_to(equal.saving_fraction_before, equal.saving_fraction)
+    return f", but {emits} than that one had emitted when it first met the target"
+
+
+def at_equal_quality(found: Comparison | None) -> str:
+    """The same as a sentence, with what follows for the study's own cost; empty likewise."""
+    equal = turned(found)
+    if equal is None:
+        return ""
+    emits = from_to(equal.saving_fraction_before, equal.saving_fraction)
+    both = "" if equal.both_stopped is None else _both(equal.both_stopped.saving_fraction)
+    never = " and does not pay the study back" if equal.saving_fraction <= 0 else ""
+    return (
+        f"Against the baseline stopped when it first met the target (step {equal.baseline_step}), a whole run of the "
+        f"recommendation emits {emits}{never}{both}."
+    )
+
+
+def _both(saved: float) -> str:
+    emits = f"{percent_text(abs(saved))} {'less' if saved > 0 else 'more'}" if saved else "as much"
+    return f"; with both stopped there, it emits {emits}"
 
 
 def pays_back_from_to(interval: tuple[int, int | None] | None) -> str:

@@ -23,7 +23,14 @@ from carbonopt.report.quantities import (
     rate_text,
     seconds_text,
 )
-from carbonopt.report.savings import WITHIN_NOISE, is_within_noise, of_it_repeats, pays_back_from_to
+from carbonopt.report.savings import (
+    WITHIN_NOISE,
+    at_equal_quality,
+    from_to,
+    is_within_noise,
+    of_it_repeats,
+    pays_back_from_to,
+)
 from carbonopt.report.view import Cell, Part, Table, columns, number, word
 from carbonopt.report.words import mean_of
 
@@ -45,8 +52,8 @@ WELL_KNOWN = (
 )
 
 
-def lead(rec: Recommendation) -> str:
-    """The answer's second sentence: what a run and the search emitted, and whether that pays back."""
+def lead(rec: Recommendation, found: Comparison | None) -> str:
+    """What follows the headline: what a run and the search emitted, whether that pays back, and against what not."""
     search = f"the study itself emitted {emissions_text(rec.study_emissions_kg_co2e)}{of_it_repeats(rec)}"
     if not rec.met:
         return f"{search[0].upper()}{search[1:]} ({energy_text(rec.study_energy_kwh)})."
@@ -55,10 +62,11 @@ def lead(rec: Recommendation) -> str:
     if rec.break_even_runs is None:
         return f"{run}, which a run that saves nothing can't pay back."
     known = pays_back_from_to(rec.break_even_interval)
-    return (
-        f"{run}. The study is paid back after {count_text(rec.break_even_runs, 'run')} in place of the baseline"
+    paid = (
+        f"The study is paid back after {count_text(rec.break_even_runs, 'run')} in place of the baseline"
         f"{f' ({known})' if known else ''}."
     )
+    return " ".join(part for part in (f"{run}.", paid, at_equal_quality(found)) if part)
 
 
 def batch(found: BatchEffect | None) -> Part:
@@ -293,7 +301,7 @@ def _equal_quality(rec: Recommendation, equal: AtEqualQuality | None) -> str:
         f"Stopped as soon as it met the target, it would have emitted between "
         f"{emissions_text(equal.baseline_emissions_before_kg_co2e)} (its evaluation before) and "
         f"{emissions_text(equal.baseline_emissions_kg_co2e)}; against that the recommendation emits "
-        f"{_from_to(equal.saving_fraction_before, equal.saving_fraction)}."
+        f"{from_to(equal.saving_fraction_before, equal.saving_fraction)}."
     )
 
 
@@ -308,20 +316,9 @@ def _both_stopped(rec: Recommendation, equal: AtEqualQuality | None) -> tuple[st
         f"With both stopped there: the recommendation's first run (trial {rec.trial}) first met the target at step "
         f"{both.step}, after {emissions_text(both.emissions_kg_co2e)}, and so emits {emits} than the baseline's "
         f"{emissions_text(equal.baseline_emissions_kg_co2e)}. Each met it at some step after its evaluation "
-        f"before that, so that the truth is {_from_to(both.lowest, both.highest)}. One run each, and neither was "
+        f"before that, so that the truth is {from_to(both.lowest, both.highest)}. One run each, and neither was "
         "planned to be that short.",
     )
-
-
-def _from_to(least: float | None, most: float) -> str:
-    """What a saving between these two is, in words; `least` is None against a run that emitted nothing."""
-    if least is None:
-        return f"at most {percent_text(most)} less" if most > 0 else f"at least {percent_text(-most)} more"
-    if most <= 0:
-        return f"{interval_text(-most, -least, percent_text)} more"
-    if least >= 0:
-        return f"{interval_text(least, most, percent_text)} less"
-    return f"between {percent_text(-least)} more and {percent_text(most)} less"
 
 
 def _against_baseline(rec: Recommendation, found: Comparison) -> Table:

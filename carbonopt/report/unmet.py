@@ -1,19 +1,22 @@
-"""What to say where no trial met the target: what was missing, and what the trials say could be changed."""
+"""What an answer lacks: where no trial met the target what was missing, and what the trials say could be changed; where
+one did, a saving that doesn't last at equal quality."""
 
 from collections import Counter
 
+from carbonopt.analysis.comparison import comparison
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.analysis.shortfall import Edge, Shortfall, Trend
 from carbonopt.config import Fixed, LocalLaunch
 from carbonopt.record import StudyData
 from carbonopt.report.quantities import count_text, percent_text, perplexity_text, value_text
+from carbonopt.report.savings import at_equal_quality
 from carbonopt.trial import StopReason, TrialState
 
 
 def what_is_missing(data: StudyData, rec: Recommendation) -> tuple[str, ...]:
-    """A sentence each; nothing where the target was met."""
+    """A sentence each. Where the target was met, one at most: that the saving doesn't last at equal quality."""
     if rec.met:
-        return ()
+        return tuple(filter(None, [at_equal_quality(comparison(data, rec))]))
     found = []
     if rec.closest is not None and rec.closest.perplexity > rec.target_perplexity:
         excess = percent_text(rec.closest.perplexity / rec.target_perplexity - 1)

@@ -75,6 +75,7 @@ class View(Frozen):
     regions: Part
     comparison: Part
     configuration: Table | None  # None: no trial to show
+    ready_to_use: str  # where its files are; empty without a recommendation
     constant_settings: str  # what all trials share, left out of the table of trials
     trials: Table
     audit: str  # of the pruning; empty: none was asked for
@@ -85,7 +86,8 @@ class View(Frozen):
     by_component: Table
     readings: Table  # of the GPUs by the counters and by CodeCarbon
     components: Table  # of each trial's training window
-    repricing: Table | None  # None: no trace, or no recommendation
+    repricing: Table | None
+    no_repricing: str  # why there is none; empty where there is
     provenance: Table
     limits: tuple[str, ...]
     study_file: str

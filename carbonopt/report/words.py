@@ -8,7 +8,7 @@ from carbonopt.analysis.comparison import Comparison
 from carbonopt.analysis.footprint import Footprint
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.analysis.repeats import Repeats, repeats_of
-from carbonopt.config import ReplayLaunch
+from carbonopt.config import LocalLaunch, ReplayLaunch
 from carbonopt.record import StudyData
 from carbonopt.report.energy import COMPONENTS, NET_UNKNOWN_BECAUSE, difference_of, is_counted
 from carbonopt.report.quantities import (
@@ -28,14 +28,17 @@ from carbonopt.report.quantities import (
 )
 from carbonopt.report.savings import (
     baseline_name,
+    but_at_equal_quality,
     certainty_of,
     compared,
+    from_to,
     interval_of,
     of_it_repeats,
     pay_back,
     pays_back_from_to,
     study_cost,
     trials_and_repeats,
+    turned,
 )
 from carbonopt.report.unmet import what_is_missing
 from carbonopt.report.view import Tile
@@ -63,7 +66,8 @@ def headline(rec: Recommendation, found: Comparison | None) -> str:
         return f"The {kind}, trial {rec.trial}, is also the cheapest that reaches the target perplexity of {target}."
     return (
         f"Trial {rec.trial} reaches the target perplexity of {target} with "
-        f"{compared(rec.saving_fraction, certainty_of(found))} {baseline_name(rec.baseline)}."
+        f"{compared(rec.saving_fraction, certainty_of(found))} {baseline_name(rec.baseline)}"
+        f"{but_at_equal_quality(found)}."
     )
 
 
@@ -83,6 +87,19 @@ def answer(data: StudyData, rec: Recommendation, repeated: Sequence[Repeats]) ->
     ended = f" The study ended: {data.ended}." if data.ended is not None else ""
     paragraphs.append(f"{study_cost(rec)} {pay_back(rec)}{ended}")
     return tuple(paragraphs)
+
+
+def ready_to_use(data: StudyData, rec: Recommendation) -> str:
+    """What of the recommended configuration lies in winner/."""
+    if not rec.met:
+        return ""
+    again = (
+        "run.sh trains with it once more, without carbonopt; " if isinstance(data.config.launch, LocalLaunch) else ""
+    )
+    return (
+        f"Ready to use in the folder winner/ beside this page: {again}training_args.yaml has it in the names of "
+        "Hugging Face."
+    )
 
 
 def audited(data: StudyData, found: Audit | None) -> str:
@@ -185,6 +202,11 @@ def tiles(rec: Recommendation, found: Comparison | None) -> tuple[Tile, ...]:
     saving = "no baseline" if rec.baseline is None else f"against trial {rec.baseline.trial}"
     if sure := certainty_of(found):
         saving += f": {sure}"
+    equal = turned(found)
+    if equal is not None:
+        emits = from_to(equal.saving_fraction_before, equal.saving_fraction)
+        saving += f"; against it stopped when it first met the target: {emits}"
+    instead = "in place of the baseline" if equal is None else "in place of the baseline's whole runs"
     runs, known = rec.break_even_runs, pays_back_from_to(rec.break_even_interval)
     return (
         Tile(label="Recommended", text=f"Trial {rec.trial}", note=params_text(rec.params)),
@@ -199,7 +221,7 @@ def tiles(rec: Recommendation, found: Comparison | None) -> tuple[Tile, ...]:
         Tile(
             label="Pays back after",
             text="never" if runs is None else count_text(runs, "run"),
-            note="a run saves nothing" if runs is None else f"in place of the baseline{f': {known}' if known else ''}",
+            note="a run saves nothing" if runs is None else f"{instead}{f': {known}' if known else ''}",
         ),
     )
 
@@ -217,6 +239,7 @@ def sentence(data: StudyData, rec: Recommendation, repeated: Sequence[Repeats], 
     counted = f" ({', '.join(parts)})" if parts else ""
     saved = (
         f", {compared(rec.saving_fraction, interval_of(found))} {baseline_name(rec.baseline, in_brackets=False)}"
+        f"{but_at_equal_quality(found)}"
         if rec.baseline is not None and rec.saving_fraction is not None and rec.trial != rec.baseline.trial
         else ""
     )

@@ -15,7 +15,7 @@ from carbonopt.report.facts import Facts
 from carbonopt.report.paper.bibliography import dataset_key, sampler_key
 from carbonopt.report.paper.escape import Tex, escape
 from carbonopt.report.quantities import count_text, emissions_text, energy_text, perplexity_text, value_text
-from carbonopt.report.savings import interval_of, of_it_repeats, pays_back_from_to, trials_and_repeats
+from carbonopt.report.savings import at_equal_quality, interval_of, of_it_repeats, pays_back_from_to, trials_and_repeats
 from carbonopt.report.view import Table, View
 from carbonopt.report.words import confidence
 from carbonopt.units import human_duration
@@ -96,6 +96,7 @@ def statement(data: StudyData, facts: Facts, view: View) -> str:
         no_gpu="gpu" not in known,
         unmeasured=_listed(list(map(str, facts.spent.unmeasured_trials))),
         baseline=rec.baseline,
+        equal_quality=at_equal_quality(facts.comparison),
     )
 
 

@@ -42,10 +42,23 @@ _ACCELERATE_HEAD = f"""\
 _SCRIPT = """\
 #!/bin/sh
 # Trains the recommended configuration once more, without carbonopt. Needs an environment with what requirements.txt
-# lists; writes the model and result.json into output/ beside it.{usage}
+# lists; writes the model and result.json into output/ beside it.
 set -eu
+usage() {{
+    cat <<'END'
+{usage}
+END
+}}
+case "$#,${{1-}}" in
+    0,{taken}) ;;
+    *,-h | *,--help) usage; exit 0 ;;
+    *)
+        usage >&2
+        echo "run.sh: {refused}: $*" >&2
+        exit 2 ;;
+esac
 export CALLED_FROM="$PWD"
-CDPATH='' cd -- "$(dirname -- "$0")"
+CDPATH='' cd -- "$(dirname -- "$(readlink -f -- "$0")")"  # of the file itself, where a link to it was called
 command -v accelerate >/dev/null || {{ echo "accelerate is not on PATH: activate its environment" >&2; exit 127; }}
 {check}export TOKENIZERS_PARALLELISM=false{device}
 if [ -n "${{TORCH_CUDA_ARCH_LIST-}}" ]; then  # DeepSpeed takes what follows the dot for a number and dies on 9.0a
@@ -58,9 +71,14 @@ exec accelerate launch --config_file accelerate.yaml train.py{arguments}
 """
 _ON_CPU = """
 export DS_ACCELERATOR=cpu CUDA_VISIBLE_DEVICES='' OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}\""""
-_USAGE = """
-#     ./run.sh [--data FOLDER]
-# What inputs.json lists has to lie in data/ beside this file, or in FOLDER."""
+_USAGE = """\
+Usage: ./run.sh
+Trains the recommended configuration once more, into output/ beside this script. It needs no files, so that there is
+nothing to give it."""
+_USAGE_WITH_DATA = """\
+Usage: ./run.sh [--data FOLDER]
+Trains the recommended configuration once more, into output/ beside this script. What inputs.json lists has to lie in
+data/ beside the script, or in FOLDER."""
 _CHECK = """\
 python3 inputs.py "$@"  # here, and not only where they are read: there a launcher's traceback would follow
 """
@@ -242,7 +260,9 @@ def script(launch: LocalLaunch, has_inputs: bool) -> str:
     return _SCRIPT.format(
         device="" if launch.gpus else _ON_CPU,
         ranks=launch.world_size,
-        usage=_USAGE if has_inputs else "",
+        usage=_USAGE_WITH_DATA if has_inputs else _USAGE,
+        taken=" | 1,--data=?* | 2,--data" if has_inputs else "",
+        refused="it takes --data FOLDER alone, not" if has_inputs else "it takes no arguments, not",
         check=_CHECK if has_inputs else "",
         arguments=' "$@"' if has_inputs else "",
     )
