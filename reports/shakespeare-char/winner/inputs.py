@@ -23,20 +23,23 @@ def places(contents: bool = True) -> dict[str, str]:
     Raises:
         SystemExit: with a sentence for each that is missing or is another one.
     """
-    parser = argparse.ArgumentParser(description="Trains the recommended configuration once more.")
+    # Whoever calls this by itself, too, has run.sh beside it, which is what all sentences speak of.
+    parser = argparse.ArgumentParser(
+        "./run.sh", description="Trains the recommended configuration once more.", allow_abbrev=False
+    )
     parser.add_argument("--data", metavar="FOLDER", help=f"where the data lies, if not in {HERE / DATA}")
     given = parser.parse_args().data
     folders = [HERE / DATA]
     if given is not None:  # run.sh changes the folder, and says which one a relative path leads from
         folders.insert(0, Path(os.environ.get("CALLED_FROM", "."), given).absolute())
+    searched = f"not in {folders[0]}" if len(folders) == 1 else f"neither in {folders[0]} nor in {folders[1]}"
     found, complaints = {}, []
     for name, files in json.loads((HERE / LIST).read_text(encoding="utf-8")).items():
         below = name.removeprefix(f"{DATA}/")
         place = next((folder / below for folder in folders if (folder / below).exists()), None)
         if place is None:
-            searched = " nor in ".join(str(folder) for folder in folders)
             complaints.append(
-                f"{below} ({_described(name, files)}) is missing, in {searched}: put it at {HERE / name}, or say "
+                f"{below} ({_described(name, files)}) is missing: it is {searched}; put it at {HERE / name}, or say "
                 "which folder it lies in: ./run.sh --data FOLDER"
             )
             continue
@@ -47,6 +50,10 @@ def places(contents: bool = True) -> dict[str, str]:
                     f"{complaint}; put the right one there, or take it out of {HERE / LIST} to train with what is there"
                 )
     if complaints:
+        if not folders[0].is_dir() and given is not None:
+            complaints.insert(
+                0, f"--data {given}: {folders[0]} {'is a file' if folders[0].exists() else 'does not exist'}"
+            )
         raise SystemExit("\n".join(complaints))
     return found
 

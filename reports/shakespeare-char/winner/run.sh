@@ -1,11 +1,24 @@
 #!/bin/sh
 # Trains the recommended configuration once more, without carbonopt. Needs an environment with what requirements.txt
 # lists; writes the model and result.json into output/ beside it.
-#     ./run.sh [--data FOLDER]
-# What inputs.json lists has to lie in data/ beside this file, or in FOLDER.
 set -eu
+usage() {
+    cat <<'END'
+Usage: ./run.sh [--data FOLDER]
+Trains the recommended configuration once more, into output/ beside this script. What inputs.json lists has to lie in
+data/ beside the script, or in FOLDER.
+END
+}
+case "$#,${1-}" in
+    0, | 1,--data=?* | 2,--data) ;;
+    *,-h | *,--help) usage; exit 0 ;;
+    *)
+        usage >&2
+        echo "run.sh: it takes --data FOLDER alone, not: $*" >&2
+        exit 2 ;;
+esac
 export CALLED_FROM="$PWD"
-CDPATH='' cd -- "$(dirname -- "$0")"
+CDPATH='' cd -- "$(dirname -- "$(readlink -f -- "$0")")"  # of the file itself, where a link to it was called
 command -v accelerate >/dev/null || { echo "accelerate is not on PATH: activate its environment" >&2; exit 127; }
 python3 inputs.py "$@"  # here, and not only where they are read: there a launcher's traceback would follow
 export TOKENIZERS_PARALLELISM=false
