@@ -4,6 +4,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from carbonopt.channel import GPU_UUIDS
 from carbonopt.config import LocalLaunch
@@ -26,6 +27,9 @@ def work_environment(
     environment[VISIBLE_DEVICES] = ",".join(map(str, launch.gpus))
     environment[GPU_UUIDS] = ",".join(gpu_uuids)
     environment["TOKENIZERS_PARALLELISM"] = "false"
+    # What torch.compile has made is kept for later trials and studies; torch's default is a folder in /tmp.
+    cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "torchinductor"))
     environment["PYTHONUNBUFFERED"] = "1"
     if not launch.gpus:
         environment["DS_ACCELERATOR"] = "cpu"

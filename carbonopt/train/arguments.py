@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 from typing import TYPE_CHECKING, Any
 
 from carbonopt.config import Space, Workload
@@ -158,7 +159,13 @@ def training_arguments(
         "disable_tqdm": True,
     }
     given = {"optim": "adamw_torch_fused" if on_gpu else "adamw_torch", "dataloader_pin_memory": on_gpu}
-    return TrainingArguments(**(given | workload.training_arguments | _searched(params, steps) | owned))
+    arguments = TrainingArguments(**(given | workload.training_arguments | _searched(params, steps) | owned))
+    if arguments.torch_compile:
+        # Layer by layer, not the whole model: on an H200 (GPT-2 124M, 128 x 512 tokens, torch 2.11) 1.24 mJ a token
+        # against 1.31, after 8 s of compilation against 15. Before torch 2.14 transformers can't tell, while all of it
+        # is traced, that the mask is causal, and attention computes the half that is masked, too.
+        os.environ.setdefault("ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", "true")
+    return arguments
 
 
 def _searched(params: TrialParams, steps: int) -> dict[str, Any]:

@@ -5,15 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from carbonopt.channel import Speaker
 from carbonopt.train import ranks
-from carbonopt.train.evaluation import evaluate
+from carbonopt.train.evaluation import evaluate, token_nll
 from carbonopt.train.failures import Diverged
-from carbonopt.train.packing import IGNORED, Tokens
+from carbonopt.train.packing import Tokens
 from carbonopt.trial import EvalPoint, Phase, Stage
 
 _LOSS_CHECK_STEPS = 50  # reading the loss waits for the GPU; between two evaluations this often is enough
@@ -27,13 +26,13 @@ class TokenLoss:
     averaging twice or not at all). All of a training sequence's targets count: packing drops the ragged tail.
     """
 
-    def __init__(self, global_batch_tokens: int, world_size: int) -> None:
+    def __init__(self, global_batch_tokens: int, world_size: int, compiled: bool) -> None:
         self._scale = world_size / global_batch_tokens
+        self._nll = token_nll(compiled)
         self.last: torch.Tensor | None = None  # of this rank's last micro batch, still on its device
 
     def __call__(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
-        logits = outputs["logits"].float().flatten(0, 1)
-        loss = F.cross_entropy(logits, labels.flatten(), reduction="sum", ignore_index=IGNORED) * self._scale
+        loss = self._nll(outputs["logits"], labels, "sum") * self._scale
         self.last = loss.detach()
         return loss
 
@@ -87,7 +86,7 @@ class Evaluations(TrainerCallback):
             self._speaker.progress(step, self._plan.total_steps)
         if step in self._plan.evaluation_steps:
             self._check_loss(step)
-            control.should_training_stop |= self._evaluate(step)
+            control.should_training_stop |= self._evaluate(step, args)
         elif step % _LOSS_CHECK_STEPS == 0:
             self._check_loss(step)
         return control
@@ -104,12 +103,14 @@ class Evaluations(TrainerCallback):
         if ranks.largest(float(not math.isfinite(last))):
             raise Diverged(f"the training loss was not finite at step {step} of {self._plan.total_steps}.")
 
-    def _evaluate(self, step: int) -> bool:
+    def _evaluate(self, step: int, args: TrainingArguments) -> bool:
         """Returns whether to stop."""
         plan = self._plan
         self._enter(Phase.EVAL)
         engine = self.trainer.model_wrapped  # type: ignore[union-attr]
-        nll_sum, eval_tokens = evaluate(engine, plan.eval_tokens, plan.sequence_length, plan.eval_batch_size)
+        nll_sum, eval_tokens = evaluate(
+            engine, plan.eval_tokens, plan.sequence_length, plan.eval_batch_size, args.torch_compile
+        )
         ranks.together()
         finite = math.isfinite(nll_sum)
         peak_memory_gib = ranks.largest(ranks.peak_memory_gib())

@@ -97,7 +97,7 @@ def _trainer(
     _begin(speaker, Stage.MODEL)
     arguments, model = _arguments_and_model(spec, workload, folder, plan.total_steps)
     _begin(speaker, Stage.ENGINE)
-    loss = TokenLoss(plan.tokens_per_step, params.world_size)
+    loss = TokenLoss(plan.tokens_per_step, params.world_size, arguments.torch_compile)
     evaluations = Evaluations(plan, loss, speaker)
     trainer = TrialTrainer(
         model=model,
