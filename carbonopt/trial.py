@@ -176,7 +176,9 @@ class EvalPoint(Frozen):
 
     step: Whole
     tokens: Whole | None  # training tokens seen so far, over all ranks; None: a replay that does not say
-    nll_sum: Annotated[float, _at_least(0)] | None  # nats, summed over all unmasked target tokens and all ranks; None: it was NaN or infinite
+    nll_sum: (
+        Annotated[float, _at_least(0)] | None
+    )  # nats, summed over all unmasked target tokens and all ranks; None: it was NaN or infinite
     eval_tokens: int = Field(ge=1)  # how many tokens that sum is over
     train_energy_kwh: Finite | None = None  # energy of the training window up to here
 

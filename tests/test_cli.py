@@ -16,6 +16,7 @@ import pytest
 from small_studies import study, trial
 
 from carbonopt.cli import _print_recommendation
+from carbonopt.paths import StudyPaths
 from carbonopt.trial import TrialRecord
 
 
@@ -152,6 +153,84 @@ def test_check_says_what_will_be_done(tiny_study: dict, write_study) -> None:
     assert done.returncode == 0
     for words in ("perplexity 200", "64, 128", "3 trials", "CPU", "500 g CO2e/kWh"):
         assert words in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("研究", "研究"),
+        ("Étude n° 2", "Étude-n-2"),
+        ("a/b", "a-b"),
+        ("नमस्ते", "नमस्ते"),
+        ("/..", "study"),
+        ("木" * 90, "木" * 66),
+    ],
+)
+def test_a_study_lives_in_a_folder_of_its_name(name: str, folder: str) -> None:
+    assert StudyPaths.default(name).root == Path("runs") / folder
+
+
+def test_check_shows_the_folder_and_no_terminal_sequences(replay_study: dict, write_study) -> None:
+    replay_study["name"] = "good\u202ebad"
+    done = carbonopt("check", write_study(replay_study))
+    assert done.returncode == 0
+    assert "\u202e" not in done.stdout
+    assert "good\\u202ebad: the study file is valid" in done.stdout
+    assert f"  folder      {Path('runs/good-bad')}, unless" in done.stdout
+
+
+def test_only_a_study_with_something_left_to_run_warns(finished: Path) -> None:
+    script = "from carbonopt import cli\nfrom carbonopt.doctor import host\nhost._LOW_DISK_GIB = 1e9\ncli.main()"
+    again = [sys.executable, "-c", script, "run", str(finished.parent / "study.yaml"), "--out", str(finished)]
+    done = subprocess.run(again, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    more = subprocess.run([*again, "--trials", "14"], capture_output=True, text=True)
+    assert more.stderr.startswith("warning: disk for runs: ")
+
+
+def test_one_trial_is_not_all_of_them(replay_study: dict, write_study, tmp_path: Path) -> None:
+    done = carbonopt("run", write_study(replay_study), "--out", tmp_path / "out", "--trials", 1)
+    assert "The study ended: the one trial of the budget has been run." in done.stdout
+
+
+@pytest.mark.parametrize("target", ["0.5", "nan", "inf"])
+def test_a_target_that_no_perplexity_can_be_is_refused(target: str, finished: Path) -> None:
+    assert "must be a number from 1 up" in refusal("recommend", finished, "--target", target)
+
+
+ENDING = """
+import atexit, os, signal, sys
+from carbonopt import cli
+atexit.register(lambda: (os.kill(os.getpid(), signal.SIGINT), print("not reached", file=sys.stderr)))
+cli.main()
+"""
+
+
+def test_ctrl_c_while_python_tidies_up_is_no_traceback() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDING, "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "carbonopt: interrupted.\n")
+
+
+IN_A_FINALIZER = """
+import signal, weakref
+from carbonopt import cli
+class Thing: pass
+def finalize(_): signal.raise_signal(signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+thing = Thing()
+reference = weakref.ref(thing, finalize)
+def version():
+    global thing
+    del thing
+    print("went on")
+cli.app = lambda *_, **__: version()
+cli.main()
+"""
+
+
+def test_ctrl_c_in_a_finalizer_is_no_traceback() -> None:
+    done = subprocess.run([sys.executable, "-c", IN_A_FINALIZER], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "went on\n", "")
 
 
 def test_help_and_refusals_take_less_than_a_second(tiny_study: dict, write_study) -> None:

@@ -90,6 +90,7 @@ def test_paths_are_taken_from_the_study_files_folder(tmp_path: Path, tiny_study:
         ("search.space", ".", ["can't read search.space", "it must be a regular file"]),
         ("carbon.trace", "", ["carbon.trace", "at least 1 character", "''"]),
         ("name", "two\nlines", ["name", "control character", r"'two\nlines'"]),
+        ("name", "..", ["name", "must not be of dots only", "'..'", "give a word"]),
         ("carbon.region", "\x1b[31m", ["carbon.region", "control character"]),
     ],
 )

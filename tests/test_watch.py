@@ -42,7 +42,7 @@ class JoulePerPhase(ReplayMeter):
         self.advance(phase, 1.0, 1.0)
 
 
-def watched(script: str, tmp_path: Path, **rules: object) -> TrialRecord:
+def watched(script: str, tmp_path: Path, meter: ReplayMeter | None = None, **rules: object) -> TrialRecord:
     """The record of a trial whose process runs this script."""
     params = TrialParams(global_batch_size=8, micro_batch_size_per_gpu=8, learning_rate=1e-3, epochs=1)
     spec = TrialSpec(
@@ -57,7 +57,7 @@ def watched(script: str, tmp_path: Path, **rules: object) -> TrialRecord:
         "interrupted": lambda: False,
         "timeout_s": 60.0,
     } | rules
-    meter = JoulePerPhase()
+    meter = meter or JoulePerPhase()
     meter.enter(Phase.SETUP)
     argv = [sys.executable, "-c", SPEAKING + textwrap.dedent(script)]
     stored: list[TrialRecord] = []
@@ -87,6 +87,21 @@ def test_a_trial_that_ends_by_itself_is_complete(tmp_path: Path) -> None:
     assert [point.step for point in record.evals] == [50, 100]
     assert record.evals[0].train_energy_kwh < record.evals[1].train_energy_kwh
     assert record.peak_memory_gib == 2.5
+
+
+class BlindWhileTraining(JoulePerPhase):
+    """Training is over before there is another reading."""
+
+    def advance(self, phase: Phase, energy_kwh: float, duration_s: float) -> None:
+        super().advance(phase, 0.0 if phase is Phase.TRAIN else energy_kwh, 0.02)
+
+
+def test_a_training_too_short_for_a_reading_is_unmeasured_not_free(tmp_path: Path) -> None:
+    record = watched('evaluated(100, 1.5)\nsay("Finished", summary={})', tmp_path, BlindWhileTraining())
+    assert (record.state, record.perplexity, record.failure.kind) == (TrialState.FAILED, None, "unmeasured")
+    # Two windows of training: before the evaluation and after it.
+    assert "the GPUs in the 0.04 s that it trained: readings are 50 ms apart; train longer" in record.failure.text
+    assert record.energy_kwh.total > 0, "what was measured is kept"
 
 
 def test_finished_without_its_last_evaluation_is_a_failure(tmp_path: Path) -> None:
