@@ -198,41 +198,6 @@ def test_a_target_that_no_perplexity_can_be_is_refused(target: str, finished: Pa
     assert "must be a number from 1 up" in refusal("recommend", finished, "--target", target)
 
 
-ENDING = """
-import atexit, os, signal, sys
-from carbonopt import cli
-atexit.register(lambda: (os.kill(os.getpid(), signal.SIGINT), print("not reached", file=sys.stderr)))
-cli.main()
-"""
-
-
-def test_ctrl_c_while_python_tidies_up_is_no_traceback() -> None:
-    done = subprocess.run([sys.executable, "-c", ENDING, "--version"], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (130, "carbonopt: interrupted.\n")
-
-
-IN_A_FINALIZER = """
-import signal, weakref
-from carbonopt import cli
-class Thing: pass
-def finalize(_): signal.raise_signal(signal.SIGINT)
-signal.signal(signal.SIGINT, signal.default_int_handler)
-thing = Thing()
-reference = weakref.ref(thing, finalize)
-def version():
-    global thing
-    del thing
-    print("went on")
-cli.app = lambda *_, **__: version()
-cli.main()
-"""
-
-
-def test_ctrl_c_in_a_finalizer_is_no_traceback() -> None:
-    done = subprocess.run([sys.executable, "-c", IN_A_FINALIZER], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "went on\n", "")
-
-
 def test_help_and_refusals_take_less_than_a_second(tiny_study: dict, write_study) -> None:
     tiny_study["target"]["perplexity"] = 0
     bad = write_study(tiny_study)
