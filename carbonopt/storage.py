@@ -13,7 +13,7 @@ from optuna.trial import TrialState as OptunaState
 from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
-from carbonopt.config import StudyConfig
+from carbonopt.config import Choices, Range, StudyConfig
 from carbonopt.errors import BadInput
 from carbonopt.paths import StudyPaths
 from carbonopt.record import CarbonTrace, Provenance, SessionLedger, StudyData
@@ -135,9 +135,12 @@ class StudyStorage:
         with _readable(f"study {self.study.study_name!r}"):
             attributes = self.study.user_attrs
             prepared, trace = attributes.get("prepared"), attributes.get("trace")
+            config = StudyConfig.model_validate(attributes["config"])
+            trials = self.study.get_trials(deepcopy=False)
+            _check_parameters(trials, config)
             return StudyData(
-                config=StudyConfig.model_validate(attributes["config"]),
-                records=_records(self.study.get_trials(deepcopy=False), live),
+                config=config,
+                records=_records(trials, live),
                 sessions=self.sessions(),
                 provenance=Provenance.model_validate(attributes["provenance"]),
                 prepared=None if prepared is None else Prepared(**prepared),
@@ -290,6 +293,19 @@ def _records(trials: Sequence[FrozenTrial], live: bool) -> tuple[TrialRecord, ..
     return tuple(record for trial in trials if (record := _record(trial, live)) is not None)
 
 
+def _check_parameters(trials: Sequence[FrozenTrial], config: StudyConfig) -> None:
+    """What the search could choose, each trial that has ended was given.
+
+    Raises:
+        BadInput: if it is gone.
+    """
+    space = config.search.space
+    free = {name for name in type(space).model_fields if isinstance(getattr(space, name), Choices | Range)}
+    for trial in trials:
+        if trial.state in _FINISHED and not free <= trial.params.keys():
+            raise BadInput(f"trial {trial.number} has lost its parameters")
+
+
 def _record(trial: FrozenTrial, live: bool) -> TrialRecord | None:
     """The record of a trial; None for one that was put in the queue and never begun, or only just."""
     attribute = trial.user_attrs.get("record")
@@ -319,8 +335,8 @@ def _check_ended(record: TrialRecord, trial: FrozenTrial) -> None:
     complete = trial.state == OptunaState.COMPLETE
     if record.state == TrialState.RUNNING or complete != (record.state == TrialState.COMPLETE):
         raise BadInput(f"trial {record.trial} has ended otherwise than its record says ({record.state.value})")
-    if not trial.params or (complete and trial.values is None):
-        raise BadInput(f"trial {record.trial} has lost its {'values' if trial.params else 'parameters'}")
+    if complete and trial.values is None:
+        raise BadInput(f"trial {record.trial} has lost its values")
     if complete:
         energy_kwh = None if record.energy_kwh is None else record.energy_kwh.train
         values = {

@@ -18,13 +18,24 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from carbonopt.channel import CHANNEL_FD, Evaluated, Event, Failed, Finished, Listener, PhaseChanged, Progress, Speaker
+from carbonopt.channel import (
+    CHANNEL_FD,
+    Evaluated,
+    Event,
+    Failed,
+    Finished,
+    Listener,
+    PhaseChanged,
+    Progress,
+    Speaker,
+    StageBegun,
+)
 from carbonopt.errors import BadInput
 from carbonopt.train.exits import BAD_INPUT_EXIT, CRASH_EXIT, FINISHED_EXIT, OUT_OF_MEMORY_EXIT
 from carbonopt.train.failures import Diverged, reported
 from carbonopt.train.folder import PreparedFolder
 from carbonopt.train.packing import open_tokens
-from carbonopt.trial import EvalPoint, Phase, Prepared, StopReason, perplexity
+from carbonopt.trial import EvalPoint, Phase, Prepared, Stage, StopReason, perplexity
 
 LENGTH = 64
 WORKLOAD = {
@@ -63,9 +74,9 @@ class Run:
 
     @property
     def shape(self) -> list:
-        """The conversation, without the signs of life."""
-        names = [event.phase if isinstance(event, PhaseChanged) else type(event).__name__ for event in self.events]
-        return [name for name in names if name != Progress.__name__]
+        """The conversation, without what is said in passing."""
+        said = [event for event in self.events if not isinstance(event, Progress | StageBegun)]
+        return [event.phase if isinstance(event, PhaseChanged) else type(event).__name__ for event in said]
 
 
 def start(module: str, spec: dict, folder: Path, world_size: int = 1, stop=None, **environment: str) -> Run:
@@ -155,6 +166,8 @@ def test_a_trial_tells_what_it_does(reference, prepared):
     assert begin == [Phase.TRAIN, Phase.EVAL, "Evaluated"]
     assert middle == [Phase.TRAIN, Phase.EVAL] and end == ["Evaluated", "Finished"]
     assert reference.exit_codes == [FINISHED_EXIT]
+    stages = [event.stage for event in reference.events if isinstance(event, StageBegun)]
+    assert stages == [Stage.DATA, Stage.MODEL, Stage.ENGINE, Stage.STEPS]
 
     summary = PreparedFolder(prepared).read_summary()
     steps = round(0.03 * (summary.train_sequences // 8))
