@@ -133,8 +133,8 @@ def test_two_ranks_with_zero_3(tmp_path):
     done = rerun.started("sh", f"{rerun.folder}/run.sh")
     (sentence,) = done.stderr.splitlines()
     place, sha256 = f"{rerun.folder}/data/{lines.name}", hashlib.sha256(lines.read_bytes()).hexdigest()
-    assert sentence.startswith(f"{lines.name} ({lines.stat().st_size:,} bytes, sha256 {sha256}) is missing, in ")
-    assert done.returncode == 1 and f": put it at {place}, or" in sentence
+    assert sentence.startswith(f"{lines.name} ({lines.stat().st_size:,} bytes, sha256 {sha256}) is missing: ")
+    assert done.returncode == 1 and f"; put it at {place}, or" in sentence
 
     Path(place).parent.mkdir()
     lines.rename(place)
