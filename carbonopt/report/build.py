@@ -18,11 +18,13 @@ from carbonopt.analysis.regions import regions
 from carbonopt.analysis.repeats import repeats
 from carbonopt.analysis.repricing import repricing
 from carbonopt.analysis.returns import returns
+from carbonopt.analysis.stages import stages
 from carbonopt.energy.intensity import countries
 from carbonopt.folder import replaced
 from carbonopt.paths import REPORT_JSON, write_bytes
 from carbonopt.record import StudyData
 from carbonopt.report import energy, influence_tables, limits, markdown, page, place, sections, tables, winner, words
+from carbonopt.report import stages as stage_tables
 from carbonopt.report.data import EVALUATIONS_CSV, TRIALS_CSV, TRIALS_PARQUET, data_files
 from carbonopt.report.facts import Facts
 from carbonopt.report.paper.files import NAMES as PAPER_NAMES
@@ -55,6 +57,7 @@ def facts_of(data: StudyData) -> Facts:
         batch=batch_effect(data),
         returns=returns(data, rec),
         spent=footprint(data),
+        stages=stages(data),
         repeated=repeats(data.records),
         priced=repricing(data, rec),
         regions=regions(data, rec, countries()),
@@ -126,6 +129,8 @@ def build_view(data: StudyData, facts: Facts, plot: Scatter) -> View:
         by_phase=energy.by_phase(data, spent),
         by_state=energy.by_state(data, rec, spent),
         closure=words.closure(data, spent),
+        by_stage=stage_tables.by_stage(facts.stages),
+        speeds=stage_tables.speeds(facts.stages),
         by_component=energy.by_component(data, spent),
         readings=energy.readings(spent),
         components=energy.components(data),

@@ -14,6 +14,7 @@ from carbonopt.analysis.regions import InRegion
 from carbonopt.analysis.repeats import Repeats
 from carbonopt.analysis.repricing import Repricing
 from carbonopt.analysis.returns import Returns
+from carbonopt.analysis.stages import Stages
 from carbonopt.trial import Frozen
 
 
@@ -28,6 +29,7 @@ class Facts(Frozen):
     batch: BatchEffect | None  # None: fewer than two batch sizes were tried
     returns: Returns | None  # None: no complete trial to look into
     spent: Footprint
+    stages: Stages
     repeated: tuple[Repeats, ...]
     priced: Repricing | None
     regions: tuple[InRegion, ...]  # the recommended run and the study elsewhere, by intensity; empty: there is no run

@@ -94,7 +94,11 @@ def content(view: View, data: StudyData, plot: Scatter, facts: Facts) -> dict[st
             }
             for answer, step in zip(facts.answers, view.targets, strict=True)
         ],
-        "tables": {"all-trials": by_column(view.trials), "components": by_column(view.components)},
+        "tables": {
+            "all-trials": by_column(view.trials),
+            "components": by_column(view.components),
+            "speeds": by_column(view.speeds),
+        },
         "constant": view.constant_settings,
         "states": [listed.index(record.state.value) for record in data.records],
         "reached": [  # what a target is compared with

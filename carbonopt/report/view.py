@@ -83,6 +83,8 @@ class View(Frozen):
     by_phase: Table
     by_state: Table
     closure: str
+    by_stage: Table  # of the trials
+    speeds: Table  # of each trial
     by_component: Table
     readings: Table  # of the GPUs by the counters and by CodeCarbon
     components: Table  # of each trial's training window
