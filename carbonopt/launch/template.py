@@ -18,6 +18,7 @@ import os
 import signal
 import socket
 import sys
+import warnings
 from collections.abc import Callable
 from types import ModuleType
 
@@ -49,6 +50,8 @@ class ForkedRank:
 def main(control_fd: int, module_name: str) -> None:
     control = socket.socket(fileno=control_fd)
     module = importlib.import_module(module_name)
+    # Python warns of threads at each fork: they are OpenBLAS's and Arrow's, idle, and made to be forked with.
+    warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the guards: they say themselves how it went
     # What is here now is never garbage: no fork shall search it, and copy each page of it by that.
     gc.collect()

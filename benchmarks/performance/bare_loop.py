@@ -1,0 +1,101 @@
+"""Tokens a second on the CPU: a trial, with the Trainer and DeepSpeed, and a bare loop of the same model.
+
+    python benchmarks/performance/bare_loop.py [--repeats N] [--out FILE.json]
+
+Both train the quickstart's model with its starting configuration for one epoch, in turns, each in a process of its own,
+so that what else the machine does falls on both. The bare loop has the same batches, loss, clipping and optimizer.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+START = {"global_batch_size": 8, "micro_batch_size_per_gpu": 8, "learning_rate": 5.0e-3, "epochs": 1, "zero_stage": 0}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, help="JSON file for every single figure")
+    options = parser.parse_args()
+    found: dict[str, list[float]] = {"carbonopt": [], "bare loop": []}
+    with tempfile.TemporaryDirectory() as folder:
+        for repeat in range(options.repeats):
+            run = Path(folder) / f"run-{repeat}"
+            found["carbonopt"].append(of_a_trial(run))
+            command = [sys.executable, __file__, "--bare", str(run / "prepared")]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            found["bare loop"].append(float(done.stdout.splitlines()[-1]))
+    print("| tokens/s | median | lowest | highest |\n| --- | ---: | ---: | ---: |")
+    for name, values in found.items():
+        print(f"| {name} | {statistics.median(values):,.0f} | {min(values):,.0f} | {max(values):,.0f} |")
+    ratios = [ours / bare for ours, bare in zip(*found.values(), strict=True)]
+    print(f"\nratio, pair by pair: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+    if options.out is not None:
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def of_a_trial(folder: Path) -> float:
+    """Tokens a second of a study's only trial, its first step left out."""
+    raw = yaml.safe_load((ROOT / "studies" / "quickstart.yaml").read_text())
+    raw["search"]["start"] = START | {"offload": "none"}
+    raw["budget"] = {"trials": 1}
+    raw["workload"]["evaluations"] = 1
+    raw["search"]["space"]["epochs"] = {"choices": [1]}
+    study = folder.with_suffix(".yaml")
+    study.write_text(yaml.safe_dump(raw))
+    command = [sys.executable, "-m", "carbonopt"]
+    done = subprocess.run([*command, "run", str(study), "--out", str(folder)], capture_output=True, text=True)
+    if done.returncode not in (0, 3):
+        raise SystemExit(done.stderr)
+    exported = subprocess.run([*command, "export", str(folder), "--format", "jsonl"], capture_output=True, check=True)
+    (record,) = map(json.loads, exported.stdout.splitlines())
+    tokens = (record["steps_done"] - 1) * START["global_batch_size"] * raw["workload"]["sequence_length"]
+    return tokens / record["stages"]["steps"]["duration_s"]
+
+
+def bare(prepared: Path) -> None:
+    """Prints the tokens a second of the bare loop, its first step left out."""
+    import torch
+    import torch.nn.functional as F
+    from transformers import AutoConfig, AutoModelForCausalLM, get_linear_schedule_with_warmup
+
+    from carbonopt.train.folder import PreparedFolder
+    from carbonopt.train.packing import MicroBatches, open_tokens, total_steps
+
+    folder = PreparedFolder(prepared)
+    summary = folder.read_summary()
+    batch = START["global_batch_size"]
+    steps = total_steps(summary.train_sequences, batch, START["epochs"])
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder.model_config), dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=START["learning_rate"])
+    schedule = get_linear_schedule_with_warmup(optimizer, steps // 10, steps)
+    data = MicroBatches(open_tokens(folder.train), summary.sequence_length, batch, batch, steps, 0, 0, 1)
+    model.train()
+    for index in range(steps):
+        if index == 1:
+            began = time.monotonic()
+        inputs, labels = data[index]["input_ids"], data[index]["labels"]
+        logits = model(input_ids=inputs).logits
+        F.cross_entropy(logits.float().flatten(0, 1), labels.flatten()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    print((steps - 1) * batch * summary.sequence_length / (time.monotonic() - began))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--bare"]:
+        bare(Path(sys.argv[2]))
+    else:
+        main()
