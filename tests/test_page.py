@@ -169,6 +169,22 @@ def test_the_keyboard_reaches_all_controls_from_top_to_bottom(tab, page):
     assert focused[focused.index("filter-target") + 1 :].count("BUTTON") > 5  # on to the columns' heads
 
 
+def test_targets_that_overtake_each_other_leave_no_error(tab, page):
+    data, path = page
+    tab.open(path)
+    for _ in range(5):
+        tab.run(
+            "for (let target = 4; target < 8; target += 0.05) {"
+            " const field = document.getElementById('target-number'); field.value = String(target);"
+            " field.dispatchEvent(new Event('input', { bubbles: true })); }"
+        )
+    set_target(tab, "6")
+    rec = recommend(data, 6.0)
+    star = "document.getElementById('pareto').data.find(trace => trace.meta === 'recommended')"
+    tab.wait_for(f"{star}.y[0] === {json.dumps(rec.perplexity)}")
+    assert quiet(tab)
+
+
 def test_the_target_gives_what_recommend_says(tab, page):
     data, path = page
     tab.open(path)

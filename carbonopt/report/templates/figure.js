@@ -77,7 +77,9 @@ const pareto = (function () {
       Plotly.relayout(place, { shapes: layout.shapes });
       // Of thousands of marks this one alone is drawn again.
       const at_once = { transition: { duration: 0 }, frame: { duration: 0, redraw: false }, mode: "immediate" };
-      Plotly.animate(place, { data: [moved], traces: [recommended] }, at_once);
+      Plotly.animate(place, { data: [moved], traces: [recommended] }, at_once).catch(function (error) {
+        if (error !== undefined) throw error; // without one, a later target has overtaken this one
+      });
     },
   };
 })();
