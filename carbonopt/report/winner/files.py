@@ -70,7 +70,7 @@ export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}}"
 exec accelerate launch --config_file accelerate.yaml train.py{arguments}
 """
 _ON_CPU = """
-export DS_ACCELERATOR=cpu CUDA_VISIBLE_DEVICES='' OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}\""""
+export DS_ACCELERATOR=cpu CUDA_VISIBLE_DEVICES='' GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-1000}\""""
 _USAGE = """\
 Usage: ./run.sh
 Trains the recommended configuration once more, into output/ beside this script. It needs no files, so that there is
