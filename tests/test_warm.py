@@ -32,7 +32,7 @@ def say(event, **fields):
     connection.sendall(json.dumps({"event": event, **fields}).encode() + b"\\n")
     connection.detach()
 
-def run(argv):
+def run():
     os.read(int(os.environ["CARBONOPT_GATE_FD"]), 1)
     return eval(os.pread(int(os.environ["CARBONOPT_SPEC_FD"]), 10000, 0).decode()) or 0
 """

@@ -7,7 +7,7 @@ each job that it is sent, forks the guard of a session (see `guard`), which fork
 that every rank opens its own. It ends when the study closes the control socket or dies; the guards see to their ranks.
 FOLDER, the study's, is for those who look at the list of processes, where forks go by the names "guard" and "rank N".
 
-MODULE has `unfit() -> str | None` and `run(argv) -> int`, which is a rank's whole work and returns its exit code.
+MODULE has `unfit() -> str | None` and `run() -> int`, which is a rank's whole work and returns its exit code.
 """
 
 import ctypes
@@ -92,7 +92,7 @@ def _lead(
                 environment = {**environment, GATE_FD: str(gate), SPEC_FD: str(spec)}
                 if its_channel is not None:
                     environment[CHANNEL_FD] = str(its_channel)
-                _work(module, argv, environment)
+                _work(module, environment)
             return ForkedRank(pid)
 
         code = guard.main(lifeline, channel, job, start)
@@ -103,13 +103,13 @@ def _lead(
         os._exit(code)
 
 
-def _work(module: ModuleType, argv: list[str], environment: dict[str, str]) -> None:
+def _work(module: ModuleType, environment: dict[str, str]) -> None:
     """A rank's life."""
     code = 1
     try:
         _call_itself(f"rank {environment.get('RANK', 0)}")
         os.environ.update(environment)
-        code = module.run(argv)
+        code = module.run()
     except BaseException as error:  # noqa: BLE001, as above
         sys.excepthook(type(error), error, error.__traceback__)
     finally:

@@ -30,7 +30,10 @@ def batches_of_rank(count: int, batch_size: int, rank: int, world_size: int) -> 
     return indices.reshape(batches, batch_size)
 
 
-def token_nll(compiled: bool) -> Callable[[torch.Tensor, torch.Tensor, str], torch.Tensor]:
+TokenNll = Callable[[torch.Tensor, torch.Tensor, str], torch.Tensor]
+
+
+def token_nll(compiled: bool) -> TokenNll:
     """The negative log-likelihood of target tokens in nats, computed in float32.
 
     Compiled, it never writes the logits in float32, which for a vocabulary of 50,304 are six times the model's
@@ -49,19 +52,16 @@ def token_nll(compiled: bool) -> Callable[[torch.Tensor, torch.Tensor, str], tor
 
 
 @torch.no_grad()
-def evaluate(
-    model: Any, tokens: Tokens, sequence_length: int, batch_size: int, compiled: bool = False
-) -> tuple[float, int]:
+def evaluate(model: Any, tokens: Tokens, sequence_length: int, batch_size: int, nll: TokenNll) -> tuple[float, int]:
     """The total negative log-likelihood in nats and the number of target tokens, over all ranks.
 
-    Every target token counts once, in float64; `model` is the DeepSpeed engine and is left in training mode.
-    `compiled`: whether the loss is.
+    Every target token counts once, in float64; `model` is the DeepSpeed engine and is left in training mode. `nll` is
+    made by `token_nll`.
     """
     count = sequence_count(len(tokens), sequence_length, keep_tail=True)
     device = ranks.device()
     nll_sum = torch.zeros((), dtype=torch.float64, device=device)
     target_count = 0
-    nll = token_nll(compiled)
     model.eval()
     for indices in batches_of_rank(count, batch_size, ranks.rank(), ranks.world_size()):
         inputs, targets = sequences(tokens, indices, sequence_length)

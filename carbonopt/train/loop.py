@@ -28,11 +28,11 @@ class TokenLoss:
 
     def __init__(self, global_batch_tokens: int, world_size: int, compiled: bool) -> None:
         self._scale = world_size / global_batch_tokens
-        self._nll = token_nll(compiled)
+        self.nll = token_nll(compiled)
         self.last: torch.Tensor | None = None  # of this rank's last micro batch, still on its device
 
     def __call__(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
-        loss = self._nll(outputs["logits"], labels, "sum") * self._scale
+        loss = self.nll(outputs["logits"], labels, "sum") * self._scale
         self.last = loss.detach()
         return loss
 
@@ -86,7 +86,7 @@ class Evaluations(TrainerCallback):
             self._speaker.progress(step, self._plan.total_steps)
         if step in self._plan.evaluation_steps:
             self._check_loss(step)
-            control.should_training_stop |= self._evaluate(step, args)
+            control.should_training_stop |= self._evaluate(step)
         elif step % _LOSS_CHECK_STEPS == 0:
             self._check_loss(step)
         return control
@@ -103,13 +103,13 @@ class Evaluations(TrainerCallback):
         if ranks.largest(float(not math.isfinite(last))):
             raise Diverged(f"the training loss was not finite at step {step} of {self._plan.total_steps}.")
 
-    def _evaluate(self, step: int, args: TrainingArguments) -> bool:
+    def _evaluate(self, step: int) -> bool:
         """Returns whether to stop."""
         plan = self._plan
         self._enter(Phase.EVAL)
         engine = self.trainer.model_wrapped  # type: ignore[union-attr]
         nll_sum, eval_tokens = evaluate(
-            engine, plan.eval_tokens, plan.sequence_length, plan.eval_batch_size, args.torch_compile
+            engine, plan.eval_tokens, plan.sequence_length, plan.eval_batch_size, self._loss.nll
         )
         ranks.together()
         finite = math.isfinite(nll_sum)

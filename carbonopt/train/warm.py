@@ -63,7 +63,7 @@ def unfit() -> str | None:
     return None
 
 
-def run(argv: list[str]) -> int:
+def run() -> int:
     """One rank's work: what every trial begins with, and then the trial that it is told to be."""
     if os.environ[GPU_UUIDS]:
         _open_gpu()
