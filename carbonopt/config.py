@@ -183,6 +183,7 @@ class Space(Frozen):
     lr_scheduler: Dimension | None = None
     torch_compile: Dimension | None = None
     attention_implementation: Dimension | None = None
+    output_layer: Dimension | None = None
     lora_rank: Dimension | None = None
 
 

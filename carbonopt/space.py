@@ -34,6 +34,7 @@ _ALLOWED: dict[str, tuple] = {
     "precision": ("bf16", "fp16", "fp32"),
     "lr_scheduler": LR_SCHEDULERS,
     "attention_implementation": ATTENTION,
+    "output_layer": ("standard", "fused", "fused_fp8"),
 }
 _LOWEST_INT = {"global_batch_size": 1, "micro_batch_size_per_gpu": 1, "lora_rank": 0}
 _FLOATS = {"learning_rate": (0.0, math.inf), "epochs": (0.0, math.inf), "weight_decay": (0.0, math.inf)}

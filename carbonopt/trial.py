@@ -14,6 +14,7 @@ from carbonopt.errors import BadInput
 
 Offload = Literal["none", "optimizer", "parameters"]
 Precision = Literal["bf16", "fp16", "fp32"]
+OutputLayer = Literal["standard", "fused", "fused_fp8"]
 
 
 class Frozen(BaseModel):
@@ -103,6 +104,7 @@ class TrialParams(Frozen):
     lr_scheduler: str | None = None
     torch_compile: bool | None = None
     attention_implementation: str | None = None
+    output_layer: OutputLayer | None = None
     lora_rank: int | None = Field(default=None, ge=0)  # 0: no LoRA, all weights are trained
 
     @property

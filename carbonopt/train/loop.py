@@ -12,7 +12,8 @@ from carbonopt.channel import Speaker
 from carbonopt.train import ranks
 from carbonopt.train.evaluation import evaluate, token_nll
 from carbonopt.train.failures import Diverged
-from carbonopt.train.packing import Tokens
+from carbonopt.train.output_layer import FusedOutputLayer
+from carbonopt.train.packing import BatchesAhead, Tokens
 from carbonopt.trial import EvalPoint, Phase, Stage
 
 _LOSS_CHECK_STEPS = 50  # reading the loss waits for the GPU; between two evaluations this often is enough
@@ -26,13 +27,23 @@ class TokenLoss:
     averaging twice or not at all). All of a training sequence's targets count: packing drops the ragged tail.
     """
 
-    def __init__(self, global_batch_tokens: int, world_size: int, compiled: bool) -> None:
+    def __init__(
+        self, global_batch_tokens: int, world_size: int, compiled: bool, output_layer: FusedOutputLayer | None
+    ) -> None:
         self._scale = world_size / global_batch_tokens
+        self._output_layer = output_layer  # gives the sum itself, in place of the logits
         self.nll = token_nll(compiled)
         self.last: torch.Tensor | None = None  # of this rank's last micro batch, still on its device
 
+    def announce(self, targets: torch.Tensor) -> None:
+        """Must be called before the model's forward pass."""
+        if self._output_layer is not None:
+            self._output_layer.targets = targets
+
     def __call__(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
-        loss = self.nll(outputs["logits"], labels, "sum") * self._scale
+        logits = outputs["logits"]
+        nll_sum = self.nll(logits, labels, "sum") if self._output_layer is None else logits
+        loss = nll_sum * self._scale
         self.last = loss.detach()
         return loss
 
@@ -40,13 +51,20 @@ class TokenLoss:
 class TrialTrainer(Trainer):
     """The Trainer with the trial's own order of data, which already is this rank's part, batch by batch."""
 
+    compute_loss_func: TokenLoss
+
     def get_train_dataloader(self) -> DataLoader:
-        return DataLoader(
+        loader = BatchesAhead if ranks.device().type == "cuda" else DataLoader
+        return loader(
             self.train_dataset,  # type: ignore[arg-type]
             batch_size=None,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
         )
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        self.compute_loss_func.announce(inputs["labels"])
+        return super().compute_loss(model, inputs, *args, **kwargs)
 
 
 @dataclass(frozen=True)

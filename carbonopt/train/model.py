@@ -8,12 +8,14 @@ import torch
 
 from carbonopt.config import Model, Workload
 from carbonopt.errors import BadInput, hint
+from carbonopt.train.output_layer import FusedOutputLayer
 from carbonopt.trial import TrialParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 _LORA_ALPHA_PER_RANK = 2  # lora_alpha = 2r keeps the adapters' scale as the rank changes; the usual choice
+_FLOAT8_CAPABILITY = (8, 9)
 _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -162,6 +164,65 @@ def pretrained_model(model: Model, params: TrialParams) -> "PreTrainedModel":
         dtype=torch.float32,
         **_attention(params),
     )
+
+
+def check_output_layer(config: "PreTrainedConfig", params: TrialParams, trust_remote_code: bool) -> None:
+    """Runs the model without numbers, which takes no memory, to see what becomes of its logits. It must be done before
+    TrainingArguments, after which ZeRO-3 would divide that model, too.
+
+    Raises:
+        BadInput: if a fused output layer can't replace the model's own, or the GPU has no float8 products.
+    """
+    if params.output_layer in (None, "standard"):
+        return
+    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else _FLOAT8_CAPABILITY
+    if params.output_layer == "fused_fp8" and capability < _FLOAT8_CAPABILITY:
+        raise BadInput(
+            f"output_layer: fused_fp8 needs a GPU of compute capability {_version(_FLOAT8_CAPABILITY)} (Ada, Hopper) "
+            f"or above, but got {_version(capability)}; use fused."
+        )
+    from transformers import AutoModelForCausalLM
+
+    given = []
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+            layer = model.get_output_embeddings()
+            layer.register_forward_hook(lambda layer, inputs, output: given.append(output))
+            logits = model(input_ids=torch.zeros(1, 2, dtype=torch.int64)).logits
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+        raise BadInput(
+            f"output_layer: whether {config.model_type} can have a fused one can't be told, since the model doesn't "
+            f"run without numbers ({' '.join(str(error).split()):.200}); use standard."
+        ) from error
+    if type(layer) is not torch.nn.Linear or not given or logits is not given[-1]:
+        raise BadInput(
+            f"output_layer: {config.model_type} can't have a fused one: it scales or caps its logits, or makes them "
+            "with something else than a linear layer; use standard."
+        )
+    fuse_output_layer(model, params, compiled=False)
+
+
+def fuse_output_layer(model: "PreTrainedModel", params: TrialParams, compiled: bool) -> FusedOutputLayer | None:
+    """Puts a fused output layer, if the parameters have one, in the place of the model's own; returns it.
+
+    Raises:
+        BadInput: if the model's own can't be replaced.
+    """
+    if params.output_layer in (None, "standard"):
+        return None
+    layer = model.get_output_embeddings()
+    assert isinstance(layer, torch.nn.Linear)  # see check_output_layer
+    try:
+        fused = FusedOutputLayer(layer, float8=params.output_layer == "fused_fp8", compiled=compiled)
+    except ValueError as error:
+        raise BadInput(f"output_layer: that of {model.config.model_type} {error}; use standard.") from error
+    model.set_output_embeddings(fused)
+    return fused
+
+
+def _version(numbers: tuple[int, int]) -> str:
+    return ".".join(map(str, numbers))
 
 
 def _attention(params: TrialParams) -> dict[str, str]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from transformers import TrainingArguments
 
     from carbonopt.train.loop import Plan, TrialTrainer
+    from carbonopt.train.output_layer import FusedOutputLayer
 
 SAVE_MODEL = "CARBONOPT_SAVE_MODEL"  # environment variable: 1 keeps the trained model in the trial's folder
 _SMALLEST_EVAL_BATCH = 8  # sequences; no gradients are kept, so more than the micro batch always fits
@@ -95,9 +96,9 @@ def _trainer(
 
     params = spec.params
     _begin(speaker, Stage.MODEL)
-    arguments, model = _arguments_and_model(spec, workload, folder, plan.total_steps)
+    arguments, model, output_layer = _arguments_and_model(spec, workload, folder, plan.total_steps)
     _begin(speaker, Stage.ENGINE)
-    loss = TokenLoss(plan.tokens_per_step, params.world_size, arguments.torch_compile)
+    loss = TokenLoss(plan.tokens_per_step, params.world_size, arguments.torch_compile, output_layer)
     evaluations = Evaluations(plan, loss, speaker)
     trainer = TrialTrainer(
         model=model,
@@ -116,13 +117,19 @@ def _trainer(
 
 def _arguments_and_model(
     spec: TrialSpec, workload: Workload, folder: PreparedFolder, steps: int
-) -> "tuple[TrainingArguments, Any]":
+) -> "tuple[TrainingArguments, Any, FusedOutputLayer | None]":
     """In the order that each kind of model needs (see `random_model` and `pretrained_model`)."""
     from transformers import AutoConfig, set_seed
 
     from carbonopt.train.arguments import max_grad_norm, training_arguments
     from carbonopt.train.deepspeed_config import deepspeed_config
-    from carbonopt.train.model import pretrained_model, random_model, with_lora
+    from carbonopt.train.model import (
+        check_output_layer,
+        fuse_output_layer,
+        pretrained_model,
+        random_model,
+        with_lora,
+    )
 
     params = spec.params
     on_gpu = torch.cuda.is_available()
@@ -133,17 +140,21 @@ def _arguments_and_model(
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     # The kernels stay as Hugging Face has them, deterministic or not: slower ones would change the energy that is
     # measured. On a CPU they are deterministic anyway; training_arguments.full_determinism asks for it on a GPU.
+    trust_remote_code = workload.model.trust_remote_code
+    config = AutoConfig.from_pretrained(folder.model_config, trust_remote_code=trust_remote_code)
+    check_output_layer(config, params, trust_remote_code)
     set_seed(spec.seed)
     model = None
     if workload.model.from_config is not None:
-        model = random_model(AutoConfig.from_pretrained(folder.model_config), params, workload.model.trust_remote_code)
+        model = random_model(config, params, trust_remote_code)
     arguments = training_arguments(params, workload, steps, spec.seed, on_gpu, spec.trial_dir, settings)
     if model is None:
         model = pretrained_model(workload.model, params)
+    output_layer = fuse_output_layer(model, params, compiled=on_gpu or arguments.torch_compile)
     if params.lora_rank:
         set_seed(spec.seed)
         model = with_lora(model, params.lora_rank, bool(arguments.gradient_checkpointing))
-    return arguments, model
+    return arguments, model, output_layer
 
 
 def _offloaded_optimizer(

@@ -1,0 +1,179 @@
+"""A causal language model's output layer that computes the loss itself, so that a micro batch's logits never all exist.
+
+For a large vocabulary they are most of a training step's memory, and writing and reading them a tenth of its time. Here
+they are made, turned into the loss and its gradients, and forgotten, a part of the tokens at a time. With float8 the
+three products are computed in 8 bits, which H100-class GPUs do at twice the speed.
+
+This file needs nothing but torch: it also lies beside the script that repeats a configuration without carbonopt.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.functional import ScalingType
+
+IGNORED = -100  # a target that is not counted, as torch's cross entropy has it
+_LOGITS_AT_ONCE = 2**29  # 1 GiB in half precision; beyond 2**31 compiled kernels also index by slow 64-bit numbers
+_FLOAT8_MULTIPLE = 16  # of each side of a float8 product's matrices
+_E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+_E4M3_LARGEST, _E5M2_LARGEST = torch.finfo(_E4M3).max, torch.finfo(_E5M2).max
+
+
+class FusedOutputLayer(torch.nn.Linear):
+    """A linear layer without bias that in training returns the tokens' summed negative log-likelihood, a float32 scalar
+    in nats, in place of the logits. `targets`, int64 [batch, length], must be set before. In evaluation it is the
+    layer that it replaces, whose weights it shares, in full precision.
+
+    float8: the hidden states and the weights are rounded to E4M3, each scaled by its largest element; the gradient of
+    the logits, which for a sum over tokens lies within [-1, 1], to E5M2 with a constant scale. As in Micikevicius et
+    al., FP8 Formats for Deep Learning, 2022 (arXiv:2209.05433).
+
+    Raises:
+        ValueError: if the layer has a bias or, with float8, inputs whose number is not a multiple of 16.
+    """
+
+    def __init__(self, layer: torch.nn.Linear, float8: bool, compiled: bool) -> None:
+        if layer.bias is not None:
+            raise ValueError("must have no bias, but has one")
+        if float8 and layer.in_features % _FLOAT8_MULTIPLE:
+            raise ValueError(f"must have a multiple of {_FLOAT8_MULTIPLE} inputs, but has {layer.in_features}")
+        super().__init__(layer.in_features, layer.out_features, bias=False, device="meta")
+        self.weight = layer.weight
+        self.targets: torch.Tensor | None = None
+        self._parts: _Parts = _Float8Parts(compiled) if float8 else _Parts(compiled)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return super().forward(hidden)
+        assert self.targets is not None
+        return _NllSum.apply(hidden, self.weight, self.targets, self._parts)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Does nothing: what gains by it is compiled already, and traced as a whole, the parts would be one again."""
+
+
+class _NllSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, parts: "_Parts") -> Any:
+        """The gradients are computed here, too, while a part's logits are there; `backward` only scales them."""
+        rows = hidden.flatten(0, -2)
+        grad_rows = torch.empty_like(rows)
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        size = _rows_at_once(len(rows), len(weight))
+        nll_sum = parts.run(rows.split(size), weight, targets.flatten().split(size), grad_rows.split(size), grad_weight)
+        ctx.save_for_backward(grad_rows.view_as(hidden), grad_weight)
+        ctx.weight_dtype = weight.dtype
+        return nll_sum
+
+    @staticmethod
+    def backward(ctx: Any, grad_nll_sum: torch.Tensor) -> Any:
+        grad_hidden, grad_weight = ctx.saved_tensors
+        if grad_weight is not None:
+            grad_weight = (grad_weight * grad_nll_sum).to(ctx.weight_dtype)
+        return grad_hidden * grad_nll_sum.to(grad_hidden.dtype), grad_weight, None, None
+
+
+def _rows_at_once(rows: int, vocab_size: int) -> int:
+    """As many parts as needed, a power of two: most batches are divided evenly, and compiled for one size."""
+    parts = 1
+    while rows / parts * vocab_size > _LOGITS_AT_ONCE and parts < rows:
+        parts *= 2
+    return _up_to_multiple(-(-rows // parts), _FLOAT8_MULTIPLE)
+
+
+def _up_to_multiple(number: int, of: int) -> int:
+    return -(-number // of) * of
+
+
+Pieces = tuple[torch.Tensor, ...]
+
+
+class _Parts:
+    """Loss and gradients of each part, in the layer's own precision."""
+
+    def __init__(self, compiled: bool) -> None:
+        self._softmax = torch.compile(_nll_and_gradient, dynamic=False) if compiled else _nll_and_gradient
+
+    def run(
+        self, rows: Pieces, weight: torch.Tensor, targets: Pieces, grad_rows: Pieces, grad_weight: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Writes the gradients of `rows` and adds that of the weight; returns the sum in nats, float32."""
+        nll_sum = torch.zeros((), device=weight.device)
+        for part, target, grad in zip(rows, targets, grad_rows, strict=True):
+            nll, grad_logits = self._softmax(part @ weight.t(), target, len(weight), part.dtype, 1.0)
+            nll_sum += nll
+            torch.mm(grad_logits, weight, out=grad)
+            if grad_weight is not None:
+                grad_weight += grad_logits.t() @ part
+        return nll_sum
+
+
+class _Float8Parts(_Parts):
+    def __init__(self, compiled: bool) -> None:
+        super().__init__(compiled)
+        self._to_e4m3 = torch.compile(_to_e4m3, dynamic=False) if compiled else _to_e4m3
+        self._transposed = torch.compile(_transposed, dynamic=False) if compiled else _transposed
+
+    def run(
+        self, rows: Pieces, weight: torch.Tensor, targets: Pieces, grad_rows: Pieces, grad_weight: torch.Tensor | None
+    ) -> torch.Tensor:
+        vocab_size = len(weight)
+        w, w_t, w_scale = self._to_e4m3(_padded(weight, 0.0))
+        grad_scale = torch.tensor(1 / _E5M2_LARGEST, device=weight.device)
+        nll_sum = torch.zeros((), device=weight.device)
+        for part, target, grad in zip(rows, targets, grad_rows, strict=True):
+            x, x_t, x_scale = self._to_e4m3(_padded(part, 0.0))
+            logits = _product(x, w.t(), x_scale, w_scale, fast=True)
+            nll, grad_logits = self._softmax(logits, _padded(target, IGNORED), vocab_size, _E5M2, _E5M2_LARGEST)
+            nll_sum += nll
+            grad.copy_(_product(grad_logits, w_t.t(), grad_scale, w_scale)[: len(part)])
+            if grad_weight is not None:
+                grad_weight += _product(self._transposed(grad_logits), x_t.t(), grad_scale, x_scale)[:vocab_size]
+        return nll_sum
+
+
+def _nll_and_gradient(
+    logits: torch.Tensor, targets: torch.Tensor, vocab_size: int, dtype: torch.dtype, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The summed negative log-likelihood in nats, and its gradient by the logits times `scale`, in `dtype`.
+
+    logits: [tokens, columns], of which those from `vocab_size` on are padding. targets: int64 [tokens].
+    """
+    logits = logits.float()
+    column = torch.arange(logits.shape[-1], device=logits.device)
+    if logits.shape[-1] > vocab_size:
+        logits = torch.where(column < vocab_size, logits, -torch.inf)
+    log_sum = torch.logsumexp(logits, -1, keepdim=True)
+    counted = (targets != IGNORED)[:, None]
+    target = targets.clamp(min=0)[:, None]
+    nll_sum = ((log_sum - logits.gather(-1, target)) * counted).sum()
+    gradient = (torch.exp(logits - log_sum) - (column == target).float()) * (counted * scale)
+    return nll_sum, gradient.to(dtype)
+
+
+def _to_e4m3(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The matrix and its transposed in float8, and the factor that gives their elements back."""
+    scale = _E4M3_LARGEST / matrix.abs().amax().float().clamp(min=torch.finfo(torch.float32).tiny * _E4M3_LARGEST)
+    scaled = (matrix.float() * scale).clamp(-_E4M3_LARGEST, _E4M3_LARGEST).to(_E4M3)
+    return scaled, scaled.t().contiguous(), 1 / scale
+
+
+def _transposed(matrix: torch.Tensor) -> torch.Tensor:
+    return matrix.view(torch.uint8).t().contiguous().view(matrix.dtype)  # as bytes: compilers know more about those
+
+
+def _padded(tensor: torch.Tensor, value: float) -> torch.Tensor:
+    """With rows of `value` up to a multiple of 16."""
+    missing = -len(tensor) % _FLOAT8_MULTIPLE
+    return F.pad(tensor, (0, 0) * (tensor.dim() - 1) + (0, missing), value=value) if missing else tensor
+
+
+def _product(
+    left: torch.Tensor, right: torch.Tensor, left_scale: torch.Tensor, right_scale: torch.Tensor, fast: bool = False
+) -> torch.Tensor:
+    """In bfloat16. `fast` sums in the tensor cores' own precision, which is too little for gradients."""
+    whole = ScalingType.TensorWise
+    return F.scaled_mm(
+        left, right, left_scale, whole, right_scale, whole, output_dtype=torch.bfloat16, use_fast_accum=fast
+    )
