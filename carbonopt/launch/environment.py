@@ -10,6 +10,7 @@ from carbonopt.channel import GPU_UUIDS
 from carbonopt.config import LocalLaunch
 
 ARCH_LIST = "TORCH_CUDA_ARCH_LIST"
+_KEPT_BY_MALLOC = 2**40  # bytes: all
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
@@ -39,6 +40,9 @@ def work_environment(
         # 28,000 and 30,000, 1,000 times 45,000 and 23,000.
         if "OMP_WAIT_POLICY" not in environment:
             environment.setdefault("GOMP_SPINCOUNT", "1000")
+        # glibc gives what is freed back to the system, and the next step's activations fault it in again, page by page.
+        for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
+            environment.setdefault(name, str(_KEPT_BY_MALLOC))
     cores = os.process_cpu_count() if hasattr(os, "process_cpu_count") else len(os.sched_getaffinity(0))
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (cores or 1) // launch.world_size)))
     if ARCH_LIST in environment:

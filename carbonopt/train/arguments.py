@@ -158,7 +158,7 @@ def training_arguments(
         "average_tokens_across_devices": False,  # the loss is already divided by the whole global batch's tokens
         "disable_tqdm": True,
     }
-    given = {"optim": "adamw_torch_fused" if on_gpu else "adamw_torch", "dataloader_pin_memory": on_gpu}
+    given: dict[str, Any] = {"optim": "adamw_torch_fused", "dataloader_pin_memory": on_gpu}
     arguments = TrainingArguments(**(given | workload.training_arguments | _searched(params, steps) | owned))
     if arguments.torch_compile:
         # Layer by layer, not the whole model: on an H200 (GPT-2 124M, 128 x 512 tokens, torch 2.11) 1.24 mJ a token
