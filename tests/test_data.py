@@ -1,6 +1,7 @@
 """Text to token arrays: nothing added, nothing lost, every target once; and what `prepare` refuses."""
 
 import json
+import threading
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,15 @@ from carbonopt.train.deepspeed_config import deepspeed_config
 from carbonopt.train.deepspeed_keys import check_deepspeed_keys
 from carbonopt.train.evaluation import batches_of_rank, evaluation_steps
 from carbonopt.train.folder import PreparedFolder
-from carbonopt.train.packing import IGNORED, MicroBatches, open_tokens, sequence_count, sequences, total_steps
+from carbonopt.train.packing import (
+    IGNORED,
+    BatchesAhead,
+    MicroBatches,
+    open_tokens,
+    sequence_count,
+    sequences,
+    total_steps,
+)
 from carbonopt.train.prepare import PrepareSpec, prepare
 from carbonopt.train.text import read_text
 from carbonopt.train.tokens import make_encoder
@@ -105,6 +114,22 @@ def test_micro_batches_hold_the_tokens_of_their_sequences():
     assert torch.equal(item["labels"], (item["input_ids"] + 1) % len(tokens))
     with pytest.raises(IndexError):
         loader[10]
+
+
+def test_batches_made_ahead_are_the_same_in_the_same_order(tmp_path):
+    np.save(tmp_path / "tokens.npy", np.arange(230, dtype=np.uint16))
+    batches = MicroBatches(open_tokens(tmp_path / "tokens.npy"), 4, 8, 2, 5, 3, 1, 2)
+    ahead = BatchesAhead(batches, torch.device("cpu"), num_workers=0)
+    assert len(ahead) == len(batches) == 10
+    for _ in range(2):
+        for expected, found in zip(batches, ahead, strict=True):
+            assert all(torch.equal(found[name], expected[name]) for name in ("input_ids", "labels"))
+    before = threading.active_count()
+    some = iter(ahead)
+    next(some)
+    assert threading.active_count() == before + 1
+    some.close()
+    assert threading.active_count() == before, "what is not asked for any more is not made"
 
 
 def test_each_epoch_cuts_the_text_elsewhere_and_loses_no_token():

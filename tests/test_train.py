@@ -200,6 +200,7 @@ def test_another_seed_gives_another(reference, trial):
         {"zero_stage": 1, "micro_batch_size_per_gpu": 4, "world_size": 2},
         {"zero_stage": 2, "micro_batch_size_per_gpu": 2, "offload": "optimizer"},
         {"zero_stage": 3, "offload": "parameters"},
+        {"zero_stage": 3, "micro_batch_size_per_gpu": 4, "output_layer": "fused"},
     ],
     ids=lambda params: "-".join(str(value) for value in params.values()),
 )
@@ -253,7 +254,7 @@ def test_a_pretrained_model_goes_on_from_its_weights(saved, trial):
 def test_every_optional_dimension(trial, reference):
     run = trial(
         gradient_checkpointing=True, precision="bf16", weight_decay=0.1, warmup_ratio=0.2, lr_scheduler="cosine",
-        torch_compile=False, attention_implementation="eager", lora_rank=4,
+        torch_compile=False, attention_implementation="eager", lora_rank=4, output_layer="fused_fp8",
     )  # fmt: skip
     first, last = run.perplexities
     assert reference.perplexities[-1] < last < first, "adapters learn, and learn less than all weights"

@@ -79,6 +79,8 @@ def before_run(config: StudyConfig, folder: Path) -> list[Check]:
         space = config.search.space
         operators = needed_operators(launch, space)
         compiles = bool(operators) or may_be_other_than(space.torch_compile or Fixed(value=False), False)
+        if launch.gpus:  # fused output layers are compiled there
+            compiles |= may_be_other_than(space.output_layer or Fixed(value="standard"), "standard")
         machine = Machine()
         seen = gpus_now() if launch.gpus else ()
         ours = [one for one in seen if one.index in launch.gpus]

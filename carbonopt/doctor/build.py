@@ -16,7 +16,7 @@ from carbonopt.launch.environment import ARCH_LIST
 from carbonopt.launch.extensions import extensions_folder, lock_at, locks_of
 
 _OWN = ("optuna", "codecarbon")  # the packages that work in the study's process
-_FOR_WHAT = "offload and torch_compile need it"
+_FOR_WHAT = "offload, torch_compile and fused output layers need it"
 _WAIT = "sleep 60; carbonopt doctor"
 _READABLE = re.compile(r"[0-9]+\.[0-9]+(\+PTX)?")
 
