@@ -384,7 +384,7 @@ def test_takes_deepspeed_keys_and_merges_them():
     assert (zero["stage"], zero["overlap_comm"]) == (3, True)
     assert zero["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
     assert zero["offload_param"] == {"device": "cpu", "pin_memory": False}
-    assert config["bf16"] == {"enabled": True} and config["fp16"] == {"enabled": False}
+    assert config["bf16"] == {"enabled": True, "check_grad_overflow": False} and config["fp16"] == {"enabled": False}
     assert "auto" not in json.dumps(config)
 
 
