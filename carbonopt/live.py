@@ -52,7 +52,7 @@ class LiveDisplay:
             self._consider(record)
         self._ended = sum(record.stop_reason != "interrupted" and record.repeat_of is None for record in done)
         if self._ended:
-            self._print(f"going on with {self._config.name!r}: {self._ended} trials are done")
+            self._print(f"going on with {self._config.name!r}: {count_text(self._ended, 'trial')} done")
 
     def trial_started(self, spec: TrialSpec) -> None:
         self._running = f"trial {spec.number}{_repeats(spec)}  {short(spec.params)}"

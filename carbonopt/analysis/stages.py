@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Iterable
 
+from carbonopt.config import ReplayLaunch
 from carbonopt.record import StudyData
 from carbonopt.trial import Frozen, Stage, StageCost, TrialRecord
 from carbonopt.units import JOULES_PER_KWH
@@ -49,7 +50,8 @@ class Stages(Frozen):
 
 
 def stages(data: StudyData) -> Stages:
-    measured = [record for record in data.records if record.stages]
+    replayed = isinstance(data.config.launch, ReplayLaunch)  # its seconds are those of reading a table
+    measured = [] if replayed else [record for record in data.records if record.stages]
     speeds = (_speed(record, data) for record in measured)
     return Stages(shares=tuple(_shares(measured)), speeds=tuple(one for one in speeds if one is not None))
 

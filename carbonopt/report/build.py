@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pydantic_core import to_json  # many times as fast as Python's own where lines are indented
 
+from carbonopt.analysis.amortisation import amortisation
 from carbonopt.analysis.audit import audit
 from carbonopt.analysis.batch import batch_effect
 from carbonopt.analysis.by_target import answers
@@ -47,7 +48,7 @@ NAMES = frozenset(  # of all that a report may have; whatever else lies in its f
 
 def facts_of(data: StudyData) -> Facts:
     """Runs every analysis, each once."""
-    rec = recommend(data)
+    rec, found = recommend(data), stages(data)
     return Facts(
         recommendation=rec,
         answers=answers(data),
@@ -57,7 +58,8 @@ def facts_of(data: StudyData) -> Facts:
         batch=batch_effect(data),
         returns=returns(data, rec),
         spent=footprint(data),
-        stages=stages(data),
+        stages=found,
+        amortisation=amortisation(data, rec, found),
         repeated=repeats(data.records),
         priced=repricing(data, rec),
         regions=regions(data, rec, countries()),
@@ -109,7 +111,7 @@ def build_view(data: StudyData, facts: Facts, plot: Scatter) -> View:
         headline=words.headline(rec, facts.comparison),
         lead=sections.lead(rec, facts.comparison),
         met=rec.met,
-        answer=words.answer(data, rec, repeated),
+        answer=(*words.answer(data, rec, repeated), *stage_tables.longer_runs_in_the_answer(facts.amortisation)),
         tiles=words.tiles(rec, facts.comparison),
         sentence=words.sentence(data, rec, repeated, facts.comparison),
         figure_note=_figure_note(data, plot),
@@ -130,6 +132,7 @@ def build_view(data: StudyData, facts: Facts, plot: Scatter) -> View:
         by_state=energy.by_state(data, rec, spent),
         closure=words.closure(data, spent),
         by_stage=stage_tables.by_stage(facts.stages),
+        longer_runs=stage_tables.longer_runs(facts.amortisation),
         speeds=stage_tables.speeds(facts.stages),
         by_component=energy.by_component(data, spent),
         readings=energy.readings(spent),

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from carbonopt.analysis.amortisation import Amortisation
 from carbonopt.analysis.audit import Audit
 from carbonopt.analysis.batch import BatchEffect
 from carbonopt.analysis.by_target import Answer
@@ -30,6 +31,7 @@ class Facts(Frozen):
     returns: Returns | None  # None: no complete trial to look into
     spent: Footprint
     stages: Stages
+    amortisation: Amortisation | None  # None: no first step was measured, or not the recommended one's
     repeated: tuple[Repeats, ...]
     priced: Repricing | None
     regions: tuple[InRegion, ...]  # the recommended run and the study elsewhere, by intensity; empty: there is no run

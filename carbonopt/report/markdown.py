@@ -37,7 +37,9 @@ def render(view: View, picture: str | None) -> str:
         *_part("Diminishing returns", view.returns),
     ]
     parts += ["## Where the energy went", *(_captioned(table) for table in (view.by_phase, view.by_state))]
-    parts += [escape(view.closure), *map(_captioned, (view.by_stage, view.speeds))]
+    longer = view.longer_runs
+    parts += [escape(view.closure), _captioned(view.by_stage), *map(escape, longer.sentences)]
+    parts += map(_captioned, (*longer.tables, view.speeds))
     parts += map(_captioned, (view.by_component, view.readings, view.components))
     parts += _part("The same joules elsewhere and at other hours", view.regions)
     parts.append(escape(view.no_repricing) if view.repricing is None else _captioned(view.repricing))

@@ -1,13 +1,20 @@
-"""The report's tables of where the trials' time and energy went, and how fast they trained."""
+"""The report's tables of where the trials' time and energy went, how fast they trained, and what longer runs would
+change."""
 
+from itertools import pairwise
+
+from carbonopt.analysis.amortisation import Amortisation, AsFirst, CheapestFrom
 from carbonopt.analysis.stages import Stages
 from carbonopt.report.quantities import (
+    MISSING,
     energy_scale,
+    energy_text,
     percent_text,
     rate_text,
     seconds_text,
 )
-from carbonopt.report.view import Table, columns, number, word
+from carbonopt.report.savings import sure_of
+from carbonopt.report.view import Part, Table, columns, number, word
 from carbonopt.trial import Stage
 
 _NAMES = {
@@ -20,6 +27,8 @@ _NAMES = {
     Stage.EVALUATION: "evaluation",
     Stage.TEARDOWN: "ending the processes",
 }
+
+SHARE_TO_TELL = 0.05  # of a training's energy: a first step that took as much can turn a ranking round
 
 
 def by_stage(found: Stages) -> Table:
@@ -70,3 +79,105 @@ def speeds(found: Stages) -> Table:
         "compiled, later ones with the same shapes load from a cache."
         + (" FLOP utilisation: 6 × parameters × tokens/s ÷ the GPUs' dense peak in half precision." if known else ""),
     )
+
+
+def longer_runs(found: Amortisation | None) -> Part:
+    """What compilation and warm-up, once a run, make of the recommendation where runs are longer, or come first."""
+    if found is None:
+        return Part(sentences=())
+    sentences = [_once_a_run(found), _by_length(found)]
+    if found.as_first is not None:
+        sentences.append(_charged_as_first(found, found.as_first))
+    # One paragraph, on the page as in the Markdown.
+    return Part(
+        sentences=(" ".join(sentences),), tables=(_cheapest_by_length(found),) if len(found.cheapest) > 1 else ()
+    )
+
+
+def longer_runs_in_the_answer(found: Amortisation | None) -> tuple[str, ...]:
+    """The same sentences as one paragraph where compilation may have decided who is recommended."""
+    if found is None or not found.met or found.largest_excess_share <= SHARE_TO_TELL:
+        return ()
+    return longer_runs(found).sentences
+
+
+def _once_a_run(found: Amortisation) -> str:
+    if not found.excess_kwh > 0:
+        return f"Trial {found.trial}'s first step took no more than a mean one of the others."
+    return (
+        f"Trial {found.trial}'s first step took {energy_text(found.excess_kwh)} more than a mean one of the others "
+        f"({percent_text(found.excess_kwh / found.energy_kwh)} of its training energy), for compiling and warming up, "
+        "which a run does once."
+    )
+
+
+def _by_length(found: Amortisation) -> str:
+    kind = "may be recommended" if found.met else "completed"
+    kind += " and whose first steps were measured" if found.unknown else ""
+    if found.compared == 1:
+        return f"It is the only configuration that {kind}, so there is none that longer runs could put before it."
+    among = f"the cheapest of the {found.compared} configurations that {kind}"
+    if len(found.cheapest) == 1:
+        return f"It stays {among}, however much longer all runs are."
+    second, last = found.cheapest[1], found.cheapest[-1]
+    other = "" if last is second else f"trial {last.trial} "
+    return (
+        f"It is {among}, but {_longer_than(second)} trial {second.trial} takes less energy, in very long runs "
+        f"{other}{percent_text(last.less_in_the_limit)} less ({sure_of(last.less_in_the_limit, last.less_interval)})."
+    )
+
+
+def _longer_than(one: CheapestFrom) -> str:
+    length = _length(one.from_length)
+    return "in any longer run" if length == "1" else f"with more than {length} times the steps"
+
+
+def _charged_as_first(found: Amortisation, as_first: AsFirst) -> str:
+    more = percent_text(as_first.energy_kwh / found.energy_kwh - 1)
+    whose = "of its own first run" if as_first.like == found.trial else f"of trial {as_first.like}"
+    then = (
+        f"it stays {'the recommendation' if found.met else 'the cheapest'}"
+        if as_first.cheapest == found.trial
+        else f"trial {as_first.cheapest} would be {'recommended' if found.met else 'the cheapest'}, "
+        f"with {energy_text(as_first.cheapest_energy_kwh)}"
+    )
+    return (
+        f"What one trial compiles, later ones load from a cache. With the excess {whose} "
+        f"({energy_text(as_first.excess_kwh)}), the largest among trials that compile the same, trial {found.trial} "
+        f"takes {energy_text(as_first.energy_kwh)}, {more} more; with all charged so, {then}."
+    )
+
+
+def _cheapest_by_length(found: Amortisation) -> Table:
+    excess = energy_scale(one.excess_kwh for one in found.cheapest)
+    rest = energy_scale(one.energy_per_length_kwh for one in found.cheapest)
+    starts = [one.from_length for one in found.cheapest]
+    labels = [*(_range(low, high) for low, high in pairwise(starts)), f"beyond {_length(starts[-1])}"]
+    rows = tuple(
+        (
+            number(label, one.from_length),
+            number(str(one.trial), one.trial),
+            number(excess.text(one.excess_kwh), one.excess_kwh),
+            number(rest.text(one.energy_per_length_kwh), one.energy_per_length_kwh),
+            number(MISSING, None)
+            if one.trial == found.trial
+            else number(percent_text(one.less_in_the_limit), one.less_in_the_limit),
+        )
+        for label, one in zip(labels, found.cheapest, strict=True)
+    )
+    head = ("Times the steps", "Cheapest: trial", excess.label("Its first step's excess"), rest.label("The rest"))
+    return Table(
+        caption="Which configuration takes the least training energy where all runs are longer",
+        columns=columns(*head, f"Less than trial {found.trial} in the limit", numeric_from=0),
+        rows=rows,
+        note="A run of k times the steps is taken to use its first step's excess once and the rest k times. Whether "
+        "it would still be needed, or meet the target, at that length is another question.",
+    )
+
+
+def _range(low: float, high: float) -> str:
+    return _length(low) if _length(low) == _length(high) else f"{_length(low)} to {_length(high)}"
+
+
+def _length(value: float) -> str:
+    return "1" if rate_text(value) == "1.00" else rate_text(value)

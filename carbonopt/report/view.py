@@ -84,6 +84,7 @@ class View(Frozen):
     by_state: Table
     closure: str
     by_stage: Table  # of the trials
+    longer_runs: Part  # what they would change; empty where first steps were not measured
     speeds: Table  # of each trial
     by_component: Table
     readings: Table  # of the GPUs by the counters and by CodeCarbon

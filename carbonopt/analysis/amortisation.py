@@ -1,0 +1,205 @@
+"""What longer runs make of the ranking: a run compiles and warms up once, however long it is."""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from carbonopt.analysis.confidence import Configuration, Evidence, Standing
+from carbonopt.analysis.recommend import Recommendation
+from carbonopt.analysis.stages import Speed, Stages
+from carbonopt.record import StudyData
+from carbonopt.trial import Frozen, TrialParams
+
+WORTH_SAYING = 0.01  # of a training's energy: what a first step took more elsewhere
+_ROUNDING = 1e-9  # relative: what two equal figures may differ by
+
+# What decides which kernels a run compiles, so that another one with the same finds them in the cache. The learning
+# rate, the epochs and how many micro batches make a global one don't.
+_COMPILED_BY = (
+    "torch_compile",
+    "output_layer",
+    "micro_batch_size_per_gpu",
+    "precision",
+    "attention_implementation",
+    "gradient_checkpointing",
+    "zero_stage",
+    "offload",
+    "world_size",
+    "lora_rank",
+)
+
+
+class CheapestFrom(Frozen):
+    """A configuration that no other undercuts from some length of the runs on, up to where the next one begins."""
+
+    trial: int
+    from_length: float  # in lengths of the runs as they were: so many times their steps
+    excess_kwh: float  # once a run
+    energy_per_length_kwh: float  # the rest of the training
+    less_in_the_limit: float  # of the recommended one's energy, in runs so long that no first step counts; 0 for itself
+    less_interval: tuple[float, float] | None  # of it, as of savings; None: nothing was repeated, or it is itself
+
+
+class AsFirst(Frozen):
+    """The recommended one charged as if nothing had been compiled before it."""
+
+    like: int  # the trial with the largest excess among those that compile the same
+    excess_kwh: float  # its
+    energy_kwh: float  # of the recommended one's training with that excess
+    cheapest: int  # which one it is once each is charged so
+    cheapest_energy_kwh: float
+
+
+class Amortisation(Frozen):
+    """Of a configuration that was repeated, and is judged by that, all figures are means over its runs."""
+
+    trial: int  # the recommended one; where no trial met the target, the complete one with the least energy
+    met: bool
+    compared: int  # configurations, itself included: those that may be recommended, or all complete ones
+    unknown: int  # as many more of these, whose first steps were not measured
+    energy_kwh: float  # of its training
+    excess_kwh: float  # of that, once a run
+    largest_excess_share: float  # of any trial of the study
+    cheapest: tuple[CheapestFrom, ...]  # by length, `trial` first; it alone: it stays the cheapest
+    as_first: AsFirst | None  # None: that costs hardly more
+
+
+@dataclass(frozen=True)
+class Line:
+    """A run's energy over its length, a straight one."""
+
+    excess_kwh: float
+    per_length_kwh: float
+    rank: tuple[float, int]  # perplexity and trial, among equals
+    one: Configuration
+
+    @property
+    def energy_kwh(self) -> float:
+        return self.excess_kwh + self.per_length_kwh
+
+    @property
+    def trial(self) -> int:
+        return self.one.first.trial
+
+
+def amortisation(data: StudyData, rec: Recommendation, found: Stages) -> Amortisation | None:
+    """None: no trial completed, or the first steps of the recommended one were not measured."""
+    evidence = Evidence.of(data, rec.target_perplexity)
+    standing = next((evidence.standing(one) for one in evidence.configurations if one.first.trial == rec.trial), None)
+    # What is recommended is the cheapest of the best standing that there is.
+    eligible = [one for one in evidence.configurations if standing is None or evidence.standing(one) is standing]
+    speeds = {one.trial: one for one in found.speeds}
+    lines = [line for one in eligible if (line := _line(one, speeds, by_first=standing is Standing.OPEN))]
+    lines.sort(key=lambda line: (line.trial != rec.trial, line.energy_kwh, line.rank))
+    if not lines or (rec.met and lines[0].trial != rec.trial):
+        return None
+    first = lines[0]
+    return Amortisation(
+        trial=first.trial,
+        met=rec.met,
+        compared=len(lines),
+        unknown=len(eligible) - len(lines),
+        energy_kwh=first.energy_kwh,
+        excess_kwh=first.excess_kwh,
+        largest_excess_share=max(one.first_step_excess_share for one in found.speeds),
+        cheapest=tuple(
+            CheapestFrom(
+                trial=line.trial,
+                from_length=length,
+                excess_kwh=line.excess_kwh,
+                energy_per_length_kwh=line.per_length_kwh,
+                less_in_the_limit=0.0 if line is first else 1 - line.per_length_kwh / first.per_length_kwh,
+                less_interval=None if line is first else _less_interval(evidence, line, first),
+            )
+            for length, line in envelope(lines)
+        ),
+        as_first=_as_first(lines, _largest_excesses(data, speeds)),
+    )
+
+
+def envelope(lines: Sequence[Line]) -> list[tuple[float, Line]]:
+    """Which one is the cheapest from which length on. The first one is at length 1; where two begin to be at the same
+    length, the one with the lower slope counts, which is the cheaper one behind it."""
+    found = [(1.0, lines[0])]
+    while True:
+        length, now = found[-1]
+        overtaking = [
+            (max(length, (line.excess_kwh - now.excess_kwh) / (now.per_length_kwh - line.per_length_kwh)), line)
+            for line in lines
+            if line.per_length_kwh < now.per_length_kwh * (1 - _ROUNDING)
+        ]
+        if not overtaking:
+            return found
+        found.append(min(overtaking, key=lambda pair: (pair[0], pair[1].per_length_kwh, pair[1].rank)))
+
+
+def _line(one: Configuration, speeds: Mapping[int, Speed], *, by_first: bool) -> Line | None:
+    """`by_first`: by the search's own run alone, as configurations are ranked that weren't run with all their seeds."""
+    runs = one.runs[:1] if by_first else one.runs
+    parts = [
+        (run.energy_kwh.train, min(speeds[run.trial].first_step_excess_kwh, run.energy_kwh.train))
+        for run in runs
+        if run.energy_kwh is not None and run.trial in speeds
+    ]
+    if len(parts) < len(runs):
+        return None
+    return Line(
+        excess_kwh=statistics.fmean(excess_kwh for _, excess_kwh in parts),
+        per_length_kwh=statistics.fmean(train_kwh - excess_kwh for train_kwh, excess_kwh in parts),
+        rank=(one.perplexity, one.first.trial),
+        one=one,
+    )
+
+
+def _less_interval(evidence: Evidence, line: Line, first: Line) -> tuple[float, float] | None:
+    """With the margin that the ratio of the two whole runs has."""
+    whole = evidence.saving_interval(line.one, first.one)
+    if whole is None or not line.per_length_kwh > 0:
+        return None
+    margin = math.log((1 - whole[0]) * first.one.emissions_kg_co2e / line.one.emissions_kg_co2e)
+    ratio = line.per_length_kwh / first.per_length_kwh
+    return 1 - ratio * math.exp(margin), 1 - ratio * math.exp(-margin)
+
+
+def _compiled_by(params: TrialParams) -> tuple[object, ...]:
+    return tuple(getattr(params, name) for name in _COMPILED_BY)
+
+
+def _largest_excesses(data: StudyData, speeds: Mapping[int, Speed]) -> dict[tuple[object, ...], Speed]:
+    """By what was compiled; of all trials, for a stopped one may have been the first."""
+    largest: dict[tuple[object, ...], Speed] = {}
+    for record in data.records:
+        if speed := speeds.get(record.trial):
+            key = _compiled_by(record.params)
+            if key not in largest or speed.first_step_excess_kwh > largest[key].first_step_excess_kwh:
+                largest[key] = speed
+    return largest
+
+
+def _as_first(lines: Sequence[Line], largest: Mapping[tuple[object, ...], Speed]) -> AsFirst | None:
+    def charged_kwh(line: Line) -> float:
+        of_all_kwh = largest[_compiled_by(line.one.first.params)].first_step_excess_kwh
+        return line.per_length_kwh + max(line.excess_kwh, of_all_kwh)
+
+    first = lines[0]
+    if charged_kwh(first) <= (1 + WORTH_SAYING) * first.energy_kwh:
+        return None
+    like = largest[_compiled_by(first.one.first.params)]
+    cheapest = _least(lines, [charged_kwh(line) for line in lines])
+    return AsFirst(
+        like=like.trial,
+        excess_kwh=like.first_step_excess_kwh,
+        energy_kwh=charged_kwh(first),
+        cheapest=cheapest.trial,
+        cheapest_energy_kwh=charged_kwh(cheapest),
+    )
+
+
+def _least(lines: Sequence[Line], energies_kwh: Iterable[float]) -> Line:
+    """The first one stays where another costs the same but for rounding."""
+    best, least_kwh = lines[0], math.inf
+    for line, energy_kwh in zip(lines, energies_kwh, strict=True):
+        if energy_kwh < least_kwh * (1 - _ROUNDING):
+            best, least_kwh = line, energy_kwh
+    return best
