@@ -8,8 +8,48 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from carbonopt.trial import Prepared
+
 REPORT_JSON = Path("data") / "report.json"  # in a report's folder: what tells it from any other
 _MAX_NAME_BYTES = 200  # file systems take 255, of which a new folder's temporary name needs a few
+
+
+@dataclass(frozen=True)
+class PreparedFolder:
+    """What the preparation writes once and every trial reads."""
+
+    root: Path
+
+    @property
+    def train(self) -> Path:
+        return self.root / "train.npy"
+
+    @property
+    def evaluation(self) -> Path:
+        return self.root / "eval.npy"
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.root / "tokenizer"
+
+    @property
+    def model_config(self) -> Path:
+        return self.root / "model"
+
+    @property
+    def summary(self) -> Path:
+        return self.root / "prepared.json"
+
+    def read_summary(self) -> Prepared:
+        return Prepared(**json.loads(self.summary.read_text(encoding="utf-8")))
+
+    def made_for(self, fingerprint: str) -> Prepared | None:
+        """The summary, if this folder was made for that workload; what can't be read was made for none."""
+        try:
+            found = self.read_summary()
+        except (OSError, ValueError, TypeError):
+            return None
+        return found if found.fingerprint == fingerprint else None
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from transformers import AutoTokenizer
 
 from carbonopt.config import Dataset, Fixed, Space, Workload
 from carbonopt.errors import BadInput
+from carbonopt.paths import PreparedFolder
 from carbonopt.train.arguments import check_training_arguments
 from carbonopt.train.deepspeed_config import deepspeed_config
 from carbonopt.train.deepspeed_keys import check_deepspeed_keys
 from carbonopt.train.evaluation import batches_of_rank, evaluation_steps
-from carbonopt.train.folder import PreparedFolder
 from carbonopt.train.packing import (
     IGNORED,
     BatchesAhead,

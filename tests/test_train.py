@@ -31,9 +31,9 @@ from carbonopt.channel import (
     StageBegun,
 )
 from carbonopt.errors import BadInput
+from carbonopt.paths import PreparedFolder
 from carbonopt.train.exits import BAD_INPUT_EXIT, CRASH_EXIT, FINISHED_EXIT, OUT_OF_MEMORY_EXIT
 from carbonopt.train.failures import Diverged, reported
-from carbonopt.train.folder import PreparedFolder
 from carbonopt.train.packing import open_tokens
 from carbonopt.trial import EvalPoint, Phase, Prepared, Stage, StopReason, perplexity
 

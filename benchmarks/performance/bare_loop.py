@@ -68,7 +68,7 @@ def bare(prepared: Path) -> None:
     import torch.nn.functional as F
     from transformers import AutoConfig, AutoModelForCausalLM, get_linear_schedule_with_warmup
 
-    from carbonopt.train.folder import PreparedFolder
+    from carbonopt.paths import PreparedFolder
     from carbonopt.train.packing import MicroBatches, open_tokens, total_steps
 
     folder = PreparedFolder(prepared)

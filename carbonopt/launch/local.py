@@ -12,7 +12,7 @@ from carbonopt.launch.environment import rank_environments, work_environment
 from carbonopt.launch.extensions import needed_operators, wait_for
 from carbonopt.launch.processes import WorkProcesses
 from carbonopt.launch.warm import CannotFork, Template, WaitingTrial
-from carbonopt.paths import StudyPaths, write_json
+from carbonopt.paths import PreparedFolder, StudyPaths, write_json
 from carbonopt.trial import Prepared, TrialSpec
 
 _READY_TICK_S = 0.5
@@ -94,8 +94,8 @@ class LocalLauncher:
     def prepare(
         self, config: StudyConfig, paths: StudyPaths, fingerprint: str, interrupted: Callable[[], bool]
     ) -> Prepared:
-        """Reads, checks and tokenizes the workload's data in a process of its own, once per study. The caller holds the
-        lock of the study's folder.
+        """Reads, checks and tokenizes the workload's data in a process of its own, once per study; what was made
+        for the same workload is taken as it is. The caller holds the lock of the study's folder.
 
         Raises:
             StudyInterrupted: soon after `interrupted` says so.
@@ -104,6 +104,9 @@ class LocalLauncher:
         """
         assert config.workload is not None
         wait_for(needed_operators(self._launch, config.search.space), interrupted)
+        if (found := PreparedFolder(paths.prepared).made_for(fingerprint)) is not None:
+            self._wait_until_warm(interrupted)
+            return found
         spec_file, log = paths.prepare_spec.resolve(), paths.prepare_log.resolve()
         prepared = paths.prepared.resolve()
         spec = {

@@ -19,9 +19,8 @@ import numpy as np
 from carbonopt.channel import Speaker
 from carbonopt.config import Choices, Fixed, Space, Workload
 from carbonopt.errors import BadInput
-from carbonopt.paths import write_json
+from carbonopt.paths import PreparedFolder, write_json
 from carbonopt.train.failures import reported
-from carbonopt.train.folder import PreparedFolder
 from carbonopt.trial import Frozen, Prepared
 
 
@@ -39,7 +38,7 @@ def prepare(spec: PrepareSpec) -> Prepared:
         BadInput: for whatever in the workload would make every trial fail.
     """
     folder = PreparedFolder(Path(spec.prepared_dir))
-    if folder.summary.is_file() and (found := folder.read_summary()).fingerprint == spec.fingerprint:
+    if (found := folder.made_for(spec.fingerprint)) is not None:
         return found
     if folder.root.exists() and not folder.summary.is_file() and any(folder.root.iterdir()):
         raise BadInput(f"{folder.root} must be empty or a prepared data set, but holds other files; move them away.")

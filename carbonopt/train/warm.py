@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from carbonopt.channel import GATE_FD, GPU_UUIDS, PREPARED, SPEC_FD
+from carbonopt.paths import PreparedFolder
 from carbonopt.train import worker
 from carbonopt.train.exits import CRASH_EXIT
-from carbonopt.train.folder import PreparedFolder
 from carbonopt.train.model import parameter_count
 from carbonopt.train.ops import import_muon_uncompiled
 

@@ -17,10 +17,9 @@ import torch
 from carbonopt.channel import CHANNEL_FD, Speaker
 from carbonopt.config import Workload
 from carbonopt.errors import BadInput
-from carbonopt.paths import write_json
+from carbonopt.paths import PreparedFolder, write_json
 from carbonopt.train import ranks
 from carbonopt.train.failures import reported
-from carbonopt.train.folder import PreparedFolder
 from carbonopt.train.packing import MicroBatches, open_tokens, total_steps
 from carbonopt.trial import Prepared, Stage, TrialSpec
 
