@@ -243,6 +243,9 @@ def test_prepare_counts_and_reuses(tmp_path, text_file):
     text_file.write_text("something else " * 200)
     again = prepare(spec.model_copy(update={"fingerprint": "two"}))
     assert again.train_tokens == 2700 and folder.read_summary() == again
+    folder.summary.write_text(folder.summary.read_text()[:40])
+    assert folder.made_for("two") is None
+    assert prepare(spec.model_copy(update={"fingerprint": "two"})) == again == folder.made_for("two"), "made again"
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 

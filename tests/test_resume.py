@@ -83,6 +83,7 @@ def test_killed_terminated_and_finished(slow_study: dict, write_study, tmp_path:
     assert (killed.state, killed.stop_reason) == (TrialState.FAILED, StopReason.INTERRUPTED)
     used = killed.energy_kwh.total
     assert used > 0
+    StudyPaths(folder).prepare_log.unlink()
 
     command = start(study, folder)
     wait_for(lambda: training_in(folder, 0) and read(folder).records[0].attempt == 2)
@@ -105,6 +106,7 @@ def test_killed_terminated_and_finished(slow_study: dict, write_study, tmp_path:
     assert first.params == killed.params
     assert first.earlier_attempts_energy_kwh > used
     assert len(data.sessions) == 3
+    assert not StudyPaths(folder).prepare_log.exists(), "prepared once, for all three"
 
     # Nothing is lost: phases make up their trial, and trials, gaps and preparation the study.
     for record in data.records:
