@@ -131,7 +131,9 @@ def envelope(lines: Sequence[Line]) -> list[tuple[float, Line]]:
         ]
         if not overtaking:
             return found
-        found.append(min(overtaking, key=lambda pair: (pair[0], pair[1].per_length_kwh, pair[1].rank)))
+        next_length = min(at for at, _ in overtaking)
+        there = [line for at, line in overtaking if at <= next_length * (1 + _ROUNDING)]
+        found.append((next_length, min(there, key=lambda line: (line.per_length_kwh, line.rank))))
 
 
 def _line(one: Configuration, speeds: Mapping[int, Speed], *, by_first: bool) -> Line | None:
@@ -179,8 +181,7 @@ def _largest_excesses(data: StudyData, speeds: Mapping[int, Speed]) -> dict[tupl
 
 def _as_first(lines: Sequence[Line], largest: Mapping[tuple[object, ...], Speed]) -> AsFirst | None:
     def charged_kwh(line: Line) -> float:
-        of_all_kwh = largest[_compiled_by(line.one.first.params)].first_step_excess_kwh
-        return line.per_length_kwh + max(line.excess_kwh, of_all_kwh)
+        return line.per_length_kwh + largest[_compiled_by(line.one.first.params)].first_step_excess_kwh
 
     first = lines[0]
     if charged_kwh(first) <= (1 + WORTH_SAYING) * first.energy_kwh:

@@ -120,7 +120,7 @@ def _by_length(found: Amortisation) -> str:
     if len(found.cheapest) == 1:
         return f"It stays {among}, however much longer all runs are."
     second, last = found.cheapest[1], found.cheapest[-1]
-    other = "" if last is second else f"trial {last.trial} "
+    other = "" if last is second else f"trial {last.trial} takes "
     return (
         f"It is {among}, but {_longer_than(second)} trial {second.trial} takes less energy, in very long runs "
         f"{other}{percent_text(last.less_in_the_limit)} less ({sure_of(last.less_in_the_limit, last.less_interval)})."
