@@ -170,8 +170,8 @@ def _cheapest_by_length(found: Amortisation) -> Table:
         caption="Which configuration takes the least training energy where all runs are longer",
         columns=columns(*head, f"Less than trial {found.trial} in the limit", numeric_from=0),
         rows=rows,
-        note="A run of k times the steps is taken to use its first step's excess once and the rest k times. Whether "
-        "it would still be needed, or meet the target, at that length is another question.",
+        note="A run of k times the steps is taken to use its first step's excess once and the rest k times. Which "
+        "perplexities runs of that length reach is not known.",
     )
 
 
