@@ -1,0 +1,84 @@
+"""What share of a study's time and energy goes to something else than training and evaluation.
+
+    python benchmarks/performance/share.py STUDY.yaml FOLDER [--trials 30] [--epochs 30] [--batch 64]
+
+Runs the study in FOLDER, or goes on with it, with a random search of the learning rate, one batch, a fixed number of
+epochs, and nothing stopped early; the same command reaches the total in several calls, whose wall time is added up in
+FOLDER.wall-s.json. Time is the whole command's, its start, the preparation and the report included; energy is what the
+study counts, the preparation and the gaps included.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import yaml
+
+TRAINING = ("compile", "steps", "evaluation")  # stages; the first is the first optimizer step
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("study", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--trials", type=int, default=30)
+    parser.add_argument("--epochs", type=float, default=30)
+    parser.add_argument("--batch", type=int, default=64)
+    options = parser.parse_args()
+    # Beside the original, whose paths are relative to its folder.
+    changed = options.study.with_name(f".{options.study.stem}-share.yaml")
+    changed.write_text(yaml.safe_dump(the_study(options)))
+    began = time.monotonic()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "carbonopt", "run", str(changed), "--out", str(options.folder)], check=False
+        )
+    finally:
+        changed.unlink()
+        calls = options.folder.with_name(f"{options.folder.name}.wall-s.json")
+        walls = [*(json.loads(calls.read_text()) if calls.exists() else []), time.monotonic() - began]
+        calls.write_text(json.dumps(walls) + "\n")
+    if done.returncode not in (0, 3):
+        raise SystemExit(f"the study ended with code {done.returncode}")
+    print(table(options.folder, walls))
+
+
+def the_study(options: argparse.Namespace) -> dict:
+    raw = yaml.safe_load(options.study.read_text())
+    raw.pop("confirm", None)
+    raw["budget"] = {"trials": options.trials}
+    raw["search"] |= {"sampler": "random", "pruning": {"target": False, "cap": False}}
+    raw["search"].pop("start", None)
+    raw["search"]["space"] |= {
+        "global_batch_size": options.batch,
+        "micro_batch_size_per_gpu": options.batch,
+        "epochs": options.epochs,
+    }
+    return raw
+
+
+def table(folder: Path, walls: list[float]) -> str:
+    command = [sys.executable, "-m", "carbonopt", "export", str(folder), "--format", "jsonl"]
+    exported = subprocess.run(command, check=True, capture_output=True, text=True)
+    records = [json.loads(line) for line in exported.stdout.splitlines()]
+    training_s = sum(record["stages"][name]["duration_s"] for record in records for name in TRAINING)
+    spent = json.loads((folder / "report" / "data" / "report.json").read_text())["spent"]
+    parts = spent["gpu_parts_kwh"] if spent["gpu_kwh"] is not None else spent["by_phase_kwh"]
+    training_kwh, all_kwh = parts["train"] + parts["eval"], sum(parts.values())
+    lasted = sorted(record["duration_s"]["total"] for record in records)
+    return "\n".join(
+        [
+            f"{len(records)} trials of {lasted[0]:.1f} to {lasted[-1]:.1f} s, {len(walls)} calls of the command",
+            "| | all | training and evaluation | anything else |",
+            "| --- | ---: | ---: | ---: |",
+            f"| wall time (s) | {sum(walls):.1f} | {training_s:.1f} | {1 - training_s / sum(walls):.1%} |",
+            f"| energy (Wh) | {all_kwh * 1000:.3f} | {training_kwh * 1000:.3f} | {1 - training_kwh / all_kwh:.1%} |",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()
