@@ -1,5 +1,6 @@
 """A study: ask → launch → watch → tell, until the budget is used up; resumable after any interruption."""
 
+import contextlib
 import hashlib
 import json
 import platform
@@ -19,6 +20,7 @@ from carbonopt.config import LocalLaunch, ReplayLaunch, StudyConfig
 from carbonopt.energy.hardware import describe_hardware, gpu_uuids
 from carbonopt.energy.machine import MachineMeter
 from carbonopt.energy.meter import Meter, ReplayMeter
+from carbonopt.energy.occupancy import GpuMemory
 from carbonopt.errors import StudyInterrupted
 from carbonopt.launch.local import LocalLauncher
 from carbonopt.launch.replay import ReplayLauncher
@@ -87,7 +89,7 @@ def run_study(
             return found.read(live=False)  # nothing is left to do, and nothing shall be spent on finding that out
     begins()
     display.preparing()
-    launcher, meter, hardware = _open(config, paths, display, interrupted)
+    launcher, meter, memory, hardware = _open(config, paths, display, interrupted)
     try:
         session = _Session(meter, now_utc())
         prepared = None
@@ -112,12 +114,12 @@ def run_study(
             found.set_prepared(prepared)
         found.set_trace(checked.trace)
         strategy = Strategy(config, checked.space, None if hardware is None else hardware.gpu_memory_gib)
-        loop = _Loop(checked, found, launcher, meter, paths, session, display, trackers, interrupted, strategy)
+        loop = _Loop(checked, found, launcher, meter, memory, paths, session, display, trackers, interrupted, strategy)
         loop.run()
         return found.read(live=True)
     finally:
-        meter.close()
-        launcher.close()
+        with contextlib.closing(memory), contextlib.closing(launcher):  # also if the meter can't read any more
+            meter.close()
 
 
 class _Session:
@@ -163,6 +165,7 @@ class _Loop:
     storage: StudyStorage
     launcher: Launcher
     meter: Meter
+    memory: GpuMemory
     paths: StudyPaths
     session: _Session
     display: StudyDisplay
@@ -186,6 +189,9 @@ class _Loop:
                 storage.set_ended(ended if config.confirm is None else f"{ended}; {self._confirmed()}")
                 self.session.store(storage)
                 return
+            not_free = self.memory.await_free(self.interrupted)
+            if not_free is not None:
+                self.display.warn(not_free)
             if self.interrupted():
                 raise self._interruption()
             storage.study.sampler = self.strategy.sampler(storage.study, storage.next_number())
@@ -313,21 +319,23 @@ class _Loop:
 
 def _open(
     config: StudyConfig, paths: StudyPaths, display: StudyDisplay, interrupted: Callable[[], bool]
-) -> tuple[Launcher, Meter, Hardware | None]:
-    """Launcher, meter and hardware; they belong together, because a replay's energy comes from its table."""
+) -> tuple[Launcher, Meter, GpuMemory, Hardware | None]:
+    """Launcher, meter, the GPUs' memory, hardware: together, because a replay's energy comes from its table."""
     launch = config.launch
     if isinstance(launch, ReplayLaunch):
         replay_meter = ReplayMeter()
-        return ReplayLauncher(Path(launch.table), config.search.space, replay_meter.advance), replay_meter, None
+        replay = ReplayLauncher(Path(launch.table), config.search.space, replay_meter.advance)
+        return replay, replay_meter, GpuMemory(()), None
     hardware = describe_hardware(launch.gpus)
-    launcher = LocalLauncher(launch, gpu_uuids(launch.gpus), display.warn)
-    # It imports while the meter is set up, and leaves the GPUs alone, whose idle power is measured then.
-    launcher.warm_up(paths)
-    try:
-        return launcher, MachineMeter(launch.gpus, config.carbon.objective, interrupted), hardware
-    except BaseException:
-        launcher.close()
-        raise
+    with contextlib.ExitStack() as opened:
+        memory = opened.enter_context(contextlib.closing(GpuMemory(launch.gpus)))
+        launcher = LocalLauncher(launch, gpu_uuids(launch.gpus), display.warn)
+        opened.enter_context(contextlib.closing(launcher))
+        # It imports while the meter is set up, and leaves the GPUs alone, whose idle power is measured then.
+        launcher.warm_up(paths)
+        meter = MachineMeter(launch.gpus, config.carbon.objective, interrupted)
+        opened.pop_all()
+    return launcher, meter, memory, hardware
 
 
 def _is_confirmed(found: StudyStorage, config: StudyConfig) -> bool:

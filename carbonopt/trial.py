@@ -296,6 +296,9 @@ class TrialRecord(Frozen):
     # CodeCarbon's GPU energy ÷ the counters' − 1, where they differ most: over windows of COMPARED_FROM_S and more and
     # over the whole trial. None: no GPU was measured, or nothing was that long.
     gpu_disagreement: float | None = None
+    # Share of the training in which a kernel ran, as NVML has it: mean of the GPUs and of readings a second or more
+    # apart, the first step's compilation included. None: not measured, or no stretch of training took a second.
+    gpu_utilisation: Annotated[float, Field(ge=0, le=1)] | None = None
     earlier_attempts_energy_kwh: Finite = 0.0  # what attempts of this trial that were interrupted had used
     earlier_attempts_gpu_kwh: Finite | None = None  # the GPUs' part of it
     total_steps: Whole | None = None  # optimizer steps the whole trial would have

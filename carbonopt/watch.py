@@ -347,6 +347,7 @@ class TrialWatch:
             started_at=self._started_at,
             gpu_energy_kwh=gpu_energy,
             gpu_disagreement=differs,
+            gpu_utilisation=train.gpu_utilisation,
             earlier_attempts_energy_kwh=0.0 if self.earlier is None else self.earlier.spent_kwh,
             earlier_attempts_gpu_kwh=None if self.earlier is None else self.earlier.spent_gpu_kwh,
             total_steps=self._total_steps,

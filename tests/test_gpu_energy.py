@@ -16,7 +16,7 @@ from carbonopt.energy.hardware import REINSTALL_NVML
 from carbonopt.energy.meter import Reading, disagreement
 from carbonopt.energy.occupancy import gpus_now
 from carbonopt.errors import MeasurementError
-from carbonopt.trial import GpuEnergy
+from carbonopt.trial import GpuEnergy, Phase
 from carbonopt.units import joules_from_kwh
 
 TESTS = Path(__file__).resolve().parent
@@ -241,7 +241,7 @@ records = [
     watched(1, "time.sleep(0.5)\\n" + done, ranks=2),
     watched(2, 'time.sleep(0.5)\\nsay("Failed", kind="out_of_memory", text="full")'),
     watched(3, "time.sleep(0.5)\\nos.kill(os.getpid(), 9)"),
-    watched(4, "time.sleep(600)", timeout_s=1.0),
+    watched(4, "time.sleep(600)", timeout_s=2.0),
     watched(5, "time.sleep(600)", cap=1e-7),
     watched(6, "sys.exit(3)"),
 ]
@@ -251,6 +251,7 @@ print(json.dumps({
     "states": [record.state for record in records],
     "gpu_kwh": [record.spent_gpu_kwh for record in records],
     "train_kwh": [record.energy_kwh.train for record in records],
+    "utilisation": [record.gpu_utilisation for record in records],
     "total_kwh": [record.spent_kwh for record in records],
     "rest_gpu_kwh": [reading.gpu_kwh for reading in rest.values()],
     "rest_kwh": [reading.total_kwh for reading in rest.values()],
@@ -265,6 +266,7 @@ def test_every_trial_is_charged_and_the_parts_are_the_whole(tmp_path: Path) -> N
     assert study["states"] == ["complete", "complete", "infeasible", "failed", "timeout", "pruned", "failed"]
     assert min(study["gpu_kwh"]) > 0
     assert min(study["train_kwh"][:6]) > 0
+    assert (study["utilisation"][0], study["utilisation"][4]) == (None, 0.5), "None where no stretch took a second"
     assert sum(study["gpu_kwh"] + study["rest_gpu_kwh"]) == pytest.approx(study["outer_gpu_kwh"], rel=0.005)
     assert sum(study["total_kwh"] + study["rest_kwh"]) == pytest.approx(study["outer_kwh"], rel=0.005)
 
@@ -306,3 +308,54 @@ def test_disagreement_is_that_of_single_long_windows() -> None:
     long, longer = Reading(disagreement=-0.03), Reading(disagreement=0.01)
     assert (long + Reading() + longer).disagreement == -0.03
     assert (Reading() + Reading()).disagreement is None
+
+
+# -------------------------------------------------------------------------------------------------------- utilisation
+
+UTILISATION = """
+meter = MachineMeter(json.loads(os.environ["LAUNCH"]))
+def spend(phase, duration_s, *percents):
+    pynvml.busy_percent[:] = percents
+    if phase:
+        meter.enter(phase)
+    until = time.monotonic() + duration_s
+    while time.monotonic() < until:
+        for one in Phase:
+            meter.running(one)
+        time.sleep(0.02)
+spend(Phase.SETUP, 1.2, 7, 7)
+spend(Phase.TRAIN, 1.5, 80, 40)
+spend(None, 1.0, 100, 60)
+spend(Phase.EVAL, 1.2, 7, 7)
+spend(Phase.TRAIN, 0.8, 7, 7)
+spend(Phase.EVAL, 0.3, 7, 7)
+spend(Phase.TRAIN, 1.2, 7, None)
+meter.close()
+taken = meter.take(*Phase)
+print(json.dumps([[one.gpu_utilisation, one.utilisation_readings] for one in map(taken.get, Phase)]))
+"""
+
+
+def test_utilisation_is_the_mean_of_readings_a_second_apart_while_it_trains(tmp_path: Path) -> None:
+    """None within a window's first second, which would tell of what was before, and none where a GPU doesn't tell."""
+    (measured,) = with_gpus([100, 300], UTILISATION, tmp_path, LAUNCH="[0, 1]")
+    train = list(Phase).index(Phase.TRAIN)
+    assert measured.pop(train) == [pytest.approx((0.6 + 0.8) / 2), 2]
+    assert measured == [[None, 0]] * (len(Phase) - 1)
+    (none,) = with_gpus([100, 300], UTILISATION, tmp_path, LAUNCH="[]")
+    assert none == [[None, 0]] * len(Phase)
+
+
+def test_utilisation_that_is_none_is_not_used(tmp_path: Path) -> None:
+    script = """
+from carbonopt.energy.counter import EnergyCounters
+counters = EnergyCounters([0, 1])
+for percent in (0, 100, 101, -1, float("nan"), "50", None):
+    pynvml.busy_percent[:] = [100, percent]
+    print(json.dumps(counters.utilisation()))
+pynvml.nvmlDeviceGetUtilizationRates = lambda handle: None
+print(json.dumps(counters.utilisation()))
+counters.close()
+print(json.dumps(counters.utilisation()))
+"""
+    assert with_gpus([100, 300], script, tmp_path) == [0.5, 1.0, *[None] * 7]

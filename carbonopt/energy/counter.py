@@ -1,12 +1,11 @@
 """The GPUs' own energy counters, read through NVML, and the power of idle GPUs."""
 
-import contextlib
 import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
 
-from carbonopt.energy.hardware import check_gpus, energy_mj, lost_gpus
+from carbonopt.energy.hardware import GpuHandles, energy_mj, lost_gpus
 from carbonopt.errors import BEFORE_FIRST_TRIAL, MeasurementError, StudyInterrupted
 from carbonopt.record import IdlePower
 
@@ -29,17 +28,8 @@ class EnergyCounters:
     """
 
     def __init__(self, indices: Sequence[int]) -> None:
-        check_gpus(indices)
-        self.indices = tuple(indices)
-        self._handles: list = []
-        if indices:
-            import pynvml
-
-            try:
-                pynvml.nvmlInit()
-                self._handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in indices]
-            except pynvml.NVMLError as error:
-                raise lost_gpus(error) from error
+        self._gpus = GpuHandles(indices)
+        self.indices = self._gpus.indices
         self._start_mj = self._read_mj()
         self._last_mj, self._last_s = self._start_mj, time.monotonic()
 
@@ -65,22 +55,32 @@ class EnergyCounters:
         self._last_mj, self._last_s = now_mj, now_s
         return tuple((now - start) * _JOULES_PER_MJ for start, now in zip(self._start_mj, now_mj, strict=True))
 
-    def close(self) -> None:
-        if self._handles:
-            import pynvml
+    def utilisation(self) -> float | None:
+        """The share of NVML's last sampling period in which a kernel ran, mean of the GPUs; None where one of them
+        doesn't tell. That is no error: no figure of energy depends on it."""
+        gpus = list(self._gpus)
+        if not gpus:
+            return None
+        import pynvml
 
-            self._handles = []
-            with contextlib.suppress(pynvml.NVMLError):  # everything has been read
-                pynvml.nvmlShutdown()
+        try:
+            percents = [getattr(pynvml.nvmlDeviceGetUtilizationRates(handle), "gpu", None) for _, handle in gpus]
+        except pynvml.NVMLError:
+            return None
+        known = [percent for percent in percents if isinstance(percent, int) and 0 <= percent <= 100]
+        return statistics.fmean(known) / 100 if len(known) == len(gpus) else None
+
+    def close(self) -> None:
+        self._gpus.close()
 
     def _read_mj(self) -> tuple[int, ...]:
-        if not self._handles:
+        gpus = list(self._gpus)
+        if not gpus:
             return ()
         import pynvml
 
         try:
-            pairs = zip(self.indices, self._handles, strict=True)
-            return tuple(energy_mj(pynvml, handle, index) for index, handle in pairs)
+            return tuple(energy_mj(pynvml, handle, index) for index, handle in gpus)
         except pynvml.NVMLError as error:
             raise lost_gpus(error) from error
 

@@ -120,6 +120,40 @@ def open_nvml() -> Iterator[ModuleType]:
             pynvml.nvmlShutdown()
 
 
+class GpuHandles:
+    """NVML's handles of the GPUs of these indices, in that order, for many readings: NVML stays open until `close`,
+    since opening it takes longer than a reading.
+
+    Raises:
+        BadInput: as `check_gpus`.
+    """
+
+    def __init__(self, indices: Sequence[int]) -> None:
+        check_gpus(indices)
+        self.indices = tuple(indices)
+        self._handles: list[Any] = []
+        if indices:
+            import pynvml
+
+            try:
+                pynvml.nvmlInit()
+                self._handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in indices]
+            except pynvml.NVMLError as error:
+                raise lost_gpus(error) from error
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        """Each index with its handle; nothing once it is closed."""
+        return zip(self.indices, self._handles, strict=False)
+
+    def close(self) -> None:
+        if self._handles:
+            import pynvml
+
+            self._handles = []
+            with suppress(pynvml.NVMLError):  # everything has been read
+                pynvml.nvmlShutdown()
+
+
 def lost_gpus(error: Exception) -> MeasurementError:
     """What to say of a driver that answered once and doesn't any more."""
     return MeasurementError(f"NVIDIA's driver must answer for the GPUs, but says: {error}. See what `nvidia-smi` says.")

@@ -15,6 +15,9 @@ from carbonopt.units import kwh_from_joules
 
 # A component without any energy in so long can only be a dead sensor.
 _LONGEST_ZERO_S = 1.0
+# NVML's utilisation is that of the last 1/6 to 1 s, by product. So far apart from each other and from the window's
+# beginning, no reading tells of another one's time or of what was before the window; and they cost next to nothing.
+_UTILISATION_EVERY_S = 1.0
 
 
 class _Mark(Frozen):
@@ -65,6 +68,8 @@ class MachineMeter(Windows):
             self._instruments = opened.pop_all()
         # The last known power of each GPU, for windows that are too short to tell their own.
         self._powers_w = [one.power_w for one in self.idle]
+        self._utilisations: list[float] = []  # of the open window
+        self._utilisation_at_s = 0.0  # when it was last asked for
 
     def enter(self, phase: Phase) -> None:
         self._close_window()
@@ -101,6 +106,18 @@ class MachineMeter(Windows):
     def _refresh(self) -> None:
         if time.monotonic() - self._latest.at_s > FRESH_AFTER_S:
             self._read()
+            self._read_utilisation()
+
+    def _read_utilisation(self) -> None:
+        """Only while trials train: what they are compared by. A window that is shorter than a second has none."""
+        now_s = self._latest.at_s
+        since_s = max(self._opened.at_s, self._utilisation_at_s)
+        if self._open is not Phase.TRAIN or now_s - since_s < _UTILISATION_EVERY_S:
+            return
+        self._utilisation_at_s = now_s
+        utilisation = self._counters.utilisation()
+        if utilisation is not None:
+            self._utilisations.append(utilisation)
 
     def _read(self) -> _Mark:
         # The counters first: their reading is the one that is used, and it is the quicker.
@@ -117,6 +134,7 @@ class MachineMeter(Windows):
         self._add(self._open, window.model_copy(update={"disagreement": differs}))
         self._powers_w = self._window_powers_w()
         self._opened = self._latest
+        self._utilisations = []
 
     def _window(self) -> Reading:
         """The open window up to the latest reading."""
@@ -131,6 +149,8 @@ class MachineMeter(Windows):
             update={
                 "idle_gpu_kwh": kwh_from_joules(idle_j),
                 "gpu_variance_kwh2": kwh_from_joules(kwh_from_joules(variance_j2)),
+                "utilisation_sum": math.fsum(self._utilisations),
+                "utilisation_readings": len(self._utilisations),
             }
         )
 

@@ -23,6 +23,13 @@ class Reading(Frozen):
     objective: Objective = "all"  # what counts
     # CodeCarbon's GPU energy ÷ the counters' − 1 over the window of COMPARED_FROM_S or more where they differ most
     disagreement: float | None = None
+    utilisation_sum: float = 0.0  # of the GPUs' utilisation as it was read, 0 to 1
+    utilisation_readings: int = 0
+
+    @property
+    def gpu_utilisation(self) -> float | None:
+        """Mean of its readings; None where there is none."""
+        return self.utilisation_sum / self.utilisation_readings if self.utilisation_readings else None
 
     @property
     def total_kwh(self) -> float:
@@ -53,6 +60,8 @@ class Reading(Frozen):
             gpu_variance_kwh2=both(self.gpu_variance_kwh2, other.gpu_variance_kwh2),
             objective=self.objective,
             disagreement=largest((self.disagreement, other.disagreement)),
+            utilisation_sum=self.utilisation_sum + other.utilisation_sum,
+            utilisation_readings=self.utilisation_readings + other.utilisation_readings,
         )
 
 

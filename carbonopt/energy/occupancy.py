@@ -1,11 +1,21 @@
-"""The GPUs of this machine as they are now: which there are, and what works on them."""
+"""The GPUs of this machine as they are now: which there are, what works on them, and whether their memory is free."""
 
+import time
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from carbonopt.energy.hardware import expect, gpu_count, gpu_name, gpu_uuid, open_nvml
+from carbonopt.energy.hardware import GpuHandles, expect, gpu_count, gpu_name, gpu_uuid, open_nvml
+from carbonopt.errors import MeasurementError
 from carbonopt.trial import Frozen
-from carbonopt.units import BYTES_PER_GIB
+from carbonopt.units import BYTES_PER_GIB, now_utc
+
+# What the next trial's rank may hold while it waits (see `launch.warm`), which is no leak: CUDA's context, the kernels
+# and NCCL's buffers, up to 1 GiB, and about as much again while it practises a step.
+WAITING_GIB = 2.0
+# A driver frees the memory of a killed process some time after the process is gone.
+_PATIENCE_S = 10.0
+_POLL_S = 0.05
 
 
 class GpuNow(Frozen):
@@ -57,4 +67,81 @@ def _memory_used_gib(nvml: ModuleType, handle: Any, index: int) -> float | None:
         used_bytes = nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2).used
         return expect(int, used_bytes, f"the memory used on GPU {index}") / BYTES_PER_GIB
     except nvml.NVMLError_NotSupported:  # GPUs that share the host's memory
+        return None
+
+
+class GpuMemory:
+    """Whether the memory of these GPUs is as free as when this was made: before the study starts anything.
+
+    GPUs of which NVML doesn't tell it are left out.
+
+    Args:
+        patience_s: how long to wait for memory.
+
+    Raises:
+        BadInput: as `check_gpus`.
+    """
+
+    def __init__(self, indices: Sequence[int], patience_s: float = _PATIENCE_S) -> None:
+        self._patience_s = patience_s
+        self._gpus = GpuHandles(indices)
+        self._free_gib = self._used_gib()  # what is used on each while nothing of this study's is
+        self._free_at = now_utc()
+
+    def await_free(self, interrupted: Callable[[], bool]) -> str | None:
+        """Returns as soon as what the last trial held is free again. When patience ends, or when `interrupted` says so,
+        it returns all the same: others may hold memory, too.
+
+        Returns:
+            In words what isn't free; None: all is, or it was told before.
+        """
+        deadline = time.monotonic() + self._patience_s
+        while held := self._held():
+            if interrupted():
+                return None
+            if time.monotonic() > deadline:
+                return self._tell(held)
+            time.sleep(_POLL_S)
+        return None
+
+    def close(self) -> None:
+        self._gpus.close()
+
+    def _held(self) -> dict[int, float]:
+        """GiB used, by GPU, where it is more than it should be."""
+        used = self._used_gib()
+        held = {index: gib for index, gib in used.items() if gib > self._free_gib.get(index, gib) + WAITING_GIB}
+        if not held:
+            # Who held memory as the study began may have gone: then its memory is not for a trial to keep.
+            self._free_gib = {index: min(gib, used.get(index, gib)) for index, gib in self._free_gib.items()}
+            self._free_at = now_utc()
+        return held
+
+    def _tell(self, held: dict[int, float]) -> str:
+        gpus = " and ".join(
+            f"GPU {index} holds {gib:.1f} GiB, {gib - self._free_gib[index]:.1f} GiB more"
+            for index, gib in held.items()
+        )
+        text = (
+            f"{gpus} than at {self._free_at}, still after {self._patience_s:g} s of waiting. What is left of a trial "
+            "holds it, or another program (see nvidia-smi); a trial that needs this memory will not fit."
+        )
+        self._free_gib |= held  # said once: no later trial waits for it again
+        return text
+
+    def _used_gib(self) -> dict[int, float]:
+        gpus = list(self._gpus)
+        if not gpus:
+            return {}
+        import pynvml
+
+        found = {index: _memory_told_gib(pynvml, handle, index) for index, handle in gpus}
+        return {index: gib for index, gib in found.items() if gib is not None}
+
+
+def _memory_told_gib(nvml: ModuleType, handle: Any, index: int) -> float | None:
+    """As `_memory_used_gib`. What else is wrong with a GPU, the energy counters say, which can't do without it."""
+    try:
+        return _memory_used_gib(nvml, handle, index)
+    except (nvml.NVMLError, MeasurementError):
         return None

@@ -2,6 +2,9 @@
 
 STAND_IN_GPUS is a JSON list, one entry a GPU: a steady power in watts (0: a dead counter), or the name of a recording
 in tests/recorded/, whose counter is played back from the moment this module is imported: it ticks as the real one did.
+
+STAND_IN_MEMORY names a file with a line "GPU GiB process" for each process that holds memory. As with a real driver,
+it is free when the process is gone.
 """
 
 import bisect
@@ -19,8 +22,12 @@ class NVMLError(Exception):
     pass
 
 
-NVMLError_NotSupported = NVMLError
+class NVMLError_NotSupported(NVMLError):
+    pass
+
+
 NVML_TEMPERATURE_GPU = 0
+nvmlMemory_v2 = 2
 _began = time.monotonic()
 
 
@@ -55,6 +62,7 @@ _gpus = [
     Recording(*gpu.split(":")[:1], int(gpu.split(":")[1])) if isinstance(gpu, str) else Steady(gpu)
     for gpu in json.loads(os.environ.get("STAND_IN_GPUS", "[]"))
 ]
+busy_percent: list = [50 for _ in _gpus]  # for a test to set; None: the GPU doesn't tell
 
 
 def nvmlInit() -> None: ...
@@ -85,8 +93,21 @@ def nvmlSystemGetDriverVersion() -> str:
     return "0.0"
 
 
-def nvmlDeviceGetMemoryInfo(handle: int) -> SimpleNamespace:
-    return SimpleNamespace(total=2**37, free=2**37, used=0)
+def nvmlDeviceGetMemoryInfo(handle: int, version: int | None = None) -> SimpleNamespace:
+    used = sum(int(float(gib) * 2**30) for gpu, gib, process in _holders() if int(gpu) == handle and _lives(process))
+    return SimpleNamespace(total=2**37, free=2**37 - used, used=used)
+
+
+def _holders() -> list[list[str]]:
+    name = os.environ.get("STAND_IN_MEMORY")
+    return [line.split() for line in Path(name).read_text().splitlines()] if name else []
+
+
+def _lives(process: str) -> bool:
+    try:
+        return "State:\tZ" not in Path("/proc", process, "status").read_text()
+    except OSError:
+        return False
 
 
 def nvmlDeviceGetEnforcedPowerLimit(handle: int) -> int:
@@ -98,7 +119,9 @@ def nvmlDeviceGetPowerUsage(handle: int) -> int:
 
 
 def nvmlDeviceGetUtilizationRates(handle: int) -> SimpleNamespace:
-    return SimpleNamespace(gpu=50)
+    if busy_percent[handle] is None:
+        raise NVMLError_NotSupported("Not Supported")
+    return SimpleNamespace(gpu=busy_percent[handle])
 
 
 def nvmlDeviceGetTemperature(handle: int, sensor: int) -> int:
