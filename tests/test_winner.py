@@ -11,7 +11,9 @@ from huggingface_hub import ModelCard
 from packaging.requirements import Requirement
 from small_studies import REPLAY, gpu_study, on_gpu, pruned, study, trial
 
+import carbonopt.train
 from carbonopt.analysis.recommend import recommend
+from carbonopt.channel import GPU_UUIDS
 from carbonopt.config import Budget, LocalLaunch
 from carbonopt.errors import BadInput
 from carbonopt.launch.environment import work_environment
@@ -190,7 +192,7 @@ def run_script(folder: Path, launch: dict, **environment: str) -> list[str]:
     bin_folder.mkdir()
     stand_in = bin_folder / "accelerate"
     shown = '"$OMP_NUM_THREADS ${DS_ACCELERATOR-} ${CUDA_VISIBLE_DEVICES-}" "${TORCH_CUDA_ARCH_LIST-none}"'
-    stand_in.write_text(f'#!/bin/sh\nprintf "%s\\n" "$PWD" {shown} "$@"\n')
+    stand_in.write_text(f'#!/bin/sh\nenv > "$0.environment"\nprintf "%s\\n" "$PWD" {shown} "$@"\n')
     stand_in.chmod(0o755)
     environment |= {"PATH": f"{bin_folder}:/usr/bin:/bin"}
     command = ["sh", script.relative_to(folder.parent)]
@@ -224,6 +226,19 @@ def test_run_script_stays_on_the_cpu_and_shares_it(tmp_path):
     assert run_script(tmp_path / "two" / "winner", launch, OMP_NUM_THREADS="7")[1] == "7 cpu "
 
 
+@pytest.mark.parametrize("given", [{}, {"OMP_WAIT_POLICY": "PASSIVE"}, {"GOMP_SPINCOUNT": "7", "OMP_NUM_THREADS": "1"}])
+def test_run_script_gives_a_cpu_the_environment_of_trials(given, tmp_path):
+    run_script(tmp_path / "winner", {"kind": "local", "gpus": []}, **given)
+    lines = (tmp_path / "bin" / "accelerate.environment").read_text().splitlines()
+    ran = dict(line.split("=", 1) for line in lines)
+    of_trials = work_environment(LocalLaunch(gpus=()), [], given)
+    # The order of GPUs and which they are, where compiled code is kept, whether a log has each line at once.
+    for name in ("CUDA_DEVICE_ORDER", GPU_UUIDS, "TORCHINDUCTOR_CACHE_DIR", "PYTHONUNBUFFERED"):
+        del of_trials[name]
+    assert {name: ran.get(name) for name in of_trials} == of_trials
+    assert ("GOMP_SPINCOUNT" in ran) == ("GOMP_SPINCOUNT" in of_trials)
+
+
 def test_requirements_are_the_recorded_versions():
     versions = {"python": "3.12.3", "torch": "2.13.0+cu130", "deepspeed": "0.19.8+0fd3", "transformers": "5.23.0",
                 "accelerate": "1.15.0", "datasets": "5.2.0", "tokenizers": "0.23.3", "numpy": "2.4.6", "cuda": "13.0",
@@ -247,6 +262,18 @@ def test_requirements_are_the_recorded_versions():
     assert more.items() - plain.items() == {("pyarrow", "")}
 
 
+def test_requirements_name_compilers_where_something_is_compiled():
+    def needed(raw: dict, **params) -> bool:
+        return "C++ compiler" in winner_of(study(trial(0, params=params), raw=raw))["requirements.txt"]
+
+    gpu = {"launch": {"kind": "local", "gpus": [0]}}
+    assert not needed(gpu) and not needed(gpu, torch_compile=False, output_layer="standard")
+    for params in ({"torch_compile": True}, {"output_layer": "fused"}, {"offload": "optimizer"}):
+        assert needed(gpu, **params)
+    assert needed(gpu | changed(training_arguments={"torch_compile_backend": "inductor"}))
+    assert needed({"launch": {"kind": "local", "gpus": []}})
+
+
 def test_workload_says_what_the_model_and_the_evaluation_are():
     record = trial(0, params={"lora_rank": 4, "attention_implementation": "eager", "micro_batch_size_per_gpu": 2})
     workload = yaml.safe_load(winner_of(study(record))["workload.yaml"])
@@ -254,6 +281,15 @@ def test_workload_says_what_the_model_and_the_evaluation_are():
     assert workload["eval_batch_size_per_gpu"] == 8 and workload["model"]["trust_remote_code"] is False
     assert workload["recorded"] == {"trial": 0, "seed": 3, "perplexity": 5.0}
     assert "lora" not in winner_of(study(trial(0, params={"lora_rank": 0})))["workload.yaml"]
+
+
+@pytest.mark.parametrize("kind", ["fused", "fused_fp8", "standard", None])
+def test_a_fused_output_layer_is_named_and_there(kind):
+    files = winner_of(study(trial(0, params={"output_layer": kind})))
+    fused = kind in ("fused", "fused_fp8")
+    assert yaml.safe_load(files["workload.yaml"]).get("output_layer") == (kind if fused else None)
+    source = Path(carbonopt.train.__file__).with_name("output_layer.py").read_text(encoding="utf-8")
+    assert files.get("output_layer.py") == (source if fused else None)
 
 
 def test_constants_are_those_of_trials():
@@ -277,8 +313,10 @@ def test_a_replay_has_no_script_and_says_why():
 
 def test_no_winner_no_files():
     assert winner_of(study(pruned(0))) == {}
-    assert {*winner_of(study(trial(0)))} == {*NAMES} - {"inputs.py", "inputs.json"}, "the text is built in"
-    files = winner_of(study(trial(0), raw=changed(dataset={"train_files": ["/x/a.txt"]})))
+    needless = {"inputs.py", "inputs.json", "output_layer.py"}
+    assert {*winner_of(study(trial(0)))} == {*NAMES} - needless, "the text is built in"
+    record = trial(0, params={"output_layer": "fused"})
+    files = winner_of(study(record, raw=changed(dataset={"train_files": ["/x/a.txt"]})))
     assert sorted(files) == sorted(NAMES)
 
 

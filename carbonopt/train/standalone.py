@@ -13,7 +13,9 @@ import functools
 import json
 import math
 import os
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ OUTPUT = FOLDER / "output"
 END_OF_TEXT, UNKNOWN = "<|endoftext|>", "<|unknown|>"
 IGNORED = -100  # a target that is not counted, as torch's cross entropy has it
 FLOAT8_CAPABILITY = (8, 9)  # of a GPU
+BATCHES_AHEAD = 8  # micro batches
 RANK, WORLD_SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -178,14 +181,40 @@ class MicroBatches(Dataset):
         return {"input_ids": window[:, :-1].contiguous(), "labels": window[:, 1:].contiguous()}
 
 
+class BatchesAhead(DataLoader):
+    """Micro batches on a device: made by a thread while the device computes, which else would wait for them."""
+
+    def __init__(self, dataset: Any, device: torch.device, **options: Any) -> None:
+        super().__init__(dataset, batch_size=None, **options)
+        self._device = device
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:  # type: ignore[override]
+        batches = super().__iter__()
+        on_device = (torch.cuda.set_device, (self._device,)) if self._device.type == "cuda" else ()
+        thread = ThreadPoolExecutor(1, "batches", *on_device)
+        try:
+            ahead = deque(thread.submit(next, batches, None) for _ in range(BATCHES_AHEAD))
+            while (batch := ahead.popleft().result()) is not None:
+                ahead.append(thread.submit(next, batches, None))
+                yield {name: tensor.to(self._device, non_blocking=True) for name, tensor in batch.items()}
+        finally:
+            thread.shutdown(cancel_futures=True)
+
+
 class MicroBatchTrainer(Trainer):
     """The Trainer with batches that already are this rank's part."""
 
     output_layer: Any = None  # a fused one, if the configuration has it
 
     def get_train_dataloader(self) -> DataLoader:
-        workers, pinned = self.args.dataloader_num_workers, self.args.dataloader_pin_memory
-        return DataLoader(self.train_dataset, batch_size=None, num_workers=workers, pin_memory=pinned)  # type: ignore
+        data: Any = self.train_dataset
+        options: Any = {"num_workers": self.args.dataloader_num_workers, "pin_memory": self.args.dataloader_pin_memory}
+        if self.args.device.type == "cuda":
+            return BatchesAhead(data, self.args.device, **options)
+        return DataLoader(data, batch_size=None, **options)
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        return 0  # counting them takes time at every micro batch
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         if self.output_layer is not None:  # needs them in the model's forward pass

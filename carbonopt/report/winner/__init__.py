@@ -14,13 +14,14 @@ STUDY = "rerun.yaml"
 CARD = "model_card.md"
 SCRIPT = "run.sh"
 TRAIN = "train.py"
+OUTPUT_LAYER = "output_layer.py"
 WORKLOAD = "workload.yaml"
 TRAINING_ARGUMENTS = "training_args.yaml"
 ACCELERATE = "accelerate.yaml"
 REQUIREMENTS = "requirements.txt"
 CHECK = "inputs.py"
 NAMES = (
-    *(PARAMS, STUDY, CARD, SCRIPT, TRAIN, WORKLOAD, TRAINING_ARGUMENTS, ACCELERATE, REQUIREMENTS, CHECK),
+    *(PARAMS, STUDY, CARD, SCRIPT, TRAIN, OUTPUT_LAYER, WORKLOAD, TRAINING_ARGUMENTS, ACCELERATE, REQUIREMENTS, CHECK),
     *(inputs.LIST, files.DEEPSPEED_CONFIG),
 )
 
@@ -53,6 +54,8 @@ def winner_files(
         return texts
     if needed:
         texts |= {inputs.LIST: recorded.as_json(needed), CHECK: _source("carbonopt.report.winner", CHECK)}
+    if files.has_fused_output_layer(record.params):
+        texts[OUTPUT_LAYER] = _source("carbonopt.train", OUTPUT_LAYER)
     own = {name: files.checked_deepspeed_settings(text, record) for name, text in (given or {}).items()}
     return {
         **texts,
@@ -61,7 +64,7 @@ def winner_files(
         WORKLOAD: files.workload(workload, reads.study, record, data.prepared, needed),
         ACCELERATE: files.accelerate_settings(record.params),
         SCRIPT: files.script(launch, has_inputs=bool(needed)),
-        REQUIREMENTS: requirements.requirements(workload, record.params, versions),
+        REQUIREMENTS: requirements.requirements(workload, launch, record.params, versions),
         TRAIN: _source("carbonopt.train", "standalone.py"),
     }
 

@@ -70,7 +70,11 @@ export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}}"
 exec accelerate launch --config_file accelerate.yaml train.py{arguments}
 """
 _ON_CPU = """
-export DS_ACCELERATOR=cpu CUDA_VISIBLE_DEVICES='' GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-1000}\""""
+export DS_ACCELERATOR=cpu CUDA_VISIBLE_DEVICES=''
+# For speed: OpenMP's threads look for work for a short while before they sleep, and what is freed stays at hand.
+[ -n "${OMP_WAIT_POLICY+given}" ] || export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-1000}"
+export MALLOC_MMAP_THRESHOLD_="${MALLOC_MMAP_THRESHOLD_:-1099511627776}"
+export MALLOC_TRIM_THRESHOLD_="${MALLOC_TRIM_THRESHOLD_:-1099511627776}\""""
 _USAGE = """\
 Usage: ./run.sh
 Trains the recommended configuration once more, into output/ beside this script. It needs no files, so that there is
@@ -170,10 +174,12 @@ def training_arguments(config: StudyConfig, record: TrialRecord) -> dict[str, An
 def _device_defaults(launch: LocalLaunch, params: TrialParams) -> dict[str, Any]:
     """What a trial has unless the study says otherwise. Without `optim` train.py takes what a trial takes for optimizer
     states that leave a GPU: DeepSpeed's AdamW, which no TrainingArguments can name."""
+    defaults: dict[str, Any] = {"deepspeed": DEEPSPEED_CONFIG}
     if not launch.gpus:
-        on_cpu = {"use_cpu": True, "dataloader_pin_memory": False, "optim": "adamw_torch"}
-        return {"deepspeed": DEEPSPEED_CONFIG, **on_cpu}
-    return {"deepspeed": DEEPSPEED_CONFIG, **({"optim": "adamw_torch_fused"} if params.offload == "none" else {})}
+        defaults |= {"use_cpu": True, "dataloader_pin_memory": False}
+    if not launch.gpus or params.offload == "none":
+        defaults["optim"] = "adamw_torch_fused"
+    return defaults
 
 
 def _warmup_ratio(config: StudyConfig, record: TrialRecord) -> float | None:
@@ -232,12 +238,19 @@ def workload(
     )
     if params.attention_implementation is not None:
         settings["attention_implementation"] = params.attention_implementation
+    if has_fused_output_layer(params):
+        settings["output_layer"] = params.output_layer
     if params.lora_rank:
         settings |= {"lora_rank": params.lora_rank, "lora_alpha": _LORA_ALPHA_PER_RANK * params.lora_rank}
     settings["recorded"] = {"trial": record.trial, "seed": record.seed, "perplexity": record.perplexity}
     if prepared is not None:
         settings["recorded"] |= {"train_tokens": prepared.train_tokens, "eval_tokens": prepared.eval_tokens}
     return _WORKLOAD_HEAD + _listed(found) + as_yaml(settings)
+
+
+def has_fused_output_layer(params: TrialParams) -> bool:
+    """Whether train.py needs output_layer.py."""
+    return params.output_layer not in (None, "standard")
 
 
 def accelerate_settings(params: TrialParams) -> str:

@@ -3,21 +3,34 @@
 import re
 from pathlib import Path
 
-from carbonopt.config import Workload
+from carbonopt.config import LocalLaunch, Workload
+from carbonopt.report.winner.files import has_fused_output_layer
 from carbonopt.trial import TrialParams
 
 _HEAD = """\
 # What train.py imports, in the versions that the study's trials ran on: pip install -r requirements.txt
 """
+_COMPILERS = """\
+# It also compiles: a C and a C++ compiler (g++) have to be on PATH.
+"""
 _ALWAYS = ("torch", "deepspeed", "transformers", "accelerate", "tokenizers", "numpy", "pyyaml")
 _PYTORCH_BUILD = re.compile(r"cpu|cu\d+|rocm[\d.]+")
 
 
-def requirements(workload: Workload, params: TrialParams, versions: dict[str, str]) -> str:
+def requirements(workload: Workload, launch: LocalLaunch, params: TrialParams, versions: dict[str, str]) -> str:
     ran_on = [f"{label} {versions[key]}" for key, label in (("python", "Python"), ("cuda", "CUDA")) if key in versions]
     lines = [f"# They ran on {' and '.join(ran_on)}.\n"] if ran_on else []
+    if _compiles(workload, launch, params):
+        lines.append(_COMPILERS)
     lines += [_line(name, versions.get(name)) for name in (*_ALWAYS, *_more(workload, params))]
     return _HEAD + "".join(lines)
+
+
+def _compiles(workload: Workload, launch: LocalLaunch, params: TrialParams) -> bool:
+    """DeepSpeed's operators for CPUs, by the first training on a machine, or what torch.compile makes."""
+    given = any(value for key, value in workload.training_arguments.items() if key.startswith("torch_compile"))
+    by_torch = bool(params.torch_compile) or given or has_fused_output_layer(params)
+    return not launch.gpus or params.offload != "none" or by_torch
 
 
 def _more(workload: Workload, params: TrialParams) -> list[str]:
