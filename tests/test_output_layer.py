@@ -9,13 +9,8 @@ from carbonopt.errors import BadInput
 from carbonopt.train import output_layer
 from carbonopt.train.model import check_output_layer, fuse_output_layer
 from carbonopt.train.output_layer import IGNORED, FusedOutputLayer
-from carbonopt.trial import TrialParams
 
 HIDDEN = 32
-
-
-def params(kind: str | None) -> TrialParams:
-    return TrialParams(global_batch_size=1, micro_batch_size_per_gpu=1, learning_rate=1.0, epochs=1, output_layer=kind)
 
 
 def example(vocab_size: int, dtype: torch.dtype) -> tuple[torch.nn.Linear, torch.Tensor, torch.Tensor]:
@@ -120,11 +115,11 @@ def tiny(model_type: str, **fields):
 @pytest.mark.parametrize("kind", ["fused", "fused_fp8"])
 def test_models_that_can_have_one(model_type, kind):
     config = tiny(model_type, **SMALL_AND_STEADY[model_type])
-    check_output_layer(config, params(kind), trust_remote_code=False)
+    check_output_layer(config, kind, trust_remote_code=False)
     model = AutoModelForCausalLM.from_config(config)
     embedding = model.get_input_embeddings().weight
     tied = model.get_output_embeddings().weight is embedding
-    fused = fuse_output_layer(model, params(kind), compiled=False)
+    fused = fuse_output_layer(model, kind, compiled=False)
     assert model.get_output_embeddings() is fused
     assert (fused.weight is embedding) == tied
     ids = torch.randint(96, (2, 8))
@@ -147,6 +142,6 @@ def test_models_that_can_have_one(model_type, kind):
     ids=["caps its logits", "scales them", "has a bias", "too odd for float8"],
 )  # fmt: skip
 def test_models_that_cannot(config, kind, because):
-    check_output_layer(config, params("standard"), trust_remote_code=False)
+    check_output_layer(config, "standard", trust_remote_code=False)
     with pytest.raises(BadInput, match=because):
-        check_output_layer(config, params(kind), trust_remote_code=False)
+        check_output_layer(config, kind, trust_remote_code=False)

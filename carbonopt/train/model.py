@@ -166,17 +166,16 @@ def pretrained_model(model: Model, params: TrialParams) -> "PreTrainedModel":
     )
 
 
-def check_output_layer(config: "PreTrainedConfig", params: TrialParams, trust_remote_code: bool) -> None:
-    """Runs the model without numbers, which takes no memory, to see what becomes of its logits. It must be done before
-    TrainingArguments, after which ZeRO-3 would divide that model, too.
+def check_output_layer(config: "PreTrainedConfig", kind: str, trust_remote_code: bool) -> None:
+    """Runs the model without numbers, which takes no memory, to see what becomes of its logits.
 
     Raises:
-        BadInput: if a fused output layer can't replace the model's own, or the GPU has no float8 products.
+        BadInput: if an output layer of this kind can't replace the model's own, or the GPU has no float8 products.
     """
-    if params.output_layer in (None, "standard"):
+    if kind == "standard":
         return
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else _FLOAT8_CAPABILITY
-    if params.output_layer == "fused_fp8" and capability < _FLOAT8_CAPABILITY:
+    if kind == "fused_fp8" and capability < _FLOAT8_CAPABILITY:
         raise BadInput(
             f"output_layer: fused_fp8 needs a GPU of compute capability {_version(_FLOAT8_CAPABILITY)} (Ada, Hopper) "
             f"or above, but got {_version(capability)}; use fused."
@@ -200,23 +199,20 @@ def check_output_layer(config: "PreTrainedConfig", params: TrialParams, trust_re
             f"output_layer: {config.model_type} can't have a fused one: it scales or caps its logits, or makes them "
             "with something else than a linear layer; use standard."
         )
-    fuse_output_layer(model, params, compiled=False)
+    try:
+        fuse_output_layer(model, kind, compiled=False)
+    except ValueError as error:
+        raise BadInput(f"output_layer: that of {config.model_type} {error}; use standard.") from error
 
 
-def fuse_output_layer(model: "PreTrainedModel", params: TrialParams, compiled: bool) -> FusedOutputLayer | None:
-    """Puts a fused output layer, if the parameters have one, in the place of the model's own; returns it.
-
-    Raises:
-        BadInput: if the model's own can't be replaced.
-    """
-    if params.output_layer in (None, "standard"):
+def fuse_output_layer(model: "PreTrainedModel", kind: str | None, compiled: bool) -> FusedOutputLayer | None:
+    """Puts a fused output layer, if that is the kind, in the place of the model's own, which `check_output_layer` has
+    found to be one that can be replaced; returns it."""
+    if kind in (None, "standard"):
         return None
     layer = model.get_output_embeddings()
-    assert isinstance(layer, torch.nn.Linear)  # see check_output_layer
-    try:
-        fused = FusedOutputLayer(layer, float8=params.output_layer == "fused_fp8", compiled=compiled)
-    except ValueError as error:
-        raise BadInput(f"output_layer: that of {model.config.model_type} {error}; use standard.") from error
+    assert isinstance(layer, torch.nn.Linear)
+    fused = FusedOutputLayer(layer, float8=kind == "fused_fp8", compiled=compiled)
     model.set_output_embeddings(fused)
     return fused
 

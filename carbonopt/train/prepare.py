@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from carbonopt.channel import Speaker
-from carbonopt.config import Choices, Fixed, Space, Workload
+from carbonopt.config import Choices, Dimension, Fixed, Scalar, Space, Workload
 from carbonopt.errors import BadInput
 from carbonopt.paths import PreparedFolder, write_json
 from carbonopt.train.failures import reported
@@ -57,7 +57,7 @@ def _make(spec: PrepareSpec, folder: PreparedFolder) -> Prepared:
     from carbonopt.train import ranks
     from carbonopt.train.arguments import check_training_arguments
     from carbonopt.train.deepspeed_keys import check_deepspeed_keys
-    from carbonopt.train.model import check_model, fetch_weights, model_config, parameter_count
+    from carbonopt.train.model import check_model, check_output_layer, fetch_weights, model_config, parameter_count
     from carbonopt.train.ops import load_ops
     from carbonopt.train.packing import sequence_count
     from carbonopt.train.text import read_text
@@ -76,6 +76,8 @@ def _make(spec: PrepareSpec, folder: PreparedFolder) -> Prepared:
     with _blamed("model"):
         config = model_config(workload.model, encoder.tokenizer, encoder.vocab_size)
         check_model(config, workload, encoder.vocab_size)
+        for kind in _values(spec.space.output_layer):
+            check_output_layer(config, str(kind), workload.model.trust_remote_code)
         fetch_weights(workload.model)
         parameters = parameter_count(config, workload.model.trust_remote_code)
 
@@ -92,7 +94,7 @@ def _make(spec: PrepareSpec, folder: PreparedFolder) -> Prepared:
     np.save(folder.evaluation, evaluation, allow_pickle=False)
     encoder.tokenizer.save_pretrained(folder.tokenizer)
     config.save_pretrained(folder.model_config)
-    load_ops(with_cpu_adam=_may_offload(spec.space))
+    load_ops(with_cpu_adam=any(value != "none" for value in _values(spec.space.offload)))
     return Prepared(
         fingerprint=spec.fingerprint,
         train_sequences=train_sequences,
@@ -119,14 +121,15 @@ def _blamed(part: str) -> Iterator[None]:
         raise BadInput(f"workload.{part} can't be used: {type(error).__name__}: {what}") from error
 
 
-def _may_offload(space: Space) -> bool:
-    match space.offload:
+def _values(dimension: Dimension | None) -> tuple[Scalar, ...]:
+    """Those of a dimension that holds words."""
+    match dimension:
         case Fixed(value=value):
-            return value != "none"
+            return (value,)
         case Choices(choices=choices):
-            return any(choice != "none" for choice in choices)
+            return tuple(choices)
         case _:
-            return False
+            return ()
 
 
 def _replace(target: Path, made: Path) -> None:

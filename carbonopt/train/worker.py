@@ -122,13 +122,7 @@ def _arguments_and_model(
 
     from carbonopt.train.arguments import max_grad_norm, training_arguments
     from carbonopt.train.deepspeed_config import deepspeed_config
-    from carbonopt.train.model import (
-        check_output_layer,
-        fuse_output_layer,
-        pretrained_model,
-        random_model,
-        with_lora,
-    )
+    from carbonopt.train.model import fuse_output_layer, pretrained_model, random_model, with_lora
 
     params = spec.params
     on_gpu = torch.cuda.is_available()
@@ -139,17 +133,14 @@ def _arguments_and_model(
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     # The kernels stay as Hugging Face has them, deterministic or not: slower ones would change the energy that is
     # measured. On a CPU they are deterministic anyway; training_arguments.full_determinism asks for it on a GPU.
-    trust_remote_code = workload.model.trust_remote_code
-    config = AutoConfig.from_pretrained(folder.model_config, trust_remote_code=trust_remote_code)
-    check_output_layer(config, params, trust_remote_code)
     set_seed(spec.seed)
     model = None
     if workload.model.from_config is not None:
-        model = random_model(config, params, trust_remote_code)
+        model = random_model(AutoConfig.from_pretrained(folder.model_config), params, workload.model.trust_remote_code)
     arguments = training_arguments(params, workload, steps, spec.seed, on_gpu, spec.trial_dir, settings)
     if model is None:
         model = pretrained_model(workload.model, params)
-    output_layer = fuse_output_layer(model, params, compiled=on_gpu or arguments.torch_compile)
+    output_layer = fuse_output_layer(model, params.output_layer, compiled=on_gpu or arguments.torch_compile)
     if params.lora_rank:
         set_seed(spec.seed)
         model = with_lora(model, params.lora_rank, bool(arguments.gradient_checkpointing))
