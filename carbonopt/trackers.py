@@ -183,6 +183,7 @@ def _outcome(record: TrialRecord) -> Scalars:
         "total_energy_kwh": record.energy_kwh and record.energy_kwh.total,
         "train_duration_s": record.duration_s and record.duration_s.train,
         "peak_memory_gib": record.peak_memory_gib,
+        "gpu_utilisation": record.gpu_utilisation,
     }
     return {name: value for name, value in outcome.items() if value is not None}
 

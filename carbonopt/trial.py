@@ -158,6 +158,8 @@ class Prepared(Frozen):
     vocab_size: int
     model_parameters: int
     versions: dict[str, str]  # of the packages that trials run on
+    # Sequences in a forward pass of an evaluation, by the GPU's memory; None: the study file or the micro batch says.
+    eval_batch_size_per_gpu: int | None = None
 
 
 class TrialSpec(Frozen):

@@ -17,7 +17,7 @@ from carbonopt.paths import PreparedFolder
 from carbonopt.train.arguments import check_training_arguments
 from carbonopt.train.deepspeed_config import deepspeed_config
 from carbonopt.train.deepspeed_keys import check_deepspeed_keys
-from carbonopt.train.evaluation import batches_of_rank, evaluation_steps
+from carbonopt.train.evaluation import batch_size_that_fits, batches_of_rank, evaluation_steps
 from carbonopt.train.packing import (
     IGNORED,
     BatchesAhead,
@@ -114,6 +114,22 @@ def test_micro_batches_hold_the_tokens_of_their_sequences():
     assert torch.equal(item["labels"], (item["input_ids"] + 1) % len(tokens))
     with pytest.raises(IndexError):
         loader[10]
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "vocab_size", "length", "count", "expected"),
+    [
+        (140, 50_304, 512, 1_000, 59),  # 60 would fit, 31 k tokens; 17 passes of 59 need as many
+        (140, 256, 512, 10_000, 64),  # no more than tensor cores have a use for
+        (24, 128_256, 2_048, 1_000, 1),  # 2,092 tokens
+        (8, 256_000, 4_096, 1_000, 1),  # not one fits into the share: still one at a time
+        (140, 256, 512, 65, 33),  # two passes of equal size, not one of 64 and one of 1
+        (140, 256, 512, 3, 3),
+    ],
+)
+def test_an_evaluation_takes_as_many_sequences_as_pay_and_fit(memory_gib, vocab_size, length, count, expected):
+    found = batch_size_that_fits(memory_gib * 2**30, vocab_size, length, count)
+    assert found == expected
 
 
 def test_batches_made_ahead_are_the_same_in_the_same_order(tmp_path):

@@ -41,6 +41,7 @@ class Speed(Frozen):
     first_step_s: float
     first_step_excess_kwh: float  # beyond a mean step: compilation and warming up; 0 where it took no more
     first_step_excess_share: float  # of the training's energy: what a longer run would not have again
+    gpu_utilisation: float | None  # share of the time with a kernel on the GPUs, the first step's too; None: not told
     flops_utilisation: float | None  # 6 × parameters × tokens/s ÷ what the GPUs can do; None: not known of these
 
 
@@ -95,6 +96,7 @@ def _speed(record: TrialRecord, data: StudyData) -> Speed | None:
         first_step_s=first.duration_s,
         first_step_excess_kwh=excess_kwh,
         first_step_excess_share=excess_kwh / training_kwh if training_kwh else 0.0,
+        gpu_utilisation=record.gpu_utilisation,
         flops_utilisation=_utilisation(tokens_per_s, record, data),
     )
 

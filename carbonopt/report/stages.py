@@ -14,7 +14,7 @@ from carbonopt.report.quantities import (
     seconds_text,
 )
 from carbonopt.report.savings import sure_of
-from carbonopt.report.view import Part, Table, columns, number, word
+from carbonopt.report.view import Cell, Part, Table, columns, number, word
 from carbonopt.trial import Stage
 
 _NAMES = {
@@ -29,6 +29,13 @@ _NAMES = {
 }
 
 SHARE_TO_TELL = 0.05  # of a training's energy: a first step that took as much can turn a ranking round
+
+
+_UTILISATIONS = (  # the column, its figure, what it says
+    ("GPU busy", "gpu_utilisation", "the share of the training, its first step included, with a kernel on the GPUs, as "
+     "NVML samples it once a second"),
+    ("FLOP utilisation", "flops_utilisation", "6 × parameters × tokens/s ÷ the GPUs' dense peak in half precision"),
+)  # fmt: skip
 
 
 def by_stage(found: Stages) -> Table:
@@ -55,7 +62,11 @@ def by_stage(found: Stages) -> Table:
 
 
 def speeds(found: Stages) -> Table:
-    known = any(one.flops_utilisation is not None for one in found.speeds)
+    more = [
+        (name, attribute, note)
+        for name, attribute, note in _UTILISATIONS
+        if any(getattr(one, attribute) is not None for one in found.speeds)
+    ]
     scale = energy_scale(one.first_step_excess_kwh for one in found.speeds)
     head = ["Trial", "Tokens/s", "mJ a token", "First step (s)", scale.label("Its excess"), "of the training"]
     rows = tuple(
@@ -66,19 +77,23 @@ def speeds(found: Stages) -> Table:
             number(seconds_text(one.first_step_s), one.first_step_s),
             number(scale.text(one.first_step_excess_kwh), one.first_step_excess_kwh),
             number(percent_text(one.first_step_excess_share), one.first_step_excess_share),
-            *([number(percent_text(one.flops_utilisation), one.flops_utilisation)] if known else []),
+            *(_share_or_dash(getattr(one, attribute)) for _, attribute, _ in more),
         )
         for one in found.speeds
     )
     return Table(
         caption="How fast each trial trained",
-        columns=columns(*head, *(["FLOP utilisation"] if known else []), numeric_from=0),
+        columns=columns(*head, *(name for name, _, _ in more), numeric_from=0),
         rows=rows,
         note="Of the steps after the first. Its excess: what the first step used beyond a mean one, for compiling and "
         "warming up; it is charged to the trial, and a longer run would not have it again. What one trial has "
         "compiled, later ones with the same shapes load from a cache."
-        + (" FLOP utilisation: 6 × parameters × tokens/s ÷ the GPUs' dense peak in half precision." if known else ""),
+        + "".join(f" {name}: {note}." for name, _, note in more),
     )
+
+
+def _share_or_dash(share: float | None) -> Cell:
+    return word("–") if share is None else number(percent_text(share), share)
 
 
 def longer_runs(found: Amortisation | None) -> Part:

@@ -10,10 +10,23 @@ import torch.nn.functional as F
 from carbonopt.train import ranks
 from carbonopt.train.packing import IGNORED, Tokens, sequence_count, sequences
 
+_USEFUL_TOKENS = 2**15  # in a forward pass
+_SHARE_FOR_LOGITS = 16  # one such part of the memory
+_BYTES_PER_LOGIT = 6  # in half precision, and in float32 for the loss
+
 
 def evaluation_steps(total_steps: int, evaluations: int) -> list[int]:
     """The steps after which a trial is evaluated: at even fractions, distinct, the last at its end."""
     return sorted({max(1, round(k * total_steps / evaluations)) for k in range(1, evaluations + 1)})
+
+
+def batch_size_that_fits(memory_bytes: int, vocab_size: int, sequence_length: int, count: int) -> int:
+    """Sequences in a forward pass of an evaluation on a GPU of so much memory, of `count` in all: as many as its tensor
+    cores have a use for, unless their logits took too much of it. The same for all trials, whatever else they hold, so
+    that their perplexities are computed alike."""
+    tokens = min(_USEFUL_TOKENS, memory_bytes // _SHARE_FOR_LOGITS // (_BYTES_PER_LOGIT * vocab_size))
+    largest = max(1, tokens // sequence_length)
+    return -(-count // -(-count // largest))  # in passes of equal size
 
 
 def batches_of_rank(count: int, batch_size: int, rank: int, world_size: int) -> np.ndarray:

@@ -90,6 +90,7 @@ def _make(spec: PrepareSpec, folder: PreparedFolder) -> Prepared:
         )
     if len(evaluation) < 2:
         raise BadInput(f"the evaluation text must have at least 2 tokens, but has {len(evaluation)}.")
+    eval_sequences = sequence_count(len(evaluation), length, keep_tail=True)
     np.save(folder.train, train, allow_pickle=False)
     np.save(folder.evaluation, evaluation, allow_pickle=False)
     encoder.tokenizer.save_pretrained(folder.tokenizer)
@@ -98,14 +99,26 @@ def _make(spec: PrepareSpec, folder: PreparedFolder) -> Prepared:
     return Prepared(
         fingerprint=spec.fingerprint,
         train_sequences=train_sequences,
-        eval_sequences=sequence_count(len(evaluation), length, keep_tail=True),
+        eval_sequences=eval_sequences,
         train_tokens=len(train),
         eval_tokens=len(evaluation) - 1,
         sequence_length=length,
         vocab_size=encoder.vocab_size,
         model_parameters=parameters,
         versions=package_versions(),
+        eval_batch_size_per_gpu=_eval_batch_size(config.get_text_config().vocab_size, length, eval_sequences),
     )
+
+
+def _eval_batch_size(vocab_size: int, sequence_length: int, eval_sequences: int) -> int | None:
+    import torch
+
+    from carbonopt.train.evaluation import batch_size_that_fits
+
+    if not torch.cuda.is_available():
+        return None
+    memory_bytes = torch.cuda.get_device_properties(0).total_memory
+    return batch_size_that_fits(memory_bytes, vocab_size, sequence_length, eval_sequences)
 
 
 @contextmanager

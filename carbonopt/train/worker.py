@@ -77,12 +77,12 @@ def _plan(spec: TrialSpec, workload: Workload, prepared: Prepared, folder: Prepa
     from carbonopt.train.evaluation import evaluation_steps
     from carbonopt.train.loop import Plan
 
-    micro_batch = spec.params.micro_batch_size_per_gpu
+    batch_size = workload.eval_batch_size_per_gpu or prepared.eval_batch_size_per_gpu
     return Plan(
         total_steps=steps,
         evaluation_steps=tuple(evaluation_steps(steps, workload.evaluations)),
         eval_tokens=open_tokens(folder.evaluation),
-        eval_batch_size=workload.eval_batch_size_per_gpu or max(micro_batch, _SMALLEST_EVAL_BATCH),
+        eval_batch_size=batch_size or max(spec.params.micro_batch_size_per_gpu, _SMALLEST_EVAL_BATCH),
         sequence_length=prepared.sequence_length,
         tokens_per_step=spec.params.global_batch_size * prepared.sequence_length,
     )
