@@ -268,6 +268,10 @@ def make_trainer(
     if compiled := arguments.torch_compile:  # layer by layer: sooner compiled than all at once, and faster
         os.environ.setdefault("ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", "true")
     if model is None:  # after them, so that ZeRO-3 can partition while it loads
+        if arguments.use_cpu and WORLD_SIZE > 1:  # else only torch knows of the other ranks here, and ZeRO-3 finds one
+            from deepspeed.comm import init_distributed
+
+            init_distributed("gloo", auto_mpi_discovery=False)
         name, revision = source["name_or_path"], source.get("revision")
         model = AutoModelForCausalLM.from_pretrained(name, revision=revision, **options)
     fused = None
