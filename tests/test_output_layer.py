@@ -100,7 +100,7 @@ SMALL_AND_STEADY = {
     "gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
     "opt": {"dropout": 0.0},
     "qwen2": {"num_key_value_heads": 2},
-    "llama": {},
+    "llama": {"use_cache": False},  # as a Trainer saves it
     "gpt_neox": {},
 }
 

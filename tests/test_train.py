@@ -248,8 +248,9 @@ def test_a_pretrained_model_goes_on_from_its_weights(saved, trial):
     """Under ZeRO-3, where loading partitions; a learning rate of nothing leaves the weights as they were."""
     workload = {**WORKLOAD, "model": {"name_or_path": str(saved.folder / "model")}, "evaluations": 1}
     run = trial(
-        workload, zero_stage=3, learning_rate=1e-12, epochs=0.01, attention_implementation="eager", output_layer="fused"
-    )
+        workload, zero_stage=3, learning_rate=1e-12, epochs=0.01, attention_implementation="eager",
+        output_layer="fused", world_size=2, micro_batch_size_per_gpu=4,
+    )  # fmt: skip
     assert run.perplexities == pytest.approx(saved.perplexities[-1:], rel=1e-5)
 
 

@@ -162,7 +162,10 @@ def test_a_trained_model_with_adapters_in_half_precision(one_rank, tmp_path):
         "dataset": {"train_files": ["text.parquet"]},
         "training_arguments": {"adam_beta2": 0.95, "lr_scheduler_type": "cosine"},
     }
-    space = {"lora_rank": 4, "precision": "bf16", "torch_compile": True, "micro_batch_size_per_gpu": 16}
+    space = {
+        "lora_rank": 4, "precision": "bf16", "torch_compile": True, "output_layer": "fused",
+        "micro_batch_size_per_gpu": 16,
+    }  # fmt: skip
     rerun = Rerun(tmp_path, workload, **space)
     data = tmp_path / "brought along"
     data.mkdir()

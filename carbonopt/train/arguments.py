@@ -160,6 +160,11 @@ def training_arguments(
     }
     given: dict[str, Any] = {"optim": "adamw_torch_fused", "dataloader_pin_memory": on_gpu}
     arguments = TrainingArguments(**(given | workload.training_arguments | _searched(params, steps) | owned))
+    if not on_gpu and params.world_size > 1:
+        # There accelerate starts torch.distributed without DeepSpeed's part, and ZeRO-3, loading, would see one rank.
+        from deepspeed import comm
+
+        comm.init_distributed("gloo", auto_mpi_discovery=False)
     if arguments.torch_compile:
         # Layer by layer, not the whole model: on an H200 (GPT-2 124M, 128 x 512 tokens, torch 2.11) 1.24 mJ a token
         # against 1.31, after 8 s of compilation against 15. Before torch 2.14 transformers can't tell, while all of it

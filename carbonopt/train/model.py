@@ -188,7 +188,8 @@ def check_output_layer(config: "PreTrainedConfig", kind: str, trust_remote_code:
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
             layer = model.get_output_embeddings()
             layer.register_forward_hook(lambda layer, inputs, output: given.append(output))
-            logits = model(input_ids=torch.zeros(1, 2, dtype=torch.int64)).logits
+            # With a cache, as models are saved without one by the Trainer: masks are then made without looking at data.
+            logits = model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=True).logits
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
         raise BadInput(
             f"output_layer: whether {config.model_type} can have a fused one can't be told, since the model doesn't "

@@ -233,8 +233,9 @@ def workload(
     `study` is `workload`'s as rerun.yaml has it, where the files, those `found`, have their names."""
     params, named = record.params, study["workload"]
     settings = {key: named[key] for key in ("model", "tokenizer", "dataset", "sequence_length") if key in named}
-    settings["eval_batch_size_per_gpu"] = workload.eval_batch_size_per_gpu or max(
-        params.micro_batch_size_per_gpu, _SMALLEST_EVAL_BATCH
+    of_gpu = None if prepared is None else prepared.eval_batch_size_per_gpu
+    settings["eval_batch_size_per_gpu"] = (
+        workload.eval_batch_size_per_gpu or of_gpu or max(params.micro_batch_size_per_gpu, _SMALLEST_EVAL_BATCH)
     )
     if params.attention_implementation is not None:
         settings["attention_implementation"] = params.attention_implementation
