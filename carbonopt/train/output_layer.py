@@ -101,8 +101,9 @@ class _Parts:
         """Writes the gradients of `rows` and adds that of the weight; returns the sum in nats, float32."""
         nll_sum = torch.zeros((), device=weight.device)
         for part, target, grad in zip(rows, targets, grad_rows, strict=True):
-            nll, grad_logits = self._softmax(part @ weight.t(), target, len(weight), part.dtype, 1.0)
+            nll, grad_logits, of_targets = self._softmax(part @ weight.t(), target, len(weight), part.dtype, 1.0)
             nll_sum += nll
+            _put(grad_logits, target, of_targets)
             torch.mm(grad_logits, weight, out=grad)
             if grad_weight is not None:
                 grad_weight += grad_logits.t() @ part
@@ -125,8 +126,10 @@ class _Float8Parts(_Parts):
         for part, target, grad in zip(rows, targets, grad_rows, strict=True):
             x, x_t, x_scale = self._to_e4m3(_padded(part, 0.0))
             logits = _product(x, w.t(), x_scale, w_scale, fast=True)
-            nll, grad_logits = self._softmax(logits, _padded(target, IGNORED), vocab_size, _E5M2, _E5M2_LARGEST)
+            target = _padded(target, IGNORED)
+            nll, grad_logits, of_targets = self._softmax(logits, target, vocab_size, _E5M2, _E5M2_LARGEST)
             nll_sum += nll
+            _put(grad_logits, target, of_targets)
             grad.copy_(_product(grad_logits, w_t.t(), grad_scale, w_scale)[: len(part)])
             if grad_weight is not None:
                 grad_weight += _product(self._transposed(grad_logits), x_t.t(), grad_scale, x_scale)[:vocab_size]
@@ -135,21 +138,27 @@ class _Float8Parts(_Parts):
 
 def _nll_and_gradient(
     logits: torch.Tensor, targets: torch.Tensor, vocab_size: int, dtype: torch.dtype, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The summed negative log-likelihood in nats, and its gradient by the logits times `scale`, in `dtype`.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The summed negative log-likelihood in nats; its gradient by the logits times `scale`, in `dtype`, as if nothing
+    were a target; and the gradient by the targets' logits, [tokens, 1], for `_put`.
 
     logits: [tokens, columns], of which those from `vocab_size` on are padding. targets: int64 [tokens].
     """
     logits = logits.float()
-    column = torch.arange(logits.shape[-1], device=logits.device)
     if logits.shape[-1] > vocab_size:
-        logits = torch.where(column < vocab_size, logits, -torch.inf)
+        logits = torch.where(torch.arange(logits.shape[-1], device=logits.device) < vocab_size, logits, -torch.inf)
     log_sum = torch.logsumexp(logits, -1, keepdim=True)
-    counted = (targets != IGNORED)[:, None]
-    target = targets.clamp(min=0)[:, None]
-    nll_sum = ((log_sum - logits.gather(-1, target)) * counted).sum()
-    gradient = (torch.exp(logits - log_sum) - (column == target).float()) * (counted * scale)
-    return nll_sum, gradient.to(dtype)
+    counted = (targets != IGNORED)[:, None].float()
+    of_targets = logits.gather(-1, targets.clamp(min=0)[:, None]) - log_sum
+    gradient = torch.exp(logits - log_sum) * (counted * scale)
+    return -(of_targets * counted).sum(), gradient.to(dtype), ((torch.exp(of_targets) - 1) * counted * scale).to(dtype)
+
+
+def _put(gradient: torch.Tensor, targets: torch.Tensor, of_targets: torch.Tensor) -> None:
+    """Into each row, at its target; so the kernel need not compare every column with it."""
+    if gradient.element_size() == 1:  # float8 can't be scattered, bytes can
+        gradient, of_targets = gradient.view(torch.uint8), of_targets.view(torch.uint8)
+    gradient.scatter_(-1, targets.clamp(min=0)[:, None], of_targets)
 
 
 def _to_e4m3(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
