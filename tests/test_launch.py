@@ -14,7 +14,7 @@ import pytest
 from carbonopt.channel import Exited, Failed, PhaseChanged, Progress
 from carbonopt.config import LocalLaunch, Space
 from carbonopt.errors import BadInput, StudyInterrupted
-from carbonopt.launch.environment import rank_environments, work_environment
+from carbonopt.launch.environment import cpu_is_quiet, rank_environments, work_environment
 from carbonopt.launch.extensions import locks_of, needed_operators, wait_for
 from carbonopt.launch.processes import WorkProcesses
 from carbonopt.trial import Phase, StopReason
@@ -152,6 +152,23 @@ def test_ranks_see_exactly_the_launchs_devices() -> None:
     assert environment["PATH"] == "/bin"
     on_cpu = work_environment(LocalLaunch(gpus=(), cpu_ranks=2), (), user)
     assert (on_cpu["CUDA_VISIBLE_DEVICES"], on_cpu["DS_ACCELERATOR"]) == ("", "cpu")
+
+
+def test_threads_look_for_work_for_long_only_where_nobody_else_needs_the_core():
+    launch = LocalLaunch(gpus=())
+    looks = [int(work_environment(launch, (), {}, quiet=quiet)["GOMP_SPINCOUNT"]) for quiet in (False, True)]
+    assert looks[0] < looks[1]
+    for given in ({"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "PASSIVE"}):
+        environment = work_environment(launch, (), given, quiet=True)
+        assert {name: environment.get(name) for name in given} == given and len(
+            environment.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
+        ) == 1
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            time.sleep(0.2)
+            assert not cpu_is_quiet() or (os.cpu_count() or 1) > 8
+        finally:
+            busy.kill()
 
 
 def test_every_rank_knows_its_place() -> None:

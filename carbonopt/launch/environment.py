@@ -6,19 +6,28 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import psutil
+
 from carbonopt.channel import GPU_UUIDS
 from carbonopt.config import LocalLaunch
 
 ARCH_LIST = "TORCH_CUDA_ARCH_LIST"
+_QUIET_PERCENT = 10  # of all cores, for what is never idle on a machine
 _KEPT_BY_MALLOC = 2**40  # bytes: all
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
+def cpu_is_quiet() -> bool:
+    """Whether nothing else works on this machine's CPUs now. Takes 0.2 s."""
+    return psutil.cpu_percent(0.2) < _QUIET_PERCENT
+
+
 def work_environment(
-    launch: LocalLaunch, gpu_uuids: Sequence[str], base: Mapping[str, str] = os.environ
+    launch: LocalLaunch, gpu_uuids: Sequence[str], base: Mapping[str, str] = os.environ, *, quiet: bool = False
 ) -> dict[str, str]:
     """What all ranks share: exactly the launch's devices visible, nothing that changes with the user's shell.
 
+    `quiet`: the CPUs are the trials' alone. It matters where they train on them.
     `gpu_uuids` are those of launch.gpus, in that order. Every rank compares them with what CUDA gave it: the GPUs that
     NVML measures are those that train.
     """
@@ -35,11 +44,11 @@ def work_environment(
     if not launch.gpus:
         environment["DS_ACCELERATOR"] = "cpu"
         # How often OpenMP's threads look for work before they sleep. By default they look for long, and take the core
-        # from who works where another process has one; never looking costs as much where none has. The quickstart's
-        # tokens/s on two cores, alone and beside a busy process: OMP_WAIT_POLICY ACTIVE 43,000 and 14,000, PASSIVE
-        # 28,000 and 30,000, 1,000 times 45,000 and 23,000.
+        # from who works where another process has one; to sleep and be woken takes as much time where none has. A
+        # step of the quickstart's model on two cores, alone and beside a busy process: looking 10,000 times 20.8 and
+        # 110 ms, 1,000 times 22.8 and 42, never 32 and 32; a virtual machine's cores are slower to wake at times.
         if "OMP_WAIT_POLICY" not in environment:
-            environment.setdefault("GOMP_SPINCOUNT", "1000")
+            environment.setdefault("GOMP_SPINCOUNT", "30000" if quiet else "1000")
         # glibc gives what is freed back to the system, and the next step's activations fault it in again, page by page.
         for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
             environment.setdefault(name, str(_KEPT_BY_MALLOC))

@@ -8,7 +8,7 @@ from pathlib import Path
 from carbonopt.channel import PREPARED, Exited, Failed, Finished
 from carbonopt.config import LocalLaunch, StudyConfig
 from carbonopt.errors import BEFORE_FIRST_TRIAL, BadInput, CarbonoptError, StudyInterrupted
-from carbonopt.launch.environment import rank_environments, work_environment
+from carbonopt.launch.environment import cpu_is_quiet, rank_environments, work_environment
 from carbonopt.launch.extensions import needed_operators, wait_for
 from carbonopt.launch.processes import WorkProcesses
 from carbonopt.launch.warm import CannotFork, Template, WaitingTrial
@@ -27,7 +27,8 @@ class LocalLauncher:
         self._gpu_uuids = gpu_uuids
         self._note = note
         # The preparation has fetched what a hub has; a trial that went online would measure the network.
-        self._environment = {**work_environment(launch, gpu_uuids), "HF_HUB_OFFLINE": "1"}
+        quiet = not launch.gpus and cpu_is_quiet()
+        self._environment = {**work_environment(launch, gpu_uuids, quiet=quiet), "HF_HUB_OFFLINE": "1"}
         self._template: Template | None = None
         self._next: WaitingTrial | None = None
         self._waiting_logs: Iterator[Path] = iter(())
