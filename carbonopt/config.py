@@ -167,6 +167,21 @@ def _dimension(raw: Any) -> Any:
 Dimension = Annotated[Union[Choices, Range, Fixed], BeforeValidator(_dimension)]
 
 
+def values_of(dimension: Dimension | None) -> tuple[Scalar, ...]:
+    """Those that it can have; none of one that is left out, or that is a range."""
+    match dimension:
+        case Fixed(value=value):
+            return (value,)
+        case Choices(choices=choices):
+            return choices
+        case _:
+            return ()
+
+
+def may_be_other_than(dimension: Dimension | None, value: Scalar) -> bool:
+    return any(one != value for one in values_of(dimension))
+
+
 class Space(Frozen):
     """The dimensions of the search. One that is left out takes its default; a single value fixes it."""
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from carbonopt.config import Fixed, LocalLaunch, StudyConfig
+from carbonopt.config import LocalLaunch, StudyConfig, may_be_other_than
 from carbonopt.doctor import build, gpu, host, services
 from carbonopt.doctor.check import Check, Finding, failure
 from carbonopt.doctor.machine import Machine
@@ -12,7 +12,7 @@ from carbonopt.energy.hardware import check_gpus
 from carbonopt.energy.occupancy import gpus_now
 from carbonopt.errors import CarbonoptError
 from carbonopt.launch.environment import work_environment
-from carbonopt.launch.extensions import extensions_folder, may_be_other_than, needed_operators
+from carbonopt.launch.extensions import extensions_folder, needed_operators
 
 __all__ = ["before_run", "examine"]
 
@@ -78,9 +78,9 @@ def before_run(config: StudyConfig, folder: Path) -> list[Check]:
         check_gpus(launch.gpus)
         space = config.search.space
         operators = needed_operators(launch, space)
-        compiles = bool(operators) or may_be_other_than(space.torch_compile or Fixed(value=False), False)
+        compiles = bool(operators) or may_be_other_than(space.torch_compile, False)
         if launch.gpus:  # fused output layers are compiled there
-            compiles |= may_be_other_than(space.output_layer or Fixed(value="standard"), "standard")
+            compiles |= may_be_other_than(space.output_layer, "standard")
         machine = Machine()
         seen = gpus_now() if launch.gpus else ()
         ours = [one for one in seen if one.index in launch.gpus]

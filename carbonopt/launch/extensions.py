@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from carbonopt.config import Choices, Dimension, Fixed, LocalLaunch, Scalar, Space
+from carbonopt.config import LocalLaunch, Space, may_be_other_than
 from carbonopt.errors import BEFORE_FIRST_TRIAL, BadInput, StudyInterrupted
 from carbonopt.launch import guard
 from carbonopt.trial import Frozen
@@ -65,16 +65,6 @@ def needed_operators(launch: LocalLaunch, space: Space) -> tuple[str, ...]:
     if not launch.gpus:
         return ("deepspeed_shm_comm",)
     return ("cpu_adam",) if may_be_other_than(space.offload, "none") else ()
-
-
-def may_be_other_than(dimension: Dimension, value: Scalar) -> bool:
-    match dimension:
-        case Fixed(value=only):
-            return only != value
-        case Choices(choices=choices):
-            return any(choice != value for choice in choices)
-        case _:
-            return False
 
 
 def locks_of(operators: Sequence[str]) -> list[OperatorLock]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from carbonopt.channel import Speaker
-from carbonopt.config import Choices, Dimension, Fixed, Scalar, Space, Workload
+from carbonopt.config import Space, Workload, may_be_other_than, values_of
 from carbonopt.errors import BadInput
 from carbonopt.paths import PreparedFolder, write_json
 from carbonopt.train.failures import reported
@@ -76,7 +76,7 @@ def _make(spec: PrepareSpec, folder: PreparedFolder) -> Prepared:
     with _blamed("model"):
         config = model_config(workload.model, encoder.tokenizer, encoder.vocab_size)
         check_model(config, workload, encoder.vocab_size)
-        for kind in _values(spec.space.output_layer):
+        for kind in values_of(spec.space.output_layer):
             check_output_layer(config, str(kind), workload.model.trust_remote_code)
         fetch_weights(workload.model)
         parameters = parameter_count(config, workload.model.trust_remote_code)
@@ -95,7 +95,7 @@ def _make(spec: PrepareSpec, folder: PreparedFolder) -> Prepared:
     np.save(folder.evaluation, evaluation, allow_pickle=False)
     encoder.tokenizer.save_pretrained(folder.tokenizer)
     config.save_pretrained(folder.model_config)
-    load_ops(with_cpu_adam=any(value != "none" for value in _values(spec.space.offload)))
+    load_ops(with_cpu_adam=may_be_other_than(spec.space.offload, "none"))
     return Prepared(
         fingerprint=spec.fingerprint,
         train_sequences=train_sequences,
@@ -132,17 +132,6 @@ def _blamed(part: str) -> Iterator[None]:
         traceback.print_exc()
         what = " ".join(str(error).split())[:300]
         raise BadInput(f"workload.{part} can't be used: {type(error).__name__}: {what}") from error
-
-
-def _values(dimension: Dimension | None) -> tuple[Scalar, ...]:
-    """Those of a dimension that holds words."""
-    match dimension:
-        case Fixed(value=value):
-            return (value,)
-        case Choices(choices=choices):
-            return tuple(choices)
-        case _:
-            return ()
 
 
 def _replace(target: Path, made: Path) -> None:
