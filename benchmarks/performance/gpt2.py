@@ -9,6 +9,7 @@ GPU's own counter, over the steps after the first. Writes the studies into FOLDE
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ import yaml
 JOULES_PER_KWH = 3.6e6
 BATCH_TOKENS = 2**19
 EVAL_TOKENS = 2**13
-SETTINGS = ("torch_compile", "output_layer", "zero_stage")
+SETTINGS = ("torch_compile", "output_layer", "zero_stage", "micro_batch_size_per_gpu")
 
 
 def main() -> None:
@@ -28,7 +29,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 1024], help="tokens in a sequence")
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--micro-batch-tokens", type=int, default=2**16)
+    parser.add_argument("--micro-batch-tokens", type=int, nargs="+", default=[2**16])
+    parser.add_argument("--zero-stages", type=int, nargs="+", default=[1])
     parser.add_argument("--compile", type=yaml.safe_load, nargs="+", default=[False, True])
     parser.add_argument("--output-layers", nargs="+", default=["standard", "fused", "fused_fp8"])
     parser.add_argument("--no-plain-loop", action="store_true")
@@ -60,10 +62,11 @@ def measure(options: argparse.Namespace, length: int) -> None:
     for line in exported.stdout.splitlines():
         print(of_trial(json.loads(line), length), flush=True)
     if not options.no_plain_loop:
-        print(of_plain_loop(run, options.micro_batch_tokens // length, length), flush=True)
+        print(of_plain_loop(run, options.micro_batch_tokens[0] // length, length), flush=True)
 
 
 def the_study(options: argparse.Namespace, length: int) -> dict[str, Any]:
+    choices = options.compile, options.output_layers, options.zero_stages, options.micro_batch_tokens
     model = {"model_type": "gpt2", "vocab_size": 50304, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     return {
         "name": f"gpt2-{length}",
@@ -80,10 +83,10 @@ def the_study(options: argparse.Namespace, length: int) -> dict[str, Any]:
         "search": {
             "space": {
                 "global_batch_size": BATCH_TOKENS // length,
-                "micro_batch_size_per_gpu": options.micro_batch_tokens // length,
+                "micro_batch_size_per_gpu": {"choices": [tokens // length for tokens in options.micro_batch_tokens]},
                 "learning_rate": 1e-4,
                 "epochs": 1,
-                "zero_stage": 1,
+                "zero_stage": {"choices": options.zero_stages},
                 "precision": "bf16",
                 "torch_compile": {"choices": options.compile},
                 "output_layer": {"choices": options.output_layers},
@@ -91,7 +94,7 @@ def the_study(options: argparse.Namespace, length: int) -> dict[str, Any]:
             "sampler": "grid",
             "pruning": {"target": False, "cap": False},
         },
-        "budget": {"trials": len(options.compile) * len(options.output_layers)},
+        "budget": {"trials": math.prod(map(len, choices))},
         "carbon": {"intensity_g_co2e_per_kwh": 200, "objective": "gpu"},
         "launch": {"kind": "local", "gpus": [0]},
     }
@@ -118,7 +121,7 @@ def of_plain_loop(run: Path, micro_batch: int, length: int) -> str:
     subprocess.run([*plain, model, str(micro_batch), str(length), str(out)], check=True, capture_output=True)
     found = json.loads(out.read_text())
     return (
-        f"| plain loop | True | | | {found['mj_per_token']:.3f} | {found['tokens_per_s']:,.0f} | "
+        f"| plain loop | True | | | {micro_batch} | {found['mj_per_token']:.3f} | {found['tokens_per_s']:,.0f} | "
         f"{found['power_w']:.0f} | {found['first_steps_s']:.1f} (five) | {found['peak_memory_gib']:.1f} |"
     )
 

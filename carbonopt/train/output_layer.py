@@ -14,10 +14,13 @@ import torch.nn.functional as F
 from torch.nn.functional import ScalingType
 
 IGNORED = -100  # a target that is not counted, as torch's cross entropy has it
-_LOGITS_AT_ONCE = 2**29  # 1 GiB in half precision; beyond 2**31 compiled kernels also index by slow 64-bit numbers
+_LOGITS_AT_ONCE = 2**30  # 2 GiB in half precision; beyond 2**31 compiled kernels also index by slow 64-bit numbers
 _FLOAT8_MULTIPLE = 16  # of each side of a float8 product's matrices
 _E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 _E4M3_LARGEST, _E5M2_LARGEST = torch.finfo(_E4M3).max, torch.finfo(_E5M2).max
+# For compiled kernels on GPUs. Fast: exp by the GPU's own instruction, two units in the last place of a float32 off.
+_FAST: dict[str, Any] = {"use_fast_math": True}
+_SEARCHED = _FAST | {"coordinate_descent_tuning": True}
 
 
 class FusedOutputLayer(torch.nn.Linear):
@@ -93,7 +96,9 @@ class _Parts:
     """Loss and gradients of each part, in the layer's own precision."""
 
     def __init__(self, compiled: bool) -> None:
-        self._softmax = torch.compile(_nll_and_gradient, dynamic=False) if compiled else _nll_and_gradient
+        # Few kernels are worth a search: that of the sums gains a fifth by it, the others, as fast as memory, nothing.
+        self._log_sums = torch.compile(_log_sums, dynamic=False, options=_SEARCHED) if compiled else _log_sums
+        self._gradient = torch.compile(_gradient, dynamic=False, options=_FAST) if compiled else _gradient
 
     def run(
         self, rows: Pieces, weight: torch.Tensor, targets: Pieces, grad_rows: Pieces, grad_weight: torch.Tensor | None
@@ -101,9 +106,11 @@ class _Parts:
         """Writes the gradients of `rows` and adds that of the weight; returns the sum in nats, float32."""
         nll_sum = torch.zeros((), device=weight.device)
         for part, target, grad in zip(rows, targets, grad_rows, strict=True):
-            nll, grad_logits, of_targets = self._softmax(part @ weight.t(), target, len(weight), part.dtype, 1.0)
+            logits = part @ weight.t()
+            nll, log_sums, p = self._log_sums(logits, target, len(weight))
             nll_sum += nll
-            _put(grad_logits, target, of_targets)
+            grad_logits = self._gradient(logits, log_sums, len(weight), part.dtype, 1.0)
+            _put(grad_logits, target, p, 1.0)
             torch.mm(grad_logits, weight, out=grad)
             if grad_weight is not None:
                 grad_weight += grad_logits.t() @ part
@@ -114,7 +121,9 @@ class _Float8Parts(_Parts):
     def __init__(self, compiled: bool) -> None:
         super().__init__(compiled)
         self._to_e4m3 = torch.compile(_to_e4m3, dynamic=False) if compiled else _to_e4m3
-        self._transposed = torch.compile(_transposed, dynamic=False) if compiled else _transposed
+        self._both_ways = (
+            torch.compile(_gradient_both_ways, dynamic=False, options=_FAST) if compiled else _gradient_both_ways
+        )
 
     def run(
         self, rows: Pieces, weight: torch.Tensor, targets: Pieces, grad_rows: Pieces, grad_weight: torch.Tensor | None
@@ -127,38 +136,61 @@ class _Float8Parts(_Parts):
             x, x_t, x_scale = self._to_e4m3(_padded(part, 0.0))
             logits = _product(x, w.t(), x_scale, w_scale, fast=True)
             target = _padded(target, IGNORED)
-            nll, grad_logits, of_targets = self._softmax(logits, target, vocab_size, _E5M2, _E5M2_LARGEST)
+            nll, log_sums, p = self._log_sums(logits, target, vocab_size)
             nll_sum += nll
-            _put(grad_logits, target, of_targets)
+            grad_logits, transposed = self._both_ways(logits, log_sums, vocab_size, _E5M2, _E5M2_LARGEST)
+            for way in (grad_logits, transposed.t()):
+                _put(way, target, p, _E5M2_LARGEST)
             grad.copy_(_product(grad_logits, w_t.t(), grad_scale, w_scale)[: len(part)])
             if grad_weight is not None:
-                grad_weight += _product(self._transposed(grad_logits), x_t.t(), grad_scale, x_scale)[:vocab_size]
+                grad_weight += _product(transposed, x_t.t(), grad_scale, x_scale)[:vocab_size]
         return nll_sum
 
 
-def _nll_and_gradient(
-    logits: torch.Tensor, targets: torch.Tensor, vocab_size: int, dtype: torch.dtype, scale: float
+def _log_sums(
+    logits: torch.Tensor, targets: torch.Tensor, vocab_size: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The summed negative log-likelihood in nats; its gradient by the logits times `scale`, in `dtype`, as if nothing
-    were a target; and the gradient by the targets' logits, [tokens, 1], for `_put`.
+    """The summed negative log-likelihood in nats; and each token's log-sum-exp and probability of the target, float32
+    [tokens, 1], infinite and 1 for a token that isn't counted.
 
     logits: [tokens, columns], of which those from `vocab_size` on are padding. targets: int64 [tokens].
     """
-    logits = logits.float()
-    if logits.shape[-1] > vocab_size:
-        logits = torch.where(torch.arange(logits.shape[-1], device=logits.device) < vocab_size, logits, -torch.inf)
-    log_sum = torch.logsumexp(logits, -1, keepdim=True)
-    counted = (targets != IGNORED)[:, None].float()
-    of_targets = logits.gather(-1, targets.clamp(min=0)[:, None]) - log_sum
-    gradient = torch.exp(logits - log_sum) * (counted * scale)
-    return -(of_targets * counted).sum(), gradient.to(dtype), ((torch.exp(of_targets) - 1) * counted * scale).to(dtype)
+    counted = (targets != IGNORED)[:, None]
+    log_sums = torch.logsumexp(_unpadded(logits, vocab_size), -1, keepdim=True)
+    log_p = logits.gather(-1, targets.clamp(min=0)[:, None]).float() - log_sums
+    log_p = torch.where(counted, log_p, 0.0)
+    return -log_p.sum(), torch.where(counted, log_sums, torch.inf), torch.exp(log_p)
 
 
-def _put(gradient: torch.Tensor, targets: torch.Tensor, of_targets: torch.Tensor) -> None:
-    """Into each row, at its target; so the kernel need not compare every column with it."""
+def _gradient(
+    logits: torch.Tensor, log_sums: torch.Tensor, vocab_size: int, dtype: torch.dtype, scale: float
+) -> torch.Tensor:
+    """The gradient of the sum by the logits times `scale`, in `dtype`, but for the targets' (see `_put`)."""
+    return (torch.exp(_unpadded(logits, vocab_size) - log_sums) * scale).to(dtype)
+
+
+def _gradient_both_ways(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """... and the same transposed: float8 products need both, and one kernel reads the logits once for both."""
+    gradient = _gradient(*args)
+    as_bytes = gradient.view(torch.uint8)  # compilers know more about those
+    return gradient, as_bytes.t().contiguous().view(gradient.dtype)
+
+
+def _put(gradient: torch.Tensor, targets: torch.Tensor, p: torch.Tensor, scale: float) -> None:
+    """Subtracts what the targets' gradients have less, in place. That the kernel compares each column with the target
+    would take half as long again."""
+    of_targets = ((p - 1) * scale).to(gradient.dtype)
     if gradient.element_size() == 1:  # float8 can't be scattered, bytes can
         gradient, of_targets = gradient.view(torch.uint8), of_targets.view(torch.uint8)
     gradient.scatter_(-1, targets.clamp(min=0)[:, None], of_targets)
+
+
+def _unpadded(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """In float32, and minus infinity from column `vocab_size` on."""
+    logits = logits.float()
+    if logits.shape[-1] == vocab_size:
+        return logits
+    return torch.where(torch.arange(logits.shape[-1], device=logits.device) < vocab_size, logits, -torch.inf)
 
 
 def _to_e4m3(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -166,10 +198,6 @@ def _to_e4m3(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     scale = _E4M3_LARGEST / matrix.abs().amax().float().clamp(min=torch.finfo(torch.float32).tiny * _E4M3_LARGEST)
     scaled = (matrix.float() * scale).clamp(-_E4M3_LARGEST, _E4M3_LARGEST).to(_E4M3)
     return scaled, scaled.t().contiguous(), 1 / scale
-
-
-def _transposed(matrix: torch.Tensor) -> torch.Tensor:
-    return matrix.view(torch.uint8).t().contiguous().view(matrix.dtype)  # as bytes: compilers know more about those
 
 
 def _padded(tensor: torch.Tensor, value: float) -> torch.Tensor:
