@@ -30,7 +30,7 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("vocab_size", [96, 101], ids=["a multiple of 16", "not one"])
+@pytest.mark.parametrize("vocab_size", [96, 101, 1536], ids=["a multiple of 16", "not one", "several pieces"])
 @pytest.mark.parametrize("at_once", [2**29, 2_000, 1], ids=["whole", "in parts", "the smallest parts"])
 @pytest.mark.parametrize(
     ("dtype", "float8", "of_sum", "of_gradients"),
