@@ -62,9 +62,10 @@ class _NllSum(torch.autograd.Function):
         """The gradients are computed here, too, while a part's logits are there; `backward` only scales them."""
         rows = hidden.flatten(0, -2)
         grad_rows = torch.empty_like(rows)
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         size = _rows_at_once(len(rows), len(weight))
-        nll_sum = parts.run(rows.split(size), weight, targets.flatten().split(size), grad_rows.split(size), grad_weight)
+        nll_sum, grad_weight = parts.run(
+            rows.split(size), weight, targets.flatten().split(size), grad_rows.split(size), ctx.needs_input_grad[1]
+        )
         ctx.save_for_backward(grad_rows.view_as(hidden), grad_weight)
         ctx.weight_dtype = weight.dtype
         return nll_sum
@@ -101,10 +102,10 @@ class _Parts:
         self._gradient = torch.compile(_gradient, dynamic=False, options=_FAST) if compiled else _gradient
 
     def run(
-        self, rows: Pieces, weight: torch.Tensor, targets: Pieces, grad_rows: Pieces, grad_weight: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Writes the gradients of `rows` and adds that of the weight; returns the sum in nats, float32."""
-        nll_sum = torch.zeros((), device=weight.device)
+        self, rows: Pieces, weight: torch.Tensor, targets: Pieces, grad_rows: Pieces, of_weight: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Writes the gradients of `rows`; returns the sum in nats and, if asked, the weight's gradient, in float32."""
+        nll_sum, grad_weight = torch.zeros((), device=weight.device), None
         for part, target, grad in zip(rows, targets, grad_rows, strict=True):
             logits = part @ weight.t()
             nll, log_sums, p = self._log_sums(logits, target, len(weight))
@@ -112,9 +113,9 @@ class _Parts:
             grad_logits = self._gradient(logits, log_sums, len(weight), part.dtype, 1.0)
             _put(grad_logits, target, p, 1.0)
             torch.mm(grad_logits, weight, out=grad)
-            if grad_weight is not None:
-                grad_weight += grad_logits.t() @ part
-        return nll_sum
+            if of_weight:
+                grad_weight = _added(grad_weight, grad_logits.t() @ part)
+        return nll_sum, grad_weight
 
 
 class _Float8Parts(_Parts):
@@ -126,12 +127,12 @@ class _Float8Parts(_Parts):
         )
 
     def run(
-        self, rows: Pieces, weight: torch.Tensor, targets: Pieces, grad_rows: Pieces, grad_weight: torch.Tensor | None
-    ) -> torch.Tensor:
+        self, rows: Pieces, weight: torch.Tensor, targets: Pieces, grad_rows: Pieces, of_weight: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         vocab_size = len(weight)
         w, w_t, w_scale = self._to_e4m3(_padded(weight, 0.0))
         grad_scale = torch.tensor(1 / _E5M2_LARGEST, device=weight.device)
-        nll_sum = torch.zeros((), device=weight.device)
+        nll_sum, grad_weight = torch.zeros((), device=weight.device), None
         for part, target, grad in zip(rows, targets, grad_rows, strict=True):
             x, x_t, x_scale = self._to_e4m3(_padded(part, 0.0))
             logits = _product(x, w.t(), x_scale, w_scale, fast=True)
@@ -142,9 +143,15 @@ class _Float8Parts(_Parts):
             for way in (grad_logits, transposed.t()):
                 _put(way, target, p, _E5M2_LARGEST)
             grad.copy_(_product(grad_logits, w_t.t(), grad_scale, w_scale)[: len(part)])
-            if grad_weight is not None:
-                grad_weight += _product(transposed, x_t.t(), grad_scale, x_scale)[:vocab_size]
-        return nll_sum
+            if of_weight:
+                product = _product(transposed, x_t.t(), grad_scale, x_scale)
+                grad_weight = _added(grad_weight, product[:vocab_size])
+        return nll_sum, grad_weight
+
+
+def _added(total: torch.Tensor | None, more: torch.Tensor) -> torch.Tensor:
+    """The sum in float32, in place where there is one already."""
+    return more.float() if total is None else total.add_(more)
 
 
 def _log_sums(
