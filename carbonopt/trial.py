@@ -122,6 +122,10 @@ class TrialParams(Frozen):
             )
         return self.global_batch_size // per_pass
 
+    @property
+    def has_fused_output_layer(self) -> bool:
+        return self.output_layer not in (None, "standard")
+
     def as_record(self) -> dict[str, int | float | str | bool]:
         """The record's `params`: every set field, and the derived gradient accumulation."""
         record = self.model_dump(exclude_none=True)

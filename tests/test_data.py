@@ -15,12 +15,12 @@ from carbonopt.config import Dataset, Fixed, Space, Workload
 from carbonopt.errors import BadInput
 from carbonopt.paths import PreparedFolder
 from carbonopt.train.arguments import check_training_arguments
+from carbonopt.train.batches import BatchesAhead
 from carbonopt.train.deepspeed_config import deepspeed_config
 from carbonopt.train.deepspeed_keys import check_deepspeed_keys
 from carbonopt.train.evaluation import batch_size_that_fits, batches_of_rank, evaluation_steps
 from carbonopt.train.packing import (
     IGNORED,
-    BatchesAhead,
     MicroBatches,
     open_tokens,
     sequence_count,

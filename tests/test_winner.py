@@ -318,6 +318,8 @@ def test_no_winner_no_files():
     record = trial(0, params={"output_layer": "fused"})
     files = winner_of(study(record, raw=changed(dataset={"train_files": ["/x/a.txt"]})))
     assert sorted(files) == sorted(NAMES)
+    assert files["batches.py"] == Path(carbonopt.train.__file__).with_name("batches.py").read_text(encoding="utf-8")
+    assert "batches.py" not in winner_of(study(record, raw={"launch": {"kind": "local", "gpus": []}}))
 
 
 def test_run_script_gives_its_arguments_on_where_there_is_data():

@@ -10,10 +10,11 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from carbonopt.channel import Speaker
 from carbonopt.train import ranks
+from carbonopt.train.batches import BatchesAhead
 from carbonopt.train.evaluation import evaluate, token_nll
 from carbonopt.train.failures import Diverged
 from carbonopt.train.output_layer import FusedOutputLayer
-from carbonopt.train.packing import BatchesAhead, Tokens
+from carbonopt.train.packing import Tokens
 from carbonopt.trial import EvalPoint, Phase, Stage
 
 _LOSS_CHECK_STEPS = 50  # reading the loss waits for the GPU; between two evaluations this often is enough

@@ -206,11 +206,9 @@ def check_output_layer(config: "PreTrainedConfig", kind: str, trust_remote_code:
         raise BadInput(f"output_layer: that of {config.model_type} {error}; use standard.") from error
 
 
-def fuse_output_layer(model: "PreTrainedModel", kind: str | None, compiled: bool) -> FusedOutputLayer | None:
-    """Puts a fused output layer, if that is the kind, in the place of the model's own, which `check_output_layer` has
-    found to be one that can be replaced; returns it."""
-    if kind in (None, "standard"):
-        return None
+def fuse_output_layer(model: "PreTrainedModel", kind: str, compiled: bool) -> FusedOutputLayer:
+    """Puts a fused output layer in the place of the model's own, which must be one that `check_output_layer` lets
+    through; returns it."""
     layer = model.get_output_embeddings()
     assert isinstance(layer, torch.nn.Linear)
     fused = FusedOutputLayer(layer, float8=kind == "fused_fp8", compiled=compiled)

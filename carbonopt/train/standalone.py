@@ -5,7 +5,7 @@
 Reads workload.yaml (model, tokenizer, data), training_args.yaml (transformers.TrainingArguments) and ds_config.json
 (DeepSpeed) from its own folder, and writes the trained model, its tokenizer and result.json into output/ there. What
 inputs.json lists, if there is one, has to lie in data/ there or in FOLDER. output_layer.py is there if workload.yaml
-names an output_layer.
+names an output_layer, batches.py if the trial trained on GPUs.
 """
 
 import csv
@@ -13,9 +13,7 @@ import functools
 import json
 import math
 import os
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,6 @@ OUTPUT = FOLDER / "output"
 END_OF_TEXT, UNKNOWN = "<|endoftext|>", "<|unknown|>"
 IGNORED = -100  # a target that is not counted, as torch's cross entropy has it
 FLOAT8_CAPABILITY = (8, 9)  # of a GPU
-BATCHES_AHEAD = 8  # micro batches
 RANK, WORLD_SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -181,26 +178,6 @@ class MicroBatches(Dataset):
         return {"input_ids": window[:, :-1].contiguous(), "labels": window[:, 1:].contiguous()}
 
 
-class BatchesAhead(DataLoader):
-    """Micro batches on a device: made by a thread while the device computes, which else would wait for them."""
-
-    def __init__(self, dataset: Any, device: torch.device, **options: Any) -> None:
-        super().__init__(dataset, batch_size=None, **options)
-        self._device = device
-
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:  # type: ignore[override]
-        batches = super().__iter__()
-        on_device = (torch.cuda.set_device, (self._device,)) if self._device.type == "cuda" else ()
-        thread = ThreadPoolExecutor(1, "batches", *on_device)
-        try:
-            ahead = deque(thread.submit(next, batches, None) for _ in range(BATCHES_AHEAD))
-            while (batch := ahead.popleft().result()) is not None:
-                ahead.append(thread.submit(next, batches, None))
-                yield {name: tensor.to(self._device, non_blocking=True) for name, tensor in batch.items()}
-        finally:
-            thread.shutdown(cancel_futures=True)
-
-
 class MicroBatchTrainer(Trainer):
     """The Trainer with batches that already are this rank's part."""
 
@@ -210,6 +187,8 @@ class MicroBatchTrainer(Trainer):
         data: Any = self.train_dataset
         options: Any = {"num_workers": self.args.dataloader_num_workers, "pin_memory": self.args.dataloader_pin_memory}
         if self.args.device.type == "cuda":
+            from batches import BatchesAhead  # batches.py, beside this file
+
             return BatchesAhead(data, self.args.device, **options)
         return DataLoader(data, batch_size=None, **options)
 

@@ -140,7 +140,10 @@ def _arguments_and_model(
     arguments = training_arguments(params, workload, steps, spec.seed, on_gpu, spec.trial_dir, settings)
     if model is None:
         model = pretrained_model(workload.model, params)
-    output_layer = fuse_output_layer(model, params.output_layer, compiled=on_gpu or arguments.torch_compile)
+    output_layer = None
+    if params.has_fused_output_layer:
+        compiled = on_gpu or arguments.torch_compile
+        output_layer = fuse_output_layer(model, str(params.output_layer), compiled)
     if params.lora_rank:
         set_seed(spec.seed)
         model = with_lora(model, params.lora_rank, bool(arguments.gradient_checkpointing))

@@ -15,14 +15,15 @@ CARD = "model_card.md"
 SCRIPT = "run.sh"
 TRAIN = "train.py"
 OUTPUT_LAYER = "output_layer.py"
+BATCHES = "batches.py"
 WORKLOAD = "workload.yaml"
 TRAINING_ARGUMENTS = "training_args.yaml"
 ACCELERATE = "accelerate.yaml"
 REQUIREMENTS = "requirements.txt"
 CHECK = "inputs.py"
 NAMES = (
-    *(PARAMS, STUDY, CARD, SCRIPT, TRAIN, OUTPUT_LAYER, WORKLOAD, TRAINING_ARGUMENTS, ACCELERATE, REQUIREMENTS, CHECK),
-    *(inputs.LIST, files.DEEPSPEED_CONFIG),
+    *(PARAMS, STUDY, CARD, SCRIPT, TRAIN, OUTPUT_LAYER, BATCHES, WORKLOAD, TRAINING_ARGUMENTS, ACCELERATE),
+    *(REQUIREMENTS, CHECK, inputs.LIST, files.DEEPSPEED_CONFIG),
 )
 
 
@@ -54,8 +55,10 @@ def winner_files(
         return texts
     if needed:
         texts |= {inputs.LIST: recorded.as_json(needed), CHECK: _source("carbonopt.report.winner", CHECK)}
-    if files.has_fused_output_layer(record.params):
+    if record.params.has_fused_output_layer:
         texts[OUTPUT_LAYER] = _source("carbonopt.train", OUTPUT_LAYER)
+    if launch.gpus:
+        texts[BATCHES] = _source("carbonopt.train", BATCHES)
     own = {name: files.checked_deepspeed_settings(text, record) for name, text in (given or {}).items()}
     return {
         **texts,

@@ -239,7 +239,7 @@ def workload(
     )
     if params.attention_implementation is not None:
         settings["attention_implementation"] = params.attention_implementation
-    if has_fused_output_layer(params):
+    if params.has_fused_output_layer:
         settings["output_layer"] = params.output_layer
     if params.lora_rank:
         settings |= {"lora_rank": params.lora_rank, "lora_alpha": _LORA_ALPHA_PER_RANK * params.lora_rank}
@@ -247,11 +247,6 @@ def workload(
     if prepared is not None:
         settings["recorded"] |= {"train_tokens": prepared.train_tokens, "eval_tokens": prepared.eval_tokens}
     return _WORKLOAD_HEAD + _listed(found) + as_yaml(settings)
-
-
-def has_fused_output_layer(params: TrialParams) -> bool:
-    """Whether train.py needs output_layer.py."""
-    return params.output_layer not in (None, "standard")
 
 
 def accelerate_settings(params: TrialParams) -> str:

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 from carbonopt.config import LocalLaunch, Workload
-from carbonopt.report.winner.files import has_fused_output_layer
 from carbonopt.trial import TrialParams
 
 _HEAD = """\
@@ -29,7 +28,7 @@ def requirements(workload: Workload, launch: LocalLaunch, params: TrialParams, v
 def _compiles(workload: Workload, launch: LocalLaunch, params: TrialParams) -> bool:
     """DeepSpeed's operators for CPUs, by the first training on a machine, or what torch.compile makes."""
     given = any(value for key, value in workload.training_arguments.items() if key.startswith("torch_compile"))
-    by_torch = bool(params.torch_compile) or given or has_fused_output_layer(params)
+    by_torch = bool(params.torch_compile) or given or params.has_fused_output_layer
     return not launch.gpus or params.offload != "none" or by_torch
 
 
