@@ -94,7 +94,7 @@ def run_study(
         session = _Session(meter, now_utc())
         prepared = None
         if isinstance(launcher, LocalLauncher):
-            prepared = launcher.prepare(config, paths, _fingerprint(config), interrupted)
+            prepared = launcher.prepare(interrupted)
             checked.space.check_fits(prepared.train_sequences)
             meter.enter(Phase.GAP)
         provenance = Provenance(
@@ -332,7 +332,7 @@ def _open(
         launcher = LocalLauncher(launch, gpu_uuids(launch.gpus), display.warn)
         opened.enter_context(contextlib.closing(launcher))
         # It imports while the meter is set up, and leaves the GPUs alone, whose idle power is measured then.
-        launcher.warm_up(paths)
+        launcher.begin(config, paths, _fingerprint(config))
         meter = MachineMeter(launch.gpus, config.carbon.objective, interrupted)
         opened.pop_all()
     return launcher, meter, memory, hardware

@@ -29,9 +29,10 @@ def main() -> None:
     records = []
     with tempfile.TemporaryDirectory() as folder:
         paths = StudyPaths(Path(folder))
-        meter = MachineMeter(options.gpus)
         launcher = LocalLauncher(config.launch, gpu_uuids(options.gpus), print)
-        launcher.prepare(config, paths, "benchmark", lambda: False)
+        launcher.begin(config, paths, "benchmark")
+        meter = MachineMeter(options.gpus)
+        launcher.prepare(lambda: False)
         for number in range(options.repeats):
             spec = TrialSpec(
                 number=number,
@@ -52,6 +53,7 @@ def main() -> None:
             records.append(record.as_json())
             idle = [one.model_dump() for one in meter.idle]
             common.write(options.out, options.gpus, {"idle": idle, "trials": records})
+        launcher.close()
         meter.close()
 
 

@@ -5,14 +5,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from carbonopt.channel import PREPARED, Exited, Failed, Finished
+from carbonopt.channel import PREPARED
 from carbonopt.config import LocalLaunch, StudyConfig
-from carbonopt.errors import BEFORE_FIRST_TRIAL, BadInput, CarbonoptError, StudyInterrupted
+from carbonopt.errors import BEFORE_FIRST_TRIAL, StudyInterrupted
 from carbonopt.launch.environment import cpu_is_quiet, rank_environments, work_environment
-from carbonopt.launch.extensions import needed_operators, wait_for
+from carbonopt.launch.preparation import Preparation
 from carbonopt.launch.processes import WorkProcesses
 from carbonopt.launch.warm import CannotFork, Template, WaitingTrial
-from carbonopt.paths import PreparedFolder, StudyPaths, write_json
+from carbonopt.paths import StudyPaths, write_json
 from carbonopt.trial import Prepared, TrialSpec
 
 _READY_TICK_S = 0.5
@@ -33,17 +33,25 @@ class LocalLauncher:
         self._next: WaitingTrial | None = None
         self._waiting_logs: Iterator[Path] = iter(())
         self._prepared = ""
+        self._preparation: Preparation | None = None
 
-    def warm_up(self, paths: StudyPaths) -> None:
-        """Starts the process that trials are forked from, which imports for seconds while the study goes on. The caller
-        holds the lock of the study's folder."""
+    def begin(self, config: StudyConfig, paths: StudyPaths, fingerprint: str) -> None:
+        """Starts the process that trials are forked from, and the one that prepares their data. Both import for
+        seconds, while the study goes on, and leave the GPUs alone. The caller holds the lock of the study's folder.
+
+        Args:
+            fingerprint: of all that the prepared data depends on.
+        """
+        self._preparation = Preparation(config, self._launch, self._gpu_uuids, paths, fingerprint)
         if self._launch.warm_start:
             self._prepared = str(paths.prepared.resolve())
             self._waiting_logs = (paths.waiting_log(number).resolve() for number in itertools.count())
             self._template = Template("carbonopt.train.warm", self._environment, paths.template_log.resolve())
 
     def close(self) -> None:
-        """Ends what waits for a next trial, and what it was forked from."""
+        """Ends what waits for a next trial, what it was forked from, and a preparation that nobody has waited for."""
+        if self._preparation is not None:
+            self._preparation.close()
         self._drop_next()
         if self._template is not None:
             self._template.close()
@@ -92,53 +100,12 @@ class LocalLauncher:
         self._note(f"each trial imports everything anew from now on: {why}")
         self.close()
 
-    def prepare(
-        self, config: StudyConfig, paths: StudyPaths, fingerprint: str, interrupted: Callable[[], bool]
-    ) -> Prepared:
-        """Reads, checks and tokenizes the workload's data in a process of its own, once per study; what was made
-        for the same workload is taken as it is. The caller holds the lock of the study's folder.
-
-        Raises:
-            StudyInterrupted: soon after `interrupted` says so.
-            BadInput: what is wrong with the data, the model, the tokenizer, a DeepSpeed key or an operator's lock.
-            CarbonoptError: if the process dies, with the last lines of its log.
-        """
-        assert config.workload is not None
-        wait_for(needed_operators(self._launch, config.search.space), interrupted)
-        if (found := PreparedFolder(paths.prepared).made_for(fingerprint)) is not None:
-            self._wait_until_warm(interrupted)
-            return found
-        spec_file, log = paths.prepare_spec.resolve(), paths.prepare_log.resolve()
-        prepared = paths.prepared.resolve()
-        spec = {
-            "workload": config.workload.model_dump(mode="json"),
-            "space": config.search.space.model_dump(mode="json"),
-            "prepared_dir": str(prepared),
-            "fingerprint": fingerprint,
-        }
-        write_json(spec_file, spec)
-        one_rank = self._launch.model_copy(update={"gpus": self._launch.gpus[:1], "cpu_ranks": 1})
-        environment = work_environment(one_rank, self._gpu_uuids[:1])
-        argv = [sys.executable, "-m", "carbonopt.train.prepare", str(spec_file)]
-        half_made = (str(prepared.parent), f".{prepared.name}.*")
-        work = WorkProcesses(argv, rank_environments(one_rank), environment, log, scratch=half_made)
-        try:
-            while not interrupted():
-                match work.receive(_READY_TICK_S):
-                    case Finished(summary=summary):
-                        self._wait_until_warm(interrupted)
-                        return Prepared(**summary)
-                    case Failed(kind="bad_input", text=text):
-                        raise BadInput(text)
-                    case Failed(text=text):
-                        raise CarbonoptError(f"preparing the workload failed: {text}\n{work.log_tail()}\n(log: {log})")
-                    case Exited(code=code):
-                        raise CarbonoptError(
-                            f"preparing the workload ended with code {code}:\n{work.log_tail()}\n(log: {log})"
-                        )
-            raise StudyInterrupted(BEFORE_FIRST_TRIAL)
-        finally:
-            work.end()
+    def prepare(self, interrupted: Callable[[], bool]) -> Prepared:
+        """What `begin` has begun, when trials can be started. Raises what a preparation's `result` raises."""
+        assert self._preparation is not None
+        prepared = self._preparation.result(interrupted)
+        self._wait_until_warm(interrupted)
+        return prepared
 
     def _wait_until_warm(self, interrupted: Callable[[], bool]) -> None:
         try:

@@ -5,6 +5,7 @@
 SPEC.json: {"workload": config.Workload, "space": config.Space, "prepared_dir": a path, "fingerprint": of the workload}.
 """
 
+import importlib
 import json
 import os
 import shutil
@@ -21,7 +22,10 @@ from carbonopt.config import Space, Workload, may_be_other_than, values_of
 from carbonopt.errors import BadInput
 from carbonopt.paths import PreparedFolder, write_json
 from carbonopt.train.failures import reported
-from carbonopt.trial import Frozen, Prepared
+from carbonopt.trial import Frozen, Phase, Prepared
+
+# What takes seconds to import.
+_IMPORTED_AHEAD = ("deepspeed.runtime.config", "transformers.training_args", "transformers.models.auto.modeling_auto")
 
 
 class PrepareSpec(Frozen):
@@ -146,6 +150,9 @@ def _replace(target: Path, made: Path) -> None:
 def main(spec_path: str) -> int:
     speaker = Speaker.inherited()
     with reported(speaker) as outcome:
+        for module in _IMPORTED_AHEAD:
+            importlib.import_module(module)
+        speaker.phase(Phase.PREPARE)  # from its answer on the GPUs' idle power is known, and they may be touched
         raw = json.loads(Path(spec_path).read_text(encoding="utf-8"))
         speaker.finished(prepare(PrepareSpec(**raw)).model_dump())
     return outcome.exit_code

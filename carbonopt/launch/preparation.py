@@ -1,0 +1,86 @@
+"""The study's side of the preparation (see `carbonopt.train.prepare`): a process of its own, once per study."""
+
+import sys
+from collections.abc import Callable, Sequence
+
+from carbonopt.channel import Exited, Failed, Finished, PhaseChanged
+from carbonopt.config import LocalLaunch, StudyConfig
+from carbonopt.errors import BEFORE_FIRST_TRIAL, BadInput, CarbonoptError, StudyInterrupted
+from carbonopt.launch.environment import rank_environments, work_environment
+from carbonopt.launch.extensions import needed_operators, wait_for
+from carbonopt.launch.processes import WorkProcesses
+from carbonopt.paths import PreparedFolder, StudyPaths, write_json
+from carbonopt.trial import Prepared
+
+_TICK_S = 0.5
+
+
+class Preparation:
+    """Reads, checks and tokenizes the workload's data; what was made for the same workload is taken as it is.
+
+    Its process is started at once, and imports until it is asked for its `result`: only then does it touch a GPU or
+    the study's folder. The caller holds the lock of that folder.
+    """
+
+    def __init__(
+        self, config: StudyConfig, launch: LocalLaunch, gpu_uuids: Sequence[str], paths: StudyPaths, fingerprint: str
+    ) -> None:
+        assert config.workload is not None
+        self._operators = needed_operators(launch, config.search.space)
+        self._found = PreparedFolder(paths.prepared).made_for(fingerprint)
+        self._work: WorkProcesses | None = None
+        if self._found is not None:
+            return
+        spec_file, prepared = paths.prepare_spec.resolve(), paths.prepared.resolve()
+        spec = {
+            "workload": config.workload.model_dump(mode="json"),
+            "space": config.search.space.model_dump(mode="json"),
+            "prepared_dir": str(prepared),
+            "fingerprint": fingerprint,
+        }
+        write_json(spec_file, spec)
+        one_rank = launch.model_copy(update={"gpus": launch.gpus[:1], "cpu_ranks": 1})
+        self._work = WorkProcesses(
+            [sys.executable, "-m", "carbonopt.train.prepare", str(spec_file)],
+            rank_environments(one_rank),
+            work_environment(one_rank, gpu_uuids[:1]),
+            paths.prepare_log.resolve(),
+            scratch=(str(prepared.parent), f".{prepared.name}.*"),  # what is half made
+        )
+
+    def result(self, interrupted: Callable[[], bool]) -> Prepared:
+        """Waits for it; nothing is left running afterwards.
+
+        Raises:
+            StudyInterrupted: soon after `interrupted` says so.
+            BadInput: what is wrong with the data, the model, the tokenizer, a DeepSpeed key or an operator's lock.
+            CarbonoptError: if the process dies, with the last lines of its log.
+        """
+        try:
+            wait_for(self._operators, interrupted)
+            return self._found or self._listen(interrupted)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        if self._work is not None:
+            self._work.end()
+
+    def _listen(self, interrupted: Callable[[], bool]) -> Prepared:
+        work = self._work
+        assert work is not None
+        while not interrupted():
+            match work.receive(_TICK_S):
+                case PhaseChanged():
+                    work.answer()
+                case Finished(summary=summary):
+                    return Prepared(**summary)
+                case Failed(kind="bad_input", text=text):
+                    raise BadInput(text)
+                case Failed(text=text):
+                    raise CarbonoptError(f"preparing the workload failed: {text}\n{work.log_tail()}\n(log: {work.log})")
+                case Exited(code=code):
+                    raise CarbonoptError(
+                        f"preparing the workload ended with code {code}:\n{work.log_tail()}\n(log: {work.log})"
+                    )
+        raise StudyInterrupted(BEFORE_FIRST_TRIAL)

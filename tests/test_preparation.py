@@ -1,0 +1,68 @@
+"""The preparation's process: begins before it may touch anything, and leaves nothing when nobody waits for it."""
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from carbonopt.channel import PhaseChanged
+from carbonopt.config import LocalLaunch, StudyConfig
+from carbonopt.errors import BadInput, StudyInterrupted
+from carbonopt.launch.preparation import Preparation
+from carbonopt.paths import StudyPaths
+from carbonopt.trial import Phase
+
+LAUNCH = LocalLaunch(kind="local", gpus=[])
+TINY = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 64}
+
+
+def preparation(tmp_path: Path, text: str = "to be or not to be " * 40, **changes) -> Preparation:
+    (tmp_path / "text.txt").write_text(text)
+    config = StudyConfig.model_validate(
+        {
+            "name": "prepared",
+            "workload": {
+                "task": "causal_lm",
+                "model": {"from_config": TINY | changes},
+                "tokenizer": {"kind": "char"},
+                "dataset": {"train_files": [str(tmp_path / "text.txt")], "eval_fraction": 0.2},
+                "sequence_length": 16,
+            },
+            "target": {"perplexity": 10},
+            "search": {"space": {"global_batch_size": 4, "learning_rate": 1e-3, "epochs": 1}},
+            "budget": {"trials": 1},
+            "carbon": {"intensity_g_co2e_per_kwh": 100},
+            "launch": LAUNCH.model_dump(mode="json"),
+        }
+    )
+    return Preparation(config, LAUNCH, [], StudyPaths(tmp_path / "run"), "of this text")
+
+
+def test_it_imports_at_once_and_makes_nothing_before_its_result_is_asked_for(tmp_path: Path) -> None:
+    begun = preparation(tmp_path)
+    assert begun._work is not None
+    assert begun._work.receive(60.0) == PhaseChanged(phase=Phase.PREPARE), "imported, and waits"
+    modules = " ".join(mapping.path for mapping in psutil.Process(begun._work._guard.pid).children()[0].memory_maps())
+    assert "libtorch" in modules
+    assert begun._work.receive(0.5) is None and not (tmp_path / "run" / "prepared").exists()
+    begun._work.answer()
+    made = begun.result(lambda: False)
+    assert made.train_sequences > 1 and (tmp_path / "run" / "prepared").is_dir()
+    again = preparation(tmp_path)
+    assert again._work is None and again.result(lambda: False) == made, "no process for what is there"
+
+
+def test_one_that_nobody_waits_for_leaves_nothing(tmp_path: Path) -> None:
+    begun = preparation(tmp_path)
+    assert begun._work is not None
+    guard = begun._work._guard.pid
+    begun.close()
+    assert not psutil.pid_exists(guard) or psutil.Process(guard).status() == psutil.STATUS_ZOMBIE
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"prepare.json", "prepare-log.txt"}
+    with pytest.raises(StudyInterrupted):
+        preparation(tmp_path).result(lambda: True)
+
+
+def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="at least one sequence of 16 tokens"):
+        preparation(tmp_path, text="to be").result(lambda: False)
