@@ -144,8 +144,47 @@ def test_a_trial_outlives_its_template(template: Template, tmp_path: Path) -> No
     os.kill(heard.step, signal.SIGKILL)
     assert until_exit(work) == [Progress(step=2, total_steps=2), Exited(code=0)]
     work.end()
-    with pytest.raises(CannotFork, match=r"gone|answer"):
+    with pytest.raises(CannotFork, match="ended with code 137"):
         start(template, "0", tmp_path)
+
+
+def open_descriptors() -> set[str]:
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+
+def test_a_template_that_dies_over_a_fork_is_noticed_at_once_and_leaves_no_descriptor(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    """As it does where there is no process left to be had."""
+    no_more = "import os\n\ndef no_fork():\n    raise BlockingIOError(11, 'no process left')\n\nos.fork = no_fork\n"
+    module = tmp_path / "forked_here.py"
+    module.write_text(no_more + module.read_text())
+    log = tmp_path / "template-log.txt"
+    log.write_text("of an earlier call\n")
+    dying = Template("forked_here", environment, log)
+    try:
+        assert dying.ready(30)
+        for _ in range(2):  # it dies of the first; the second can't even be sent
+            before = open_descriptors()
+            began = time.monotonic()
+            with pytest.raises(CannotFork, match=r"ended with code 1: BlockingIOError: .*no process left \(log: .*\)"):
+                waiting(dying, tmp_path)
+            assert time.monotonic() - began < 5
+            assert open_descriptors() == before
+    finally:
+        dying.close()
+
+
+def test_a_template_that_was_killed_has_its_own_last_words(environment: dict[str, str], tmp_path: Path) -> None:
+    log = tmp_path / "template-log.txt"
+    log.write_text("of an earlier call\n")
+    (tmp_path / "forked_here.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+    killed = Template("forked_here", environment, log)
+    try:
+        with pytest.raises(CannotFork, match="ended with code 137: it said nothing"):
+            killed.ready(30)
+    finally:
+        killed.close()
 
 
 def ranks_of(one: WaitingTrial, count: int) -> list[int]:
@@ -185,7 +224,7 @@ def test_a_template_that_cant_says_why(environment: dict[str, str], tmp_path: Pa
     try:
         with pytest.raises(CannotFork, match="it has opened a GPU"):
             unfit.ready(30)
-        with pytest.raises(CarbonoptError, match=r"ended with code 1 \(log: .*log\)"):
+        with pytest.raises(CarbonoptError, match=r"ended with code 1: ModuleNotFound.*'no_such_module' \(log: .*log\)"):
             broken.ready(30)
         assert "No module named 'no_such_module'" in (tmp_path / "log").read_text()
     finally:
@@ -242,6 +281,23 @@ def test_warm_and_cold_trials_end_with_the_same_digits(stages: list[int], ranks:
     assert max(one["stages"]["imports"]["duration_s"] for one in warm) < min(
         one["stages"]["imports"]["duration_s"] for one in cold
     )
+
+
+@pytest.mark.parametrize("warm", ["true", "false"], ids=["warm", "cold"])
+def test_neither_an_outer_launcher_nor_files_lying_about_reach_a_trial(warm: str, tmp_path: Path) -> None:
+    """The study is one of torchrun's and accelerate's workers, in a folder with files named as libraries are."""
+    for name in ("datasets", "accelerate", "tqdm"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the user\\'s own file')\n")
+    outer = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "1", "ACCELERATE_USE_CPU": "true",
+             "ACCELERATE_USE_FSDP": "true", "LOCAL_WORLD_SIZE": "4", "RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "7",
+             "OMPI_COMM_WORLD_RANK": "7"}  # fmt: skip
+    (tmp_path / "study.yaml").write_text(STUDY.format(stages=[0], ranks=2, warm=warm))
+    done = subprocess.run(
+        [Path(sys.executable).with_name("carbonopt"), "run", "study.yaml", "--out", "run"],
+        cwd=tmp_path, env={**os.environ, **outer}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "imports everything anew" not in done.stderr
 
 
 def test_stages_add_up_to_the_trial(tmp_path: Path) -> None:

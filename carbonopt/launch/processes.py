@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -54,6 +55,24 @@ class ProgramGuard:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
+
+
+def run_module(module: str, *arguments: str) -> list[str]:
+    """The command that runs one of our modules.
+
+    With -P, since Python would look for every module in the working folder first: a datasets.py among the user's own
+    files would be imported for the library. As a flag and not as PYTHONSAFEPATH, which all that a trial starts would
+    inherit. Without it where carbonopt itself is to be found in the working folder alone, a checkout not installed.
+    """
+    return [sys.executable, *(["-P"] if _is_found_elsewhere() else []), "-m", module, *arguments]
+
+
+def _is_found_elsewhere() -> bool:
+    """Whether carbonopt would be found if Python didn't look into the working folder."""
+    others = [entry for entry in map(Path, sys.path) if not (entry.exists() and entry.samefile("."))]
+    # Installed as editable it is found by a finder of its own, which takes no path.
+    paths = ((finder, list(map(str, others)) if finder is PathFinder else None) for finder in sys.meta_path)
+    return any(finder.find_spec("carbonopt", path) is not None for finder, path in paths)
 
 
 class WorkProcesses:

@@ -7,7 +7,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -16,10 +15,11 @@ from typing import IO, Any
 
 from carbonopt.channel import Exited
 from carbonopt.errors import CarbonoptError
-from carbonopt.launch.processes import WorkProcesses
+from carbonopt.launch.processes import WorkProcesses, run_module
 from carbonopt.launch.template import MESSAGE_BYTES
 
 _PATIENCE_S = 10.0  # with a fork that doesn't say its number
+_END_S = 2.0  # that a process takes to end, once its descriptors are closed
 
 
 class CannotFork(CarbonoptError):
@@ -38,8 +38,9 @@ class Template:
         log.parent.mkdir(parents=True, exist_ok=True)
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with log.open("ab") as output:
+            self._log_begins = output.tell()  # what stands before is of earlier calls of the study
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "carbonopt.launch.template", str(theirs.fileno()), module, str(log.parent)],
+                run_module("carbonopt.launch.template", str(theirs.fileno()), module, str(log.parent)),
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -62,7 +63,7 @@ class Template:
                 return False
             message = self._control.recv(MESSAGE_BYTES)
             if not message:
-                raise CannotFork(f"the process to fork from ended with code {self._process.wait()} (log: {self._log})")
+                raise CannotFork(self._how_it_ended())
             self._answer = json.loads(message)
         if self._answer["unfit"] is not None:
             raise CannotFork(self._answer["unfit"])
@@ -75,18 +76,34 @@ class Template:
             descriptors: of its lifeline, its channel, its output, and its ranks' gate and specification.
 
         Raises:
-            CannotFork: if the template has died.
+            CannotFork: if the template has died, or doesn't answer.
         """
         lifeline, channel, log, gate, spec = descriptors
         status, theirs = os.pipe()
         try:
-            job_text = json.dumps(job).encode()
-            socket.send_fds(self._control, [job_text], [lifeline, channel, theirs, log, gate, spec])
+            try:
+                job_text = json.dumps(job).encode()
+                socket.send_fds(self._control, [job_text], [lifeline, channel, theirs, log, gate, spec])
+            finally:
+                os.close(theirs)  # before the answer is waited for: what dies with it in hand then ends the pipe
             return ForkedGuard(status)
-        except OSError as error:
-            raise CannotFork(f"the process to fork from is gone: {error.strerror}") from error
-        finally:
-            os.close(theirs)
+        except BaseException as error:
+            os.close(status)
+            if isinstance(error, OSError):
+                raise CannotFork(self._how_it_ended()) from error
+            raise
+
+    def _how_it_ended(self) -> str:
+        """Why nothing comes from it any more: its exit code as the shell has it, and the last that it said."""
+        try:
+            code = self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            return f"the process to fork from doesn't answer (log: {self._log})"
+        with self._log.open("rb") as output:
+            output.seek(self._log_begins)
+            said = output.read().decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(said) if line.strip()), "it said nothing")
+        return f"the process to fork from ended with code {128 - code if code < 0 else code}: {last} (log: {self._log})"
 
     def close(self) -> None:
         """Ends the process; what was forked from it goes on."""
@@ -159,8 +176,11 @@ class WaitingTrial:
 class ForkedGuard:
     """A guard that is a fork of the template's. Implements `processes.Guard`.
 
+    Args:
+        status: the descriptor that it speaks on; the caller's again if this raises.
+
     Raises:
-        CannotFork: if the fork does not say its number.
+        ConnectionError: if the fork does not say its number.
     """
 
     def __init__(self, status: int) -> None:
@@ -170,8 +190,7 @@ class ForkedGuard:
         deadline = time.monotonic() + _PATIENCE_S
         while b"\n" not in self._said:
             if not self._hear(deadline):
-                os.close(status)
-                raise CannotFork("the process to fork from doesn't answer")
+                raise ConnectionError("no number")
         number, _, self._said = self._said.partition(b"\n")
         self.pid = int(number)
 
