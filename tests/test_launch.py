@@ -14,8 +14,9 @@ import pytest
 from carbonopt.channel import Exited, Failed, PhaseChanged, Progress
 from carbonopt.config import LocalLaunch, Space
 from carbonopt.errors import BadInput, StudyInterrupted
-from carbonopt.launch.environment import cpu_is_quiet, rank_environments, work_environment
-from carbonopt.launch.extensions import locks_of, needed_operators, wait_for
+from carbonopt.launch.environment import check_environment, cpu_is_quiet, rank_environments, work_environment
+from carbonopt.launch.extensions import locks_of, missing_operators, needed_operators, wait_for
+from carbonopt.launch.local import LocalLauncher
 from carbonopt.launch.processes import WorkProcesses
 from carbonopt.trial import Phase, StopReason
 
@@ -152,6 +153,103 @@ def test_ranks_see_exactly_the_launchs_devices() -> None:
     assert environment["PATH"] == "/bin"
     on_cpu = work_environment(LocalLaunch(gpus=(), cpu_ranks=2), (), user)
     assert (on_cpu["CUDA_VISIBLE_DEVICES"], on_cpu["DS_ACCELERATOR"]) == ("", "cpu")
+
+
+def test_what_launchers_tell_their_workers_is_not_for_ranks() -> None:
+    torchrun = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+                "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE",
+                "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE")  # fmt: skip
+    others = ("ACCELERATE_USE_CPU", "ACCELERATE_USE_FSDP", "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_SIZE", "MPI_LOCALNRANKS")
+    kept = {"TORCH_NCCL_BLOCKING_WAIT": "1", "MY_RANK": "2", "AWS_ROLE_ARN": "a", "NCCL_DEBUG": "INFO", "PMIX": "x"}
+    environment = work_environment(LocalLaunch(gpus=(0,)), (), dict.fromkeys(torchrun + others, "1") | kept)
+    assert environment.keys() & {*torchrun, *others} == set()
+    assert environment.items() >= kept.items()
+
+
+@pytest.mark.parametrize("value", ["abc", "4,2", "0", "-1", "1e3", "1_0", "٤", "4 2", " "])
+def test_a_number_of_threads_that_trials_would_die_of(value: str, monkeypatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    with pytest.raises(BadInput, match=f"OMP_NUM_THREADS must be one whole number.*{value!r}.*unset OMP_NUM_THREADS"):
+        LocalLauncher(LocalLaunch(gpus=()), (), print)
+
+
+def test_a_number_of_threads_that_is_one() -> None:
+    for given, threads in (("7", "7"), (" 3 ", " 3 ")):
+        check_environment({"OMP_NUM_THREADS": given})
+        assert work_environment(LocalLaunch(gpus=()), (), {"OMP_NUM_THREADS": given})["OMP_NUM_THREADS"] == threads
+    check_environment({"OMP_NUM_THREADS": ""})
+    assert int(work_environment(LocalLaunch(gpus=()), (), {"OMP_NUM_THREADS": ""})["OMP_NUM_THREADS"]) > 0
+
+
+def test_what_is_compiled_is_kept_where_it_can_be(tmp_path: Path, monkeypatch) -> None:
+    name, launch = "TORCHINDUCTOR_CACHE_DIR", LocalLaunch(gpus=())
+    monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert work_environment(launch, (), {})[name] == str(tmp_path / ".cache" / "torchinductor")
+    assert work_environment(launch, (), {name: ""})[name] == str(tmp_path / ".cache" / "torchinductor")
+    assert work_environment(launch, (), {"XDG_CACHE_HOME": str(tmp_path / "x")})[name] == f"{tmp_path}/x/torchinductor"
+    (tmp_path / "file").touch()
+    for nowhere in ("/proc/nope", str(tmp_path / "file")):
+        assert name not in work_environment(launch, (), {"XDG_CACHE_HOME": nowhere})
+        monkeypatch.setenv("HOME", nowhere)
+        assert name not in work_environment(launch, (), {})
+        # Torch's own default can be made there, and is, as it is imported.
+        check_environment({})
+    mine = tmp_path / "mine"
+    check_environment({name: str(mine)})
+    assert work_environment(launch, (), {name: str(mine)})[name] == str(mine)
+    for bad in ("/proc/nope/cache", str(tmp_path / "file"), str(tmp_path / "file" / "in it")):
+        monkeypatch.setenv(name, bad)
+        with pytest.raises(BadInput, match=f"{name} must be a folder .*{bad!r}.*unset {name}"):
+            LocalLauncher(launch, (), print)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to become another user")
+def test_a_user_without_name_and_home_gets_torchs_own_folder(tmp_path: Path) -> None:
+    """As in a container that runs as a number."""
+    script = "from carbonopt.config import LocalLaunch\nfrom carbonopt.launch.environment import work_environment\n"
+    script += (
+        "import os\nos.setuid(54321)\nprint(work_environment(LocalLaunch(gpus=()), ()).get('TORCHINDUCTOR_CACHE_DIR'))"
+    )
+    script += "\nfrom carbonopt.launch.extensions import extensions_folder\nprint(extensions_folder())"
+    environment = {"PATH": os.environ["PATH"]}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.split() == ["None", "~/.cache/torch_extensions"], done.stderr
+
+
+CHOICE = """
+import sys
+{without}
+from carbonopt.launch.processes import run_module
+print(" ".join(run_module("a.module", "x")[1:]))
+"""
+WITHOUT_EDITABLE = "sys.meta_path[:] = [one for one in sys.meta_path if 'editable' not in repr(one).lower()]"
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize(
+    ("installed", "where", "path", "options"),
+    [
+        (True, "elsewhere", None, "-P -m"),
+        (True, "checkout", None, "-P -m"),
+        (False, "elsewhere", ROOT, "-P -m"),
+        (False, "checkout", None, "-m"),
+    ],
+)
+def test_our_modules_are_run_without_the_working_folder_unless_they_are_in_it(
+    installed: bool, where: str, path: Path | None, options: str, tmp_path: Path
+) -> None:
+    script = CHOICE.format(without="" if installed else WITHOUT_EDITABLE)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"PYTHONPATH": str(path)} if path else {}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT if where == "checkout" else tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == f"{options} a.module x\n", done.stderr
 
 
 def test_threads_look_for_work_for_long_only_where_nobody_else_needs_the_core():
@@ -306,3 +404,18 @@ def test_needed_operators_are_deepspeeds() -> None:
     assert needed_operators(LocalLaunch(gpus=(), cpu_ranks=2), offload) == (ShareMemCommBuilder().name,)
     assert needed_operators(LocalLaunch(gpus=(0,)), offload) == (CPUAdamBuilder().name,)
     assert needed_operators(LocalLaunch(gpus=(0,)), plain) == ()
+
+
+def test_operators_are_where_torch_compiles_them(tmp_path: Path, monkeypatch) -> None:
+    from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
+
+    from carbonopt.train.ops import build_folder
+
+    builder = ShareMemCommBuilder()
+    for variable in ("TORCH_EXTENSIONS_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+        assert missing_operators([builder.name]) == [builder.name]
+        (build_folder(builder) / f"{builder.name}.so").touch()
+        assert missing_operators([builder.name]) == []
+        assert missing_operators([builder.name, "cpu_adam"]) == ["cpu_adam"]

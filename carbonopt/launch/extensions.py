@@ -1,6 +1,8 @@
 """The folder where torch compiles DeepSpeed's operators, and the locks in it that make everyone wait."""
 
+import importlib.util
 import os
+import runpy
 import shlex
 import sys
 import time
@@ -8,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from carbonopt.config import LocalLaunch, Space, may_be_other_than
-from carbonopt.errors import BEFORE_FIRST_TRIAL, BadInput, StudyInterrupted
+from carbonopt.errors import BEFORE_FIRST_TRIAL, BadInput, CarbonoptError, StudyInterrupted
 from carbonopt.launch import guard
 from carbonopt.trial import Frozen
 from carbonopt.units import human_duration
@@ -17,6 +19,7 @@ from carbonopt.units import human_duration
 # several times that on a busy machine.
 _FRESH_S = 180.0
 _TICK_S = 1.0
+_OF_THIS_PYTHON = f"py{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}"
 
 
 class OperatorLock(Frozen):
@@ -57,7 +60,12 @@ def extensions_folder(environment: Mapping[str, str] = os.environ) -> Path:
     chosen = environment.get("TORCH_EXTENSIONS_DIR")
     if chosen:
         return Path(chosen)
-    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_extensions"
+    return cache_folder(environment) / "torch_extensions"
+
+
+def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """The user's, as torch finds it: without a home a folder named ~ in the working folder, where Path would raise."""
+    return Path(environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # noqa: PTH111
 
 
 def needed_operators(launch: LocalLaunch, space: Space) -> tuple[str, ...]:
@@ -67,13 +75,41 @@ def needed_operators(launch: LocalLaunch, space: Space) -> tuple[str, ...]:
     return ("cpu_adam",) if may_be_other_than(space.offload, "none") else ()
 
 
+def missing_operators(operators: Sequence[str], environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Those that aren't compiled, by the files that are there: without importing torch or DeepSpeed."""
+    folder = extensions_folder(environment)
+    if not environment.get("TORCH_EXTENSIONS_DIR"):
+        folder /= f"{_OF_THIS_PYTHON}_{_accelerator()}"
+    installed = _package("deepspeed") / "ops"  # with DeepSpeed itself, if it was told to when it was installed
+    return [
+        operator
+        for operator in operators
+        if not (folder / operator / f"{operator}.so").exists() and not any(installed.glob(f"*/{operator}_op*.so"))
+    ]
+
+
+def _accelerator() -> str:
+    """What this torch was built for, as torch has it in its folder's name."""
+    built = runpy.run_path(str(_package("torch") / "version.py"))
+    if built.get("hip") is not None:
+        return "rocm" + built["hip"].replace(".", "")
+    return "cpu" if built["cuda"] is None else "cu" + built["cuda"].replace(".", "")
+
+
+def _package(name: str) -> Path:
+    """The folder of a package that isn't imported."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise CarbonoptError(f"{name} is not installed; pip install {name}.")
+    return Path(spec.origin).parent
+
+
 def locks_of(operators: Sequence[str]) -> list[OperatorLock]:
     """Those of the operators that are locked, without importing torch."""
     folder = extensions_folder()
-    of_this_python = f"py{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}_*"
     found = []
     for operator in operators:
-        paths = (folder / operator / guard.LOCK, *folder.glob(f"{of_this_python}/{operator}/{guard.LOCK}"))
+        paths = (folder / operator / guard.LOCK, *folder.glob(f"{_OF_THIS_PYTHON}_*/{operator}/{guard.LOCK}"))
         found += [lock for path in paths if (lock := lock_at(operator, path)) is not None]
     return found
 

@@ -1,16 +1,15 @@
 """Trials on this machine, each a fresh set of processes."""
 
 import itertools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from carbonopt.channel import PREPARED
 from carbonopt.config import LocalLaunch, StudyConfig
 from carbonopt.errors import BEFORE_FIRST_TRIAL, StudyInterrupted
-from carbonopt.launch.environment import cpu_is_quiet, rank_environments, work_environment
+from carbonopt.launch.environment import check_environment, cpu_is_quiet, rank_environments, work_environment
 from carbonopt.launch.preparation import Preparation
-from carbonopt.launch.processes import WorkProcesses
+from carbonopt.launch.processes import WorkProcesses, run_module
 from carbonopt.launch.warm import CannotFork, Template, WaitingTrial
 from carbonopt.paths import StudyPaths, write_json
 from carbonopt.trial import Prepared, TrialSpec
@@ -20,9 +19,14 @@ _READY_TICK_S = 0.5
 
 class LocalLauncher:
     """Trials are forks of a process that has imported what they need (see `warm`), or programs of their own where that
-    can't be; `note` is told so, once."""
+    can't be; `note` is told so, once.
+
+    Raises:
+        BadInput: for what in the user's environment every trial would die of.
+    """
 
     def __init__(self, launch: LocalLaunch, gpu_uuids: Sequence[str], note: Callable[[str], None]) -> None:
+        check_environment()
         self._launch = launch
         self._gpu_uuids = gpu_uuids
         self._note = note
@@ -69,7 +73,7 @@ class LocalLauncher:
                 return self._start_warm(self._template, spec, log)
             except CannotFork as error:
                 self._start_cold(str(error))
-        argv = [sys.executable, "-m", "carbonopt.train.worker", str(spec_file)]
+        argv = run_module("carbonopt.train.worker", str(spec_file))
         return WorkProcesses(argv, rank_environments(self._launch), self._environment, log)
 
     def _start_warm(self, template: Template, spec: TrialSpec, log: Path) -> WorkProcesses:
