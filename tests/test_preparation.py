@@ -7,7 +7,8 @@ import pytest
 
 from carbonopt.channel import PhaseChanged
 from carbonopt.config import LocalLaunch, StudyConfig
-from carbonopt.errors import BadInput, StudyInterrupted
+from carbonopt.errors import BadInput, CarbonoptError, StudyInterrupted
+from carbonopt.launch.extensions import extensions_folder
 from carbonopt.launch.preparation import Preparation
 from carbonopt.paths import StudyPaths
 from carbonopt.trial import Phase
@@ -50,6 +51,42 @@ def test_it_imports_at_once_and_makes_nothing_before_its_result_is_asked_for(tmp
     assert made.train_sequences > 1 and (tmp_path / "run" / "prepared").is_dir()
     again = preparation(tmp_path)
     assert again._work is None and again.result(lambda: False) == made, "no process for what is there"
+
+
+# Takes what was compiled already, as a compiler cache does.
+COMPILER = """#!/bin/sh
+before=
+for one in "$@"; do
+  case "$before" in -o) made="$one" ;; -MF) depends="$one" ;; esac
+  before="$one"
+done
+kept="$(dirname "$0")/compiled/$(basename "${made:-nothing}")"
+[ -f "$kept" ] || exec c++ "$@"
+: > "${depends:-/dev/null}"
+exec cp "$kept" "$made"
+"""
+
+
+def test_an_operator_that_is_not_there_is_compiled_before_the_first_trial(tmp_path: Path, monkeypatch) -> None:
+    """The prepared folder is there; torch's was emptied, or is another one."""
+    made = preparation(tmp_path).result(lambda: False)
+    compiler = tmp_path / "c++"
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o755)
+    compiled = max(extensions_folder().rglob("deepspeed_shm_comm.so"), key=lambda path: path.stat().st_mtime)
+    (tmp_path / "compiled").symlink_to(compiled.parent)
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "prepared").rglob("*")}
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
+
+    monkeypatch.setenv("CXX", str(tmp_path / "no-such-compiler"))
+    with pytest.raises(CarbonoptError, match="preparing the workload failed"):
+        preparation(tmp_path).result(lambda: False)
+
+    monkeypatch.setenv("CXX", str(compiler))
+    assert preparation(tmp_path).result(lambda: False) == made
+    assert (tmp_path / "extensions" / "deepspeed_shm_comm" / "deepspeed_shm_comm.so").is_file()
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "prepared").rglob("*")} == files
+    assert preparation(tmp_path)._work is None, "nothing is left to be made"
 
 
 def test_one_that_nobody_waits_for_leaves_nothing(tmp_path: Path) -> None:

@@ -1,14 +1,13 @@
 """The study's side of the preparation (see `carbonopt.train.prepare`): a process of its own, once per study."""
 
-import sys
 from collections.abc import Callable, Sequence
 
 from carbonopt.channel import Exited, Failed, Finished, PhaseChanged
 from carbonopt.config import LocalLaunch, StudyConfig
 from carbonopt.errors import BEFORE_FIRST_TRIAL, BadInput, CarbonoptError, StudyInterrupted
 from carbonopt.launch.environment import rank_environments, work_environment
-from carbonopt.launch.extensions import needed_operators, wait_for
-from carbonopt.launch.processes import WorkProcesses
+from carbonopt.launch.extensions import missing_operators, needed_operators, wait_for
+from carbonopt.launch.processes import WorkProcesses, run_module
 from carbonopt.paths import PreparedFolder, StudyPaths, write_json
 from carbonopt.trial import Prepared
 
@@ -16,7 +15,8 @@ _TICK_S = 0.5
 
 
 class Preparation:
-    """Reads, checks and tokenizes the workload's data; what was made for the same workload is taken as it is.
+    """Reads, checks and tokenizes the workload's data, and has DeepSpeed's operators compiled; what was made for the
+    same workload is taken as it is. There is no process where nothing is to be made.
 
     Its process is started at once, and imports until it is asked for its `result`: only then does it touch a GPU or
     the study's folder. The caller holds the lock of that folder.
@@ -29,7 +29,8 @@ class Preparation:
         self._operators = needed_operators(launch, config.search.space)
         self._found = PreparedFolder(paths.prepared).made_for(fingerprint)
         self._work: WorkProcesses | None = None
-        if self._found is not None:
+        # Else the first trial would compile them, in what it measures, or every trial would die of a missing compiler.
+        if self._found is not None and not missing_operators(self._operators):
             return
         spec_file, prepared = paths.prepare_spec.resolve(), paths.prepared.resolve()
         spec = {
@@ -41,7 +42,7 @@ class Preparation:
         write_json(spec_file, spec)
         one_rank = launch.model_copy(update={"gpus": launch.gpus[:1], "cpu_ranks": 1})
         self._work = WorkProcesses(
-            [sys.executable, "-m", "carbonopt.train.prepare", str(spec_file)],
+            run_module("carbonopt.train.prepare", str(spec_file)),
             rank_environments(one_rank),
             work_environment(one_rank, gpu_uuids[:1]),
             paths.prepare_log.resolve(),
@@ -58,7 +59,10 @@ class Preparation:
         """
         try:
             wait_for(self._operators, interrupted)
-            return self._found or self._listen(interrupted)
+            if self._work is not None:
+                return self._listen(self._work, interrupted)
+            assert self._found is not None
+            return self._found
         finally:
             self.close()
 
@@ -66,9 +70,7 @@ class Preparation:
         if self._work is not None:
             self._work.end()
 
-    def _listen(self, interrupted: Callable[[], bool]) -> Prepared:
-        work = self._work
-        assert work is not None
+    def _listen(self, work: WorkProcesses, interrupted: Callable[[], bool]) -> Prepared:
         while not interrupted():
             match work.receive(_TICK_S):
                 case PhaseChanged():

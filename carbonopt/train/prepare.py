@@ -36,13 +36,15 @@ class PrepareSpec(Frozen):
 
 
 def prepare(spec: PrepareSpec) -> Prepared:
-    """Makes the prepared folder, or takes it as it is when it was made for the same workload.
+    """Makes the prepared folder, or takes it as it is when it was made for the same workload; DeepSpeed's operators are
+    loaded in any case, and compiled where they aren't there.
 
     Raises:
         BadInput: for whatever in the workload would make every trial fail.
     """
     folder = PreparedFolder(Path(spec.prepared_dir))
     if (found := folder.made_for(spec.fingerprint)) is not None:
+        _load_ops(spec)
         return found
     if folder.root.exists() and not folder.summary.is_file() and any(folder.root.iterdir()):
         raise BadInput(f"{folder.root} must be empty or a prepared data set, but holds other files; move them away.")
@@ -62,7 +64,6 @@ def _make(spec: PrepareSpec, folder: PreparedFolder) -> Prepared:
     from carbonopt.train.arguments import check_training_arguments
     from carbonopt.train.deepspeed_keys import check_deepspeed_keys
     from carbonopt.train.model import check_model, check_output_layer, fetch_weights, model_config, parameter_count
-    from carbonopt.train.ops import load_ops
     from carbonopt.train.packing import sequence_count
     from carbonopt.train.text import read_text
     from carbonopt.train.tokens import make_encoder
@@ -99,7 +100,7 @@ def _make(spec: PrepareSpec, folder: PreparedFolder) -> Prepared:
     np.save(folder.evaluation, evaluation, allow_pickle=False)
     encoder.tokenizer.save_pretrained(folder.tokenizer)
     config.save_pretrained(folder.model_config)
-    load_ops(with_cpu_adam=may_be_other_than(spec.space.offload, "none"))
+    _load_ops(spec)
     return Prepared(
         fingerprint=spec.fingerprint,
         train_sequences=train_sequences,
@@ -112,6 +113,12 @@ def _make(spec: PrepareSpec, folder: PreparedFolder) -> Prepared:
         versions=package_versions(),
         eval_batch_size_per_gpu=_eval_batch_size(config.get_text_config().vocab_size, length, eval_sequences),
     )
+
+
+def _load_ops(spec: PrepareSpec) -> None:
+    from carbonopt.train.ops import load_ops
+
+    load_ops(with_cpu_adam=may_be_other_than(spec.space.offload, "none"))
 
 
 def _eval_batch_size(vocab_size: int, sequence_length: int, eval_sequences: int) -> int | None:
