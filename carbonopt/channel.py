@@ -43,6 +43,7 @@ class Evaluated(Frozen):
     point: EvalPoint
     total_steps: int
     peak_memory_gib: float | None = None  # of the trial so far, of the rank that needed most
+    core_wait: float | None = None  # as a trial's record has it
 
 
 class Finished(Frozen):
@@ -97,9 +98,9 @@ class Speaker:
             self._last_progress = now
             self._say(Progress(step=step, total_steps=total_steps))
 
-    def evaluated(self, point: EvalPoint, total_steps: int, peak_memory_gib: float) -> StopReason | None:
+    def evaluated(self, evaluated: Evaluated) -> StopReason | None:
         """Reports an evaluation; returns why to stop, or None to go on."""
-        self._say(Evaluated(point=point, total_steps=total_steps, peak_memory_gib=peak_memory_gib))
+        self._say(evaluated)
         reason = self._answer().get("stop")
         return StopReason(reason) if reason else None
 

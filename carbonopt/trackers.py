@@ -184,6 +184,7 @@ def _outcome(record: TrialRecord) -> Scalars:
         "train_duration_s": record.duration_s and record.duration_s.train,
         "peak_memory_gib": record.peak_memory_gib,
         "gpu_utilisation": record.gpu_utilisation,
+        "core_wait": record.core_wait,
     }
     return {name: value for name, value in outcome.items() if value is not None}
 

@@ -305,6 +305,9 @@ class TrialRecord(Frozen):
     # Share of the training in which a kernel ran, as NVML has it: mean of the GPUs and of readings a second or more
     # apart, the first step's compilation included. None: not measured, or no stretch of training took a second.
     gpu_utilisation: Annotated[float, Field(ge=0, le=1)] | None = None
+    # Share of the time in which its threads were ready to run but had no core, other work on the machine having it,
+    # while it trained: of the rank that waited most. None: no evaluation was reached, or the kernel doesn't tell.
+    core_wait: Annotated[float, Field(ge=0, le=1)] | None = None
     earlier_attempts_energy_kwh: Finite = 0.0  # what attempts of this trial that were interrupted had used
     earlier_attempts_gpu_kwh: Finite | None = None  # the GPUs' part of it
     total_steps: Whole | None = None  # optimizer steps the whole trial would have

@@ -91,6 +91,7 @@ class TrialWatch:
     _projection: tuple[float, float] | None = None  # share of the steps it is made from, energy of them all in kWh
     _audited_at_step: int | None = None
     _peak_memory_gib: float | None = None
+    _core_wait: float | None = None
     _phase: Phase = Phase.SETUP
     _stage: Stage = Stage.IMPORTS
     _stages: dict[Stage, StageCost] = field(default_factory=dict)
@@ -171,8 +172,8 @@ class TrialWatch:
                 self._total_steps, self._step = total, step
                 self._project(step, total)
                 self.progress(step, total, self._train_kwh())
-            case Evaluated(point=point, total_steps=total, peak_memory_gib=peak):
-                self._peak_memory_gib = peak  # a trial that is stopped says no more
+            case Evaluated(point=point, total_steps=total, peak_memory_gib=peak, core_wait=core_wait):
+                self._peak_memory_gib, self._core_wait = peak, core_wait  # a trial that is stopped says no more
                 return self._on_evaluation(point, total)
             case Finished():
                 return self._finished()
@@ -348,6 +349,7 @@ class TrialWatch:
             gpu_energy_kwh=gpu_energy,
             gpu_disagreement=differs,
             gpu_utilisation=train.gpu_utilisation,
+            core_wait=self._core_wait,
             earlier_attempts_energy_kwh=0.0 if self.earlier is None else self.earlier.spent_kwh,
             earlier_attempts_gpu_kwh=None if self.earlier is None else self.earlier.spent_gpu_kwh,
             total_steps=self._total_steps,

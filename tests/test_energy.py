@@ -114,6 +114,28 @@ def test_a_running_window_grows_and_is_what_is_taken_in_the_end():
     assert measured.outer().total_kwh >= taken[Phase.TRAIN].total_kwh
 
 
+def test_a_meter_that_gets_no_core_for_a_while_is_not_taken_for_a_dead_one(monkeypatch):
+    measured = MachineMeter(())
+    read = measured._codecarbon.read
+
+    def late():
+        time.sleep(1.2)
+        return read()
+
+    monkeypatch.setattr(measured._codecarbon, "read", late)
+    measured.enter(Phase.TRAIN)
+    monkeypatch.setattr(measured._codecarbon, "read", read)
+    measured.enter(Phase.GAP)  # so soon after the reading before that CodeCarbon gives the same again
+    assert measured.take(Phase.TRAIN)[Phase.TRAIN].duration_s > 1.2
+    measured.enter(Phase.TRAIN)
+    monkeypatch.setattr(measured._codecarbon, "read", lambda of=read(): of)
+    time.sleep(1.1)
+    with pytest.raises(MeasurementError, match="none was measured for CPU and RAM during 1"):
+        measured.enter(Phase.GAP)
+    monkeypatch.undo()
+    measured.close()
+
+
 MEASURE_RAM_POWER = """
 import json, time
 from carbonopt.energy.machine import MachineMeter

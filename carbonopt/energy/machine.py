@@ -26,6 +26,7 @@ class _Mark(Frozen):
     at_s: float
     gpus_j: tuple[float, ...]
     codecarbon: Totals
+    read_by_s: float  # later than `at_s` by more than a few ms only where other work leaves this process no core
 
 
 class MachineMeter(Windows):
@@ -121,7 +122,8 @@ class MachineMeter(Windows):
 
     def _read(self) -> _Mark:
         # The counters first: their reading is the one that is used, and it is the quicker.
-        self._latest = _Mark(at_s=time.monotonic(), gpus_j=self._counters.read(), codecarbon=self._codecarbon.read())
+        at_s, gpus_j, codecarbon = time.monotonic(), self._counters.read(), self._codecarbon.read()
+        self._latest = _Mark(at_s=at_s, gpus_j=gpus_j, codecarbon=codecarbon, read_by_s=time.monotonic())
         return self._latest
 
     def _close_window(self) -> None:
@@ -177,7 +179,8 @@ class MachineMeter(Windows):
         ]
 
     def _refuse_silence(self, window: Reading) -> None:
-        if window.duration_s <= _LONGEST_ZERO_S:
+        # Between the two readings, not with the time that the first one took: a meter that got no core measures late.
+        if self._latest.at_s - self._opened.read_by_s <= _LONGEST_ZERO_S:
             return
         silent = [name for name, kwh in (("CPU", window.cpu_kwh), ("RAM", window.ram_kwh)) if not kwh or kwh < 0]
         used_j = zip(self._counters.indices, self._opened.gpus_j, self._latest.gpus_j, strict=True)

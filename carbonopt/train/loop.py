@@ -8,9 +8,10 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from carbonopt.channel import Speaker
+from carbonopt.channel import Evaluated, Speaker
 from carbonopt.train import ranks
 from carbonopt.train.batches import BatchesAhead
+from carbonopt.train.cores import CoreWait, MakesRoom
 from carbonopt.train.evaluation import evaluate, token_nll
 from carbonopt.train.failures import Diverged
 from carbonopt.train.output_layer import FusedOutputLayer
@@ -88,6 +89,8 @@ class Evaluations(TrainerCallback):
         self._plan = plan
         self._loss = loss
         self._speaker = speaker  # rank 0's
+        self._cores = CoreWait()
+        self._room = MakesRoom()
         self.trainer: Trainer | None = None  # set once it exists; its engine exists when training begins
 
     def on_train_begin(
@@ -96,6 +99,8 @@ class Evaluations(TrainerCallback):
         engine = self.trainer.model_wrapped  # type: ignore[union-attr]
         if ranks.world_size() == 1 and engine.zero_optimization_stage() == 0:  # type: ignore[operator]
             engine.enable_backward_allreduce = False  # with itself alone: 1 ms of the quickstart's 24 a step
+        if ranks.device().type == "cpu":
+            self._room.start()
         self._enter(Phase.TRAIN)
 
     def on_step_end(
@@ -114,11 +119,20 @@ class Evaluations(TrainerCallback):
             self._check_loss(step)
         return control
 
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._room.end()
+
     def _enter(self, phase: Phase) -> None:
         """Changes the phase: every rank's device is idle when the study is told and until it says go on."""
         ranks.together()
+        if phase is Phase.TRAIN:
+            self._cores.begin()
         if self._speaker is not None:
             self._speaker.phase(phase)
+        if phase is Phase.EVAL:
+            self._cores.end()
         ranks.together()
 
     def _check_loss(self, step: int) -> None:
@@ -137,11 +151,16 @@ class Evaluations(TrainerCallback):
         ranks.together()
         finite = math.isfinite(nll_sum)
         peak_memory_gib = ranks.largest(ranks.peak_memory_gib())
+        core_wait = self._cores.share  # where one rank's kernel tells it, all do
+        core_wait = None if core_wait is None else ranks.largest(core_wait)
         stop = False
         if self._speaker is not None:
             tokens = step * plan.tokens_per_step
             point = EvalPoint(step=step, tokens=tokens, nll_sum=nll_sum if finite else None, eval_tokens=eval_tokens)
-            stop = self._speaker.evaluated(point, plan.total_steps, peak_memory_gib) is not None
+            told = Evaluated(
+                point=point, total_steps=plan.total_steps, peak_memory_gib=peak_memory_gib, core_wait=core_wait
+            )
+            stop = self._speaker.evaluated(told) is not None
         stop = bool(ranks.from_rank_0(int(stop)))
         if not finite:
             raise Diverged(f"the evaluation loss was not finite at step {step} of {plan.total_steps}.")
