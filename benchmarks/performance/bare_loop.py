@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-import yaml
+import common
 
 ROOT = Path(__file__).parents[2]
 START = {"global_batch_size": 8, "micro_batch_size_per_gpu": 8, "learning_rate": 5.0e-3, "epochs": 1, "zero_stage": 0}
@@ -23,7 +23,7 @@ START = {"global_batch_size": 8, "micro_batch_size_per_gpu": 8, "learning_rate":
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=common.at_least(1), default=5)
     parser.add_argument("--out", type=Path, help="JSON file for every single figure")
     options = parser.parse_args()
     found: dict[str, list[float]] = {"carbonopt": [], "bare loop": []}
@@ -45,19 +45,13 @@ def main() -> None:
 
 def of_a_trial(folder: Path) -> float:
     """Tokens a second of a study's only trial, its first step left out."""
-    raw = yaml.safe_load((ROOT / "studies" / "quickstart.yaml").read_text())
+    raw = common.read(ROOT / "studies" / "quickstart.yaml")
     raw["search"]["start"] = START | {"offload": "none"}
     raw["budget"] = {"trials": 1}
     raw["workload"]["evaluations"] = 1
     raw["search"]["space"]["epochs"] = {"choices": [1]}
-    study = folder.with_suffix(".yaml")
-    study.write_text(yaml.safe_dump(raw))
-    command = [sys.executable, "-m", "carbonopt"]
-    done = subprocess.run([*command, "run", str(study), "--out", str(folder)], capture_output=True, text=True)
-    if done.returncode not in (0, 3):
-        raise SystemExit(done.stderr)
-    exported = subprocess.run([*command, "export", str(folder), "--format", "jsonl"], capture_output=True, check=True)
-    (record,) = map(json.loads, exported.stdout.splitlines())
+    common.run(raw, folder.with_suffix(".yaml"), folder, quiet=True)
+    (record,) = common.records(folder)
     tokens = (record["steps_done"] - 1) * START["global_batch_size"] * raw["workload"]["sequence_length"]
     return tokens / record["stages"]["steps"]["duration_s"]
 

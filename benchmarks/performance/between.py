@@ -9,13 +9,11 @@ import argparse
 import itertools
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from datetime import datetime
 from pathlib import Path
 
-import yaml
+import common
 
 BEFORE_STEPS = ("imports", "data", "model", "engine", "compile")
 
@@ -23,40 +21,29 @@ BEFORE_STEPS = ("imports", "data", "model", "engine", "compile")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("study", type=Path)
-    parser.add_argument("--trials", type=int, default=8)
+    parser.add_argument("--trials", type=common.at_least(2), default=8)
     parser.add_argument("--ways", nargs="+", choices=["warm", "cold"], default=["warm", "cold"])
     parser.add_argument("--out", type=Path, help="JSON file for every single time")
     options = parser.parse_args()
     found = {}
     for name in options.ways:
         with tempfile.TemporaryDirectory() as folder:
-            records = run(options.study, options.trials, name == "warm", Path(folder))
+            run = Path(folder) / "run"
+            common.run(the_study(options.study, options.trials, name == "warm"), options.study, run)
+            records = common.records(run)
         found[name] = [times(before, after) for before, after in itertools.pairwise(records)]
+        if options.out is not None:
+            options.out.write_text(json.dumps(found, indent=1) + "\n")
     print(table(found))
-    if options.out is not None:
-        options.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def run(study: Path, trials: int, warm: bool, folder: Path) -> list[dict]:
-    """The records of a study of so many trials."""
-    raw = yaml.safe_load(study.read_text())
+def the_study(study: Path, trials: int, warm: bool) -> dict:
+    """The study with so many trials."""
+    raw = common.read(study)
     raw["launch"] = {**raw.get("launch", {}), "warm_start": warm}
     raw["budget"] = {"trials": trials}
     raw.pop("confirm", None)
-    # Beside the original, whose paths are relative to its folder.
-    changed = study.with_name(f".{study.stem}-{'warm' if warm else 'cold'}.yaml")
-    changed.write_text(yaml.safe_dump(raw))
-    command = [sys.executable, "-m", "carbonopt"]
-    try:
-        done = subprocess.run([*command, "run", str(changed), "--out", str(folder / "run")], check=False)
-    finally:
-        changed.unlink()
-    if done.returncode not in (0, 3):
-        raise SystemExit(f"the study ended with code {done.returncode}")
-    exported = subprocess.run(
-        [*command, "export", str(folder / "run"), "--format", "jsonl"], check=True, capture_output=True, text=True
-    ).stdout
-    return [json.loads(line) for line in exported.splitlines()]
+    return raw
 
 
 def times(before: dict, after: dict) -> dict[str, float]:

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import common
 import numpy as np
 import yaml
 
@@ -27,14 +28,18 @@ SETTINGS = ("torch_compile", "output_layer", "zero_stage", "micro_batch_size_per
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 1024], help="tokens in a sequence")
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument(
+        "--lengths", type=common.at_least(1), nargs="+", default=[512, 1024], help="tokens in a sequence"
+    )
+    parser.add_argument("--steps", type=common.at_least(2), default=12)
     parser.add_argument("--micro-batch-tokens", type=int, nargs="+", default=[2**16, 2**17])
     parser.add_argument("--zero-stages", type=int, nargs="+", default=[1])
     parser.add_argument("--compile", type=yaml.safe_load, nargs="+", default=[False, True])
     parser.add_argument("--output-layers", nargs="+", default=["standard", "fused", "fused_fp8"])
     parser.add_argument("--no-plain-loop", action="store_true")
     options = parser.parse_args()
+    if any(tokens % length for tokens in (*options.micro_batch_tokens, BATCH_TOKENS) for length in options.lengths):
+        parser.error("--micro-batch-tokens and 2^19 must be multiples of --lengths")
     options.folder.mkdir(parents=True, exist_ok=True)
     write_text(options.folder / "train.txt", options.steps * BATCH_TOKENS + 1)
     write_text(options.folder / "eval.txt", EVAL_TOKENS)
@@ -51,16 +56,11 @@ def write_text(path: Path, characters: int) -> None:
 def measure(options: argparse.Namespace, length: int) -> None:
     run = options.folder / f"gpt2-{length}"
     study = run.with_suffix(".yaml")
-    study.write_text(yaml.safe_dump(the_study(options, length)))
-    command = [sys.executable, "-m", "carbonopt"]
-    done = subprocess.run([*command, "run", str(study), "--out", str(run)], check=False)
-    if done.returncode not in (0, 3):
-        raise SystemExit(f"the study ended with code {done.returncode}")
-    exported = subprocess.run([*command, "export", str(run), "--format", "jsonl"], capture_output=True, check=True)
+    common.run(the_study(options, length), study, run)
     print(f"\n| {length} tokens | {' | '.join(SETTINGS)} | mJ a token | tokens/s | W | first step (s) | memory (GiB) |")
     print("| --- " * (1 + len(SETTINGS)) + "| ---: " * 5 + "|")
-    for line in exported.stdout.splitlines():
-        print(of_trial(json.loads(line), length), flush=True)
+    for record in common.records(run):
+        print(of_trial(record, length), flush=True)
     if not options.no_plain_loop:
         print(of_plain_loop(run, options.micro_batch_tokens[0] // length, length), flush=True)
 

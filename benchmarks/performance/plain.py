@@ -5,8 +5,8 @@
 Prints and writes the energy by the first GPU's own counter over whole steps after the first five, for ten seconds.
 """
 
+import argparse
 import json
-import sys
 import time
 from pathlib import Path
 
@@ -20,7 +20,19 @@ BETAS, WEIGHT_DECAY, LEARNING_RATE = (0.9, 0.999), 0.0, 1e-4
 FIRST_STEPS = 5
 
 
-def main(config_folder: str, micro_batch: int, sequence_length: int, out: str) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("config_folder", type=Path, help="of a model's config.json")
+    parser.add_argument("micro_batch", type=int, help="sequences")
+    parser.add_argument("sequence_length", type=int, help="tokens")
+    parser.add_argument("out", type=Path, help="JSON file for the result")
+    options = parser.parse_args()
+    result = measure(options.config_folder, options.micro_batch, options.sequence_length)
+    print(json.dumps(result))
+    options.out.write_text(json.dumps(result) + "\n")
+
+
+def measure(config_folder: Path, micro_batch: int, sequence_length: int) -> dict[str, float]:
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     config = AutoConfig.from_pretrained(config_folder)
@@ -59,16 +71,14 @@ def main(config_folder: str, micro_batch: int, sequence_length: int, out: str) -
     lasted_s = time.monotonic() - began
     used_mj = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) - before_mj
     seen = steps * micro_batch * sequence_length
-    result = {
+    return {
         "mj_per_token": used_mj / seen,
         "tokens_per_s": seen / lasted_s,
         "power_w": used_mj / 1000 / lasted_s,
         "first_steps_s": first_steps_s,
         "peak_memory_gib": torch.cuda.max_memory_allocated() / 2**30,
     }
-    print(json.dumps(result))
-    Path(out).write_text(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    main()

@@ -3,19 +3,17 @@
     python benchmarks/performance/share.py STUDY.yaml FOLDER [--trials 30] [--epochs 30] [--batch 64]
 
 Runs the study in FOLDER, or goes on with it, with a random search of the learning rate, one batch, a fixed number of
-epochs, and nothing stopped early; the same command reaches the total in several calls, whose wall time is added up in
+epochs, and nothing stopped early. Called again with more trials it goes on; the calls' wall times are added up in
 FOLDER.wall-s.json. Time is the whole command's, its start, the preparation and the report included; energy is what the
 study counts, the preparation and the gaps included.
 """
 
 import argparse
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 
-import yaml
+import common
 
 TRAINING = ("compile", "steps", "evaluation")  # stages; the first is the first optimizer step
 
@@ -24,30 +22,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("study", type=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--trials", type=int, default=30)
+    parser.add_argument("--trials", type=common.at_least(1), default=30)
     parser.add_argument("--epochs", type=float, default=30)
-    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--batch", type=common.at_least(1), default=64)
     options = parser.parse_args()
-    # Beside the original, whose paths are relative to its folder.
-    changed = options.study.with_name(f".{options.study.stem}-share.yaml")
-    changed.write_text(yaml.safe_dump(the_study(options)))
     began = time.monotonic()
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "carbonopt", "run", str(changed), "--out", str(options.folder)], check=False
-        )
-    finally:
-        changed.unlink()
-        calls = options.folder.with_name(f"{options.folder.name}.wall-s.json")
-        walls = [*(json.loads(calls.read_text()) if calls.exists() else []), time.monotonic() - began]
-        calls.write_text(json.dumps(walls) + "\n")
-    if done.returncode not in (0, 3):
-        raise SystemExit(f"the study ended with code {done.returncode}")
+    common.run(the_study(options), options.study, options.folder)
+    calls = options.folder.with_name(f"{options.folder.name}.wall-s.json")
+    walls = [*(json.loads(calls.read_text()) if calls.exists() else []), time.monotonic() - began]
+    calls.write_text(json.dumps(walls) + "\n")
     print(table(options.folder, walls))
 
 
 def the_study(options: argparse.Namespace) -> dict:
-    raw = yaml.safe_load(options.study.read_text())
+    raw = common.read(options.study)
     raw.pop("confirm", None)
     raw["budget"] = {"trials": options.trials}
     raw["search"] |= {"sampler": "random", "pruning": {"target": False, "cap": False}}
@@ -61,9 +49,7 @@ def the_study(options: argparse.Namespace) -> dict:
 
 
 def table(folder: Path, walls: list[float]) -> str:
-    command = [sys.executable, "-m", "carbonopt", "export", str(folder), "--format", "jsonl"]
-    exported = subprocess.run(command, check=True, capture_output=True, text=True)
-    records = [json.loads(line) for line in exported.stdout.splitlines()]
+    records = common.records(folder)
     training_s = sum(record["stages"][name]["duration_s"] for record in records for name in TRAINING)
     spent = json.loads((folder / "report" / "data" / "report.json").read_text())["spent"]
     parts = spent["gpu_parts_kwh"] if spent["gpu_kwh"] is not None else spent["by_phase_kwh"]
