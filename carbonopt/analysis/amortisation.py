@@ -7,27 +7,12 @@ from dataclasses import dataclass
 
 from carbonopt.analysis.confidence import Configuration, Evidence, Standing
 from carbonopt.analysis.recommend import Recommendation
-from carbonopt.analysis.stages import Speed, Stages
+from carbonopt.analysis.stages import Speed, Stages, compiled_by, compiles
 from carbonopt.record import StudyData
-from carbonopt.trial import Frozen, TrialParams
+from carbonopt.trial import Frozen, TrialRecord, TrialState
 
 WORTH_SAYING = 0.01  # of a training's energy: what a first step took more elsewhere
 _ROUNDING = 1e-9  # relative: what two equal figures may differ by
-
-# What decides which kernels a run compiles, so that another one with the same finds them in the cache. The learning
-# rate, the epochs and how many micro batches make a global one don't.
-_COMPILED_BY = (
-    "torch_compile",
-    "output_layer",
-    "micro_batch_size_per_gpu",
-    "precision",
-    "attention_implementation",
-    "gradient_checkpointing",
-    "zero_stage",
-    "offload",
-    "world_size",
-    "lora_rank",
-)
 
 
 class CheapestFrom(Frozen):
@@ -51,6 +36,20 @@ class AsFirst(Frozen):
     cheapest_energy_kwh: float
 
 
+class NotCompared(Frozen):
+    """Of the compiled trials that are not compared, for they were stopped or may not be recommended, the one whose
+    steps cost least. What a token costs it is known, and so what a long run would; which perplexity that reaches isn't.
+    """
+
+    trial: int
+    of: int  # such trials
+    complete: bool
+    meets: bool  # the target, by this run
+    steps_done: int
+    total_steps: int | None
+    less_a_token: float  # of the energy that the recommended one takes a token after its first step; negative: more
+
+
 class Amortisation(Frozen):
     """Of a configuration that was repeated, and is judged by that, all figures are means over its runs."""
 
@@ -63,6 +62,8 @@ class Amortisation(Frozen):
     largest_excess_share: float  # of any trial of the study
     cheapest: tuple[CheapestFrom, ...]  # by length, `trial` first; it alone: it stays the cheapest
     as_first: AsFirst | None  # None: that costs hardly more
+    compiles: bool = False  # `trial` does
+    not_compared: NotCompared | None = None  # None: there is no such trial
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,43 @@ def amortisation(data: StudyData, rec: Recommendation, found: Stages) -> Amortis
             for length, line in envelope(lines)
         ),
         as_first=_as_first(lines, _largest_excesses(data, speeds)),
+        compiles=compiles(first.one.first.params, data),
+        not_compared=_not_compared(data, rec, eligible, first, speeds),
+    )
+
+
+def _not_compared(
+    data: StudyData,
+    rec: Recommendation,
+    eligible: Sequence[Configuration],
+    first: Line,
+    speeds: Mapping[int, Speed],
+) -> NotCompared | None:
+    compared = {one.first.trial for one in eligible}
+
+    def a_token(record: TrialRecord) -> float:
+        return speeds[record.trial].millijoules_per_token
+
+    others = [
+        record
+        for record in data.records
+        if record.state in (TrialState.PRUNED, TrialState.COMPLETE)
+        and record.trial in speeds
+        and not {record.trial, record.repeat_of} & compared
+        and compiles(record.params, data)
+    ]
+    own = statistics.fmean(a_token(run) for run in first.one.runs if run.trial in speeds)
+    if not others or not own > 0:
+        return None
+    least = min(others, key=a_token)
+    return NotCompared(
+        trial=least.trial,
+        of=len(others),
+        complete=least.state is TrialState.COMPLETE,
+        meets=least.meets(rec.target_perplexity),
+        steps_done=least.steps_done or 0,
+        total_steps=least.total_steps,
+        less_a_token=1 - a_token(least) / own,
     )
 
 
@@ -164,16 +202,12 @@ def _less_interval(evidence: Evidence, line: Line, first: Line) -> tuple[float, 
     return 1 - ratio * math.exp(margin), 1 - ratio * math.exp(-margin)
 
 
-def _compiled_by(params: TrialParams) -> tuple[object, ...]:
-    return tuple(getattr(params, name) for name in _COMPILED_BY)
-
-
 def _largest_excesses(data: StudyData, speeds: Mapping[int, Speed]) -> dict[tuple[object, ...], Speed]:
     """By what was compiled; of all trials, for a stopped one may have been the first."""
     largest: dict[tuple[object, ...], Speed] = {}
     for record in data.records:
         if speed := speeds.get(record.trial):
-            key = _compiled_by(record.params)
+            key = compiled_by(record.params)
             if key not in largest or speed.first_step_excess_kwh > largest[key].first_step_excess_kwh:
                 largest[key] = speed
     return largest
@@ -181,12 +215,12 @@ def _largest_excesses(data: StudyData, speeds: Mapping[int, Speed]) -> dict[tupl
 
 def _as_first(lines: Sequence[Line], largest: Mapping[tuple[object, ...], Speed]) -> AsFirst | None:
     def charged_kwh(line: Line) -> float:
-        return line.per_length_kwh + largest[_compiled_by(line.one.first.params)].first_step_excess_kwh
+        return line.per_length_kwh + largest[compiled_by(line.one.first.params)].first_step_excess_kwh
 
     first = lines[0]
     if charged_kwh(first) <= (1 + WORTH_SAYING) * first.energy_kwh:
         return None
-    like = largest[_compiled_by(first.one.first.params)]
+    like = largest[compiled_by(first.one.first.params)]
     cheapest = _least(lines, [charged_kwh(line) for line in lines])
     return AsFirst(
         like=like.trial,

@@ -1,11 +1,12 @@
-"""Where the trials' time and energy went: by stage, and how fast each trial trained."""
+"""Where the trials' time and energy went: by stage, how fast each trained, and what its first step was spent on."""
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 
-from carbonopt.config import ReplayLaunch
+from carbonopt.config import LocalLaunch, ReplayLaunch
 from carbonopt.record import StudyData
-from carbonopt.trial import Frozen, Stage, StageCost, TrialRecord
+from carbonopt.trial import Frozen, Stage, StageCost, StopReason, TrialParams, TrialRecord
 from carbonopt.units import JOULES_PER_KWH
 
 # FLOP/s of a GPU's tensor cores in bf16 and fp16 without sparsity, by what its name holds, as the makers' data sheets
@@ -19,6 +20,34 @@ _PEAK_FLOPS = {
 }
 _HALF_PRECISIONS = ("bf16", "fp16")
 _FLOP_PER_PARAMETER_AND_TOKEN = 6  # 2 forward, 4 backward (Kaplan et al. 2020, arXiv 2001.08361); attention's not in it
+
+# What decides which kernels a run compiles, so that another one with the same finds them in the cache. The learning
+# rate, the epochs and how many micro batches make a global one don't.
+_COMPILED_BY = (
+    "torch_compile",
+    "output_layer",
+    "micro_batch_size_per_gpu",
+    "precision",
+    "attention_implementation",
+    "gradient_checkpointing",
+    "zero_stage",
+    "offload",
+    "world_size",
+    "lora_rank",
+)
+# Any of these arguments of Hugging Face's switches compilation on.
+_COMPILING_ARGUMENTS = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
+# How far a first step that loads is below one that compiles: loading, too, takes seconds, and a busy machine's differ.
+_FAR_SHORTER = 0.5
+_FAR_SHORTER_S = 1.0
+_MOST = 0.5  # of a training's energy
+
+
+class Kernels(StrEnum):
+    """Where a trial that is compiled had its kernels from."""
+
+    COMPILED = "compiled"
+    LOADED = "from the cache"
 
 
 class StageShare(Frozen):
@@ -43,18 +72,132 @@ class Speed(Frozen):
     first_step_excess_share: float  # of the training's energy: what a longer run would not have again
     gpu_utilisation: float | None  # share of the time with a kernel on the GPUs, the first step's too; None: not told
     flops_utilisation: float | None  # 6 × parameters × tokens/s ÷ what the GPUs can do; None: not known of these
+    kernels: Kernels | None = None  # None: it isn't compiled, or no other trial's first step tells
+
+
+class StoppedEarly(Frozen):
+    """A trial that a rule stopped when most of its training's energy had gone into its first step."""
+
+    trial: int
+    stop_reason: StopReason
+    steps_done: int
+    total_steps: int | None
+    first_step_kwh: float
+    training_kwh: float
+    compiles: bool
+    kernels: Kernels | None
 
 
 class Stages(Frozen):
     shares: tuple[StageShare, ...]  # in order; empty: no trial tells its stages
     speeds: tuple[Speed, ...]  # by trial number; those with more than one step
+    stopped_early: tuple[StoppedEarly, ...] = ()  # by trial number
+    compiles: bool = False  # any of these trials does
+    imported_before: bool = False  # trials are forks of a process that had imported what they need
 
 
 def stages(data: StudyData) -> Stages:
     replayed = isinstance(data.config.launch, ReplayLaunch)  # its seconds are those of reading a table
     measured = [] if replayed else [record for record in data.records if record.stages]
-    speeds = (_speed(record, data) for record in measured)
-    return Stages(shares=tuple(_shares(measured)), speeds=tuple(one for one in speeds if one is not None))
+    compiled = [record for record in measured if compiles(record.params, data)]
+    kernels = _kernels(compiled)
+    speeds = (_speed(record, data, kernels.get(record.trial)) for record in measured)
+    compiling = {record.trial for record in compiled}
+    early = (_stopped_early(record, record.trial in compiling, kernels.get(record.trial)) for record in measured)
+    launch = data.config.launch
+    return Stages(
+        shares=tuple(_shares(measured)),
+        speeds=tuple(one for one in speeds if one is not None),
+        stopped_early=tuple(one for one in early if one is not None),
+        compiles=bool(compiled),
+        imported_before=isinstance(launch, LocalLaunch) and launch.warm_start and bool(measured),
+    )
+
+
+def compiles(params: TrialParams, data: StudyData) -> bool:
+    """Whether its first step compiles kernels, or loads those that an earlier trial has compiled."""
+    workload, launch = data.config.workload, data.config.launch
+    given = workload.training_arguments if workload is not None else {}
+    if params.torch_compile or any(given.get(name) for name in _COMPILING_ARGUMENTS):
+        return True
+    on_gpu = isinstance(launch, LocalLaunch) and bool(launch.gpus)
+    return params.attention_implementation == "flex_attention" or (params.has_fused_output_layer and on_gpu)
+
+
+def compiled_by(params: TrialParams) -> tuple[object, ...]:
+    """Equal where two runs compile the same."""
+    return tuple(getattr(params, name) for name in _COMPILED_BY)
+
+
+def _kernels(compiled: Iterable[TrialRecord]) -> dict[int, Kernels]:
+    """By trial, from how long the first steps were beyond another one.
+
+    Among trials that compile the same, one whose first step is far shorter than an earlier one's has loaded, and that
+    one had compiled. Whatever is far longer than an earlier one was held up by something else and isn't judged.
+    """
+    alike: dict[tuple[object, ...], list[TrialRecord]] = {}
+    for record in compiled:
+        if record.stages and Stage.COMPILE in record.stages:
+            alike.setdefault(compiled_by(record.params), []).append(record)
+    found: dict[int, Kernels] = {}
+    for records in alike.values():
+        beyond_s = _beyond_a_step_s(records)
+        for index, record in enumerate(records):
+            its_s, before_s, after_s = beyond_s[index], beyond_s[:index], beyond_s[index + 1 :]
+            if any(_far_shorter(its_s, other_s) for other_s in before_s):
+                found[record.trial] = Kernels.LOADED
+            elif any(_far_shorter(other_s, its_s) for other_s in after_s) and not any(
+                _far_shorter(other_s, its_s) for other_s in before_s
+            ):
+                found[record.trial] = Kernels.COMPILED
+    return found
+
+
+def _beyond_a_step_s(records: Sequence[TrialRecord]) -> list[float]:
+    """How much longer each first step was than another one. For a trial that made no other, its like say how long."""
+    first_s = [(record.stages or {})[Stage.COMPILE].duration_s for record in records]
+    steps_s = [_mean_step(record, record.stages or {}).duration_s for record in records]
+    a_sequence_s = [
+        step_s / record.params.global_batch_size for record, step_s in zip(records, steps_s, strict=True) if step_s
+    ]
+    usual_s = statistics.median(a_sequence_s) if a_sequence_s else 0.0
+    return [
+        first - (step_s or usual_s * record.params.global_batch_size)
+        for record, first, step_s in zip(records, first_s, steps_s, strict=True)
+    ]
+
+
+def _far_shorter(duration_s: float, than_s: float) -> bool:
+    return duration_s <= _FAR_SHORTER * than_s and duration_s <= than_s - _FAR_SHORTER_S
+
+
+def _mean_step(record: TrialRecord, parts: Mapping[Stage, StageCost]) -> StageCost:
+    """Of those after the first; nothing where there was none."""
+    steps, others = parts.get(Stage.STEPS), (record.steps_done or 0) - 1
+    if steps is None or others < 1:
+        return StageCost()
+    return StageCost(duration_s=steps.duration_s / others, energy_kwh=steps.energy_kwh / others)
+
+
+def _stopped_early(record: TrialRecord, compiled: bool, kernels: Kernels | None) -> StoppedEarly | None:
+    parts, done = record.stages or {}, record.steps_done or 0
+    first = parts.get(Stage.COMPILE)
+    if record.stop_reason not in (StopReason.CAP, StopReason.TARGET) or first is None:
+        return None
+    # Without compilation it would say nothing of a trial of one or two steps: the first is half of them.
+    training_kwh = first.energy_kwh + parts.get(Stage.STEPS, StageCost()).energy_kwh
+    if first.energy_kwh <= _MOST * training_kwh or not (compiled or done > 2):
+        return None
+    return StoppedEarly(
+        trial=record.trial,
+        stop_reason=record.stop_reason,
+        steps_done=done,
+        total_steps=record.total_steps,
+        first_step_kwh=first.energy_kwh,
+        training_kwh=training_kwh,
+        compiles=compiled,
+        kernels=kernels,
+    )
 
 
 def _shares(records: Iterable[TrialRecord]) -> list[StageShare]:
@@ -79,14 +222,14 @@ def _shares(records: Iterable[TrialRecord]) -> list[StageShare]:
     ]
 
 
-def _speed(record: TrialRecord, data: StudyData) -> Speed | None:
+def _speed(record: TrialRecord, data: StudyData, kernels: Kernels | None) -> Speed | None:
     assert record.stages is not None
     steps, first = record.stages.get(Stage.STEPS), record.stages.get(Stage.COMPILE)
     done = record.steps_done or 0
     if data.prepared is None or steps is None or first is None or done < 2 or steps.duration_s <= 0:
         return None
     tokens = (done - 1) * record.params.global_batch_size * data.prepared.sequence_length
-    excess_kwh = max(0.0, first.energy_kwh - steps.energy_kwh / (done - 1))
+    excess_kwh = max(0.0, first.energy_kwh - _mean_step(record, record.stages).energy_kwh)
     training_kwh = first.energy_kwh + steps.energy_kwh
     tokens_per_s = tokens / steps.duration_s
     return Speed(
@@ -98,6 +241,7 @@ def _speed(record: TrialRecord, data: StudyData) -> Speed | None:
         first_step_excess_share=excess_kwh / training_kwh if training_kwh else 0.0,
         gpu_utilisation=record.gpu_utilisation,
         flops_utilisation=_utilisation(tokens_per_s, record, data),
+        kernels=kernels,
     )
 
 

@@ -134,6 +134,7 @@ def build_view(data: StudyData, facts: Facts, plot: Scatter) -> View:
         by_stage=stage_tables.by_stage(facts.stages),
         longer_runs=stage_tables.longer_runs(facts.amortisation),
         speeds=stage_tables.speeds(facts.stages),
+        stopped_early=stage_tables.stopped_early(facts.stages),
         by_component=energy.by_component(data, spent),
         readings=energy.readings(spent),
         components=energy.components(data),

@@ -105,7 +105,8 @@ def _effects(one: Influence) -> tuple[Chart, ...]:
 
 
 def batch(found: BatchEffect | None) -> tuple[Chart, ...]:
-    """Time, memory, energy and emissions of an epoch, the minimum marked."""
+    """Time, memory, energy and emissions of an epoch: of each batch size the lowest, by which they are compared, and
+    the range above it; the minimum marked."""
     if found is None:
         return ()
     energy = energy_scale(one.energy_kwh.highest for one in found.batches)
@@ -141,17 +142,17 @@ def _over_batch(
     outcomes = [
         Outcome(
             name=str(one.global_batch_size),
-            middle=span.median * per_base,
+            middle=span.lowest * per_base,
             lowest=span.lowest * per_base,
             highest=span.highest * per_base,
-            hint=f"batch {one.global_batch_size}: {spanned_text(span, text)} {unit}"
+            hint=f"batch {one.global_batch_size}: lowest (median to highest) {spanned_text(span, text)} {unit}"
             + (", of stopped trials" if one.only_stopped else ""),
             strong=one.global_batch_size == least,
         )
         for one in found.batches
         if (span := of(one)) is not None
     ]
-    title = f"{what} of an epoch"
+    title = f"{what} of an epoch, lowest to highest"
     if len(outcomes) == 1:
         title = f"{what}: known for batch {outcomes[0].name} only"
     return _over_names(title, x_title, f"{what} ({unit})", outcomes, "minimum")

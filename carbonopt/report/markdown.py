@@ -3,6 +3,7 @@ become markup."""
 
 import re
 
+from carbonopt.report.stages import LONGER_RUNS
 from carbonopt.report.view import Part, Table, View, shown_directions
 
 NOTHING_TO_DRAW = "There is nothing to draw: no trial has both an evaluation and energy."
@@ -37,10 +38,11 @@ def render(view: View, picture: str | None) -> str:
         *_part("Diminishing returns", view.returns),
     ]
     parts += ["## Where the energy went", *(_captioned(table) for table in (view.by_phase, view.by_state))]
-    longer = view.longer_runs
-    parts += [escape(view.closure), _captioned(view.by_stage), *map(escape, longer.sentences)]
-    parts += map(_captioned, (*longer.tables, view.speeds))
+    parts += [escape(view.closure), _captioned(view.by_stage), _captioned(view.speeds)]
+    parts += [*map(escape, view.stopped_early)]
     parts += map(_captioned, (view.by_component, view.readings, view.components))
+    if view.longer_runs.sentences:
+        parts += _part(LONGER_RUNS, view.longer_runs, level=3)
     parts += _part("The same joules elsewhere and at other hours", view.regions)
     parts.append(escape(view.no_repricing) if view.repricing is None else _captioned(view.repricing))
     against = _part("Against the baseline", view.comparison)
@@ -59,8 +61,8 @@ def render(view: View, picture: str | None) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _part(title: str, part: Part) -> list[str]:
-    return [f"## {title}", *map(escape, part.sentences), *map(_captioned, (*part.tables, *part.folded))]
+def _part(title: str, part: Part, level: int = 2) -> list[str]:
+    return [f"{'#' * level} {title}", *map(escape, part.sentences), *map(_captioned, (*part.tables, *part.folded))]
 
 
 def _captioned(table: Table) -> str:

@@ -17,6 +17,7 @@ from carbonopt.report.facts import Facts
 from carbonopt.report.markdown import NO_TRIAL, NOTHING_TO_DRAW
 from carbonopt.report.points import CELLS, COLOURS, LABELS, Axis, Point, Scatter, layers
 from carbonopt.report.quantities import perplexity_text, plus_minus_text
+from carbonopt.report.stages import LONGER_RUNS
 from carbonopt.report.view import Cell, Table, View, shown_directions
 from carbonopt.trial import TrialState
 
@@ -69,6 +70,7 @@ def render(view: View, data: StudyData, plot: Scatter, facts: Facts, png: bytes 
         page_rows=PAGE_ROWS,
         nothing_to_draw=NOTHING_TO_DRAW,
         no_trial=NO_TRIAL,
+        longer_runs=LONGER_RUNS,
         png=base64.b64encode(png or b"").decode("ascii"),
         plotly_js=get_plotlyjs(),
     )

@@ -1,6 +1,6 @@
 """What the trials teach of batch, steps, grids and the baseline: sentences and tables, or why it can't be said."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from carbonopt.analysis.batch import AtBatch, BatchEffect, Spanned
 from carbonopt.analysis.comparison import AtEqualQuality, Comparison
@@ -96,7 +96,8 @@ def batch(found: BatchEffect | None) -> Part:
         sentences=_of_the_batch(found),
         tables=(
             Table(
-                caption="An epoch's training by global batch size: median (lowest to highest), the minimum in bold",
+                caption="An epoch's training by global batch size: the lowest of its trials (their median to their "
+                "highest), the minimum in bold",
                 columns=columns(
                     "Global batch",
                     "Trials",
@@ -108,7 +109,8 @@ def batch(found: BatchEffect | None) -> Part:
                 ),
                 rows=tuple(map(row, found.batches)),
                 note="Of each batch size the complete trials, or where none completed the stopped ones; they differ "
-                "in their other settings. Less energy an epoch is not less energy to the target: a larger batch takes "
+                "in their other settings, and what else the machine did can only add to them: batch sizes are compared "
+                "by the lowest. Less energy an epoch is not less energy to the target: a larger batch takes "
                 "fewer steps an epoch.",
             ),
         ),
@@ -117,15 +119,34 @@ def batch(found: BatchEffect | None) -> Part:
 
 def spanned_text(span: Spanned, text: Callable[[float], str]) -> str:
     if text(span.lowest) == text(span.highest):
-        return text(span.median)
-    return f"{text(span.median)} ({interval_text(span.lowest, span.highest, text)})"
+        return text(span.lowest)
+    return f"{text(span.lowest)} ({interval_text(span.median, span.highest, text)})"
+
+
+def _least_by_median(batches: Sequence[AtBatch], figure: Callable[[AtBatch], Spanned]) -> int:
+    return min(batches, key=lambda one: figure(one).median).global_batch_size
+
+
+def _by_medians(found: BatchEffect) -> tuple[str, ...]:
+    """Where the usual trial of a batch size says something else than its best one."""
+    energy = _least_by_median(found.batches, lambda one: one.energy_kwh)
+    duration = _least_by_median(found.batches, lambda one: one.duration_s)
+    others = [
+        f"the {what} at {size}"
+        for what, size, least in (
+            ("least energy", energy, found.least_energy),
+            ("least time", duration, found.least_duration),
+        )
+        if size != least
+    ]
+    return (f"By the medians, in which slow runs count, too, it would be {' and '.join(others)}.",) if others else ()
 
 
 def _of_the_batch(found: BatchEffect) -> tuple[str, ...]:
     memory = "" if found.least_memory is None else f", the least memory at {found.least_memory}"
     least = (
-        f"An epoch uses the least energy, and so emits the least, at batch {found.least_energy}; it takes the least "
-        f"time at {found.least_duration}{memory}."
+        f"By the lowest of each batch size's trials, an epoch uses the least energy, and so emits the least, at batch "
+        f"{found.least_energy}; it takes the least time at {found.least_duration}{memory}."
     )
     stopped = [one.global_batch_size for one in found.batches if one.only_stopped]
     doubt: tuple[str, ...] = ()
@@ -145,9 +166,10 @@ def _of_the_batch(found: BatchEffect) -> tuple[str, ...]:
         if before is not None and after is not None and before.lowest
     ]
     if not changes:
-        return (least, *doubt)
+        return (least, *_by_medians(found), *doubt)
     return (
         least,
+        *_by_medians(found),
         *doubt,
         f"From batch {small.global_batch_size} to {large.global_batch_size}, by the lowest of each: "
         f"{', '.join(changes)}.",

@@ -86,6 +86,7 @@ class View(Frozen):
     by_stage: Table  # of the trials
     longer_runs: Part  # what they would change; empty where first steps were not measured
     speeds: Table  # of each trial
+    stopped_early: tuple[str, ...]  # of trials that hardly came beyond their first step
     by_component: Table
     readings: Table  # of the GPUs by the counters and by CodeCarbon
     components: Table  # of each trial's training window
