@@ -32,7 +32,7 @@ def main() -> None:
         "--lengths", type=common.at_least(1), nargs="+", default=[512, 1024], help="tokens in a sequence"
     )
     parser.add_argument("--steps", type=common.at_least(2), default=12)
-    parser.add_argument("--micro-batch-tokens", type=int, nargs="+", default=[2**16, 2**17])
+    parser.add_argument("--micro-batch-tokens", type=common.at_least(1), nargs="+", default=[2**16, 2**17])
     parser.add_argument("--zero-stages", type=int, nargs="+", default=[1])
     parser.add_argument("--compile", type=yaml.safe_load, nargs="+", default=[False, True])
     parser.add_argument("--output-layers", nargs="+", default=["standard", "fused", "fused_fp8"])
