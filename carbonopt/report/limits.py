@@ -8,6 +8,7 @@ from carbonopt.analysis.repeats import Repeats, repeats_of
 from carbonopt.analysis.repricing import Repricing
 from carbonopt.config import ReplayLaunch
 from carbonopt.record import StudyData
+from carbonopt.report.crowding import crowding
 from carbonopt.report.quantities import count_text, percent_text, two_decimals_text
 from carbonopt.trial import LARGEST_DISAGREEMENT, TrialState
 
@@ -21,7 +22,7 @@ CLOSURE_TOLERANCE = 0.005
 def limits(
     data: StudyData, rec: Recommendation, spent: Footprint, repeated: Sequence[Repeats], priced: Repricing | None
 ) -> tuple[str, ...]:
-    return (*_of_the_search(data, rec, repeated), *_of_the_measurement(data, spent), *_of_the_scope(data, priced))
+    return (*_of_the_search(data, rec, repeated), *_of_the_measurement(data, rec, spent), *_of_the_scope(data, priced))
 
 
 def modelled_components(data: StudyData) -> str:
@@ -89,7 +90,7 @@ def _of_the_search(data: StudyData, rec: Recommendation, repeated: Sequence[Repe
     return found
 
 
-def _of_the_measurement(data: StudyData, spent: Footprint) -> list[str]:
+def _of_the_measurement(data: StudyData, rec: Recommendation, spent: Footprint) -> list[str]:
     found = []
     modelled = modelled_components(data)
     if data.config.carbon.objective == "gpu":
@@ -115,6 +116,7 @@ def _of_the_measurement(data: StudyData, spent: Footprint) -> list[str]:
         found.append(
             "The meter's own set-up, 1 to 3 s at each start of carbonopt run before its first window, is not counted."
         )
+    found += crowding(data, rec)
     found += _disagreements(data)
     for what, fraction in (("GPUs' energy", spent.gpu_closure), ("whole energy", spent.closure)):
         if fraction is not None and abs(fraction - 1) > CLOSURE_TOLERANCE:

@@ -1,0 +1,43 @@
+"""What other work on the machine did to the trials is said, first of all where the saving rests on it."""
+
+import pytest
+from small_studies import study, trial
+
+from carbonopt.analysis.recommend import recommend
+from carbonopt.report.crowding import CROWDED, crowding
+
+
+def said(*waits: float | None) -> tuple[str, ...]:
+    """Of trial 0, the baseline, trial 1, the cheapest, and trial 2."""
+    energies = (4e-3, 1e-3, 2e-3)
+    trials = [trial(number, energies[number], core_wait=wait) for number, wait in enumerate(waits)]
+    data = study(*trials)
+    rec = recommend(data)
+    assert rec.trial == 1
+    return crowding(data, rec)
+
+
+@pytest.mark.parametrize("waits", [(None, None, None), (0.03, 0.04, CROWDED - 0.01)])
+def test_nothing_where_none_waited(waits) -> None:
+    assert said(*waits) == ()
+
+
+def test_the_one_that_is_recommended_waited_and_the_saving_is_doubtful() -> None:
+    (found,) = said(0.03, 0.366, 0.9)
+    assert "kept 2 trials waiting for the cores, trial 1, the recommended one, for 36.6 %" in found
+    assert found.endswith("so that the saving can't be trusted. Run the study again where nothing else runs.")
+
+
+def test_others_that_waited_cost_too_much_and_no_more() -> None:
+    (found,) = said(0.03, 0.04, 0.5)
+    assert "kept 1 trial waiting for the cores, trial 2 for 50 %" in found and "saving" not in found
+
+
+def test_a_repeat_of_what_is_compared_counts() -> None:
+    data = study(
+        trial(0, 4e-3),
+        trial(1, 1e-3),
+        trial(2, 1e-3, repeat_of=1, seed=4, core_wait=0.5, params={"learning_rate": 2e-3}),
+    )
+    (found,) = crowding(data, recommend(data))
+    assert "saving can't be trusted" in found
