@@ -152,10 +152,10 @@ def _over_batch(
         for one in found.batches
         if (span := of(one)) is not None
     ]
-    title = f"{what} of an epoch, lowest to highest"
+    title = f"{what} of an epoch"
     if len(outcomes) == 1:
         title = f"{what}: known for batch {outcomes[0].name} only"
-    return _over_names(title, x_title, f"{what} ({unit})", outcomes, "minimum")
+    return _over_names(title, x_title, f"{what} ({unit}), lowest to highest", outcomes, "minimum")
 
 
 def returns(found: Returns | None, target_perplexity: float) -> tuple[Chart, ...]:

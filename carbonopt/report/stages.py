@@ -14,7 +14,6 @@ from carbonopt.report.quantities import (
     seconds_text,
 )
 from carbonopt.report.savings import sure_of
-from carbonopt.report.tables import STOPPED_BECAUSE
 from carbonopt.report.view import Cell, Part, Table, columns, number, word
 from carbonopt.trial import Stage
 
@@ -32,6 +31,11 @@ _NAMES = {
 _COMPILATION_IN_IT = ", compilation in it"  # the first step's name goes on so where any trial compiles
 
 SHARE_TO_TELL = 0.05  # of a training's energy: a first step that took as much can turn a ranking round
+_SPENT_ON = {
+    Kernels.COMPILED: "for compilation",
+    Kernels.LOADED: "with kernels from the cache",
+    None: "for compilation, or loading from the cache",
+}
 LONGER_RUNS = "Longer runs"  # the heading that other sections name
 _MOST_LISTED = 5  # trials in a sentence
 _NO_IMPORTS_S = 1.0  # importing everything takes several seconds, forking a hundredth of one
@@ -93,17 +97,17 @@ def speeds(found: Stages) -> Table:
         if any(getattr(one, attribute) is not None for one in found.speeds)
     ]
     scale = energy_scale(one.first_step_excess_kwh for one in found.speeds)
-    head = ["Trial", "Tokens/s", "mJ a token", "First step (s)", scale.label("Its excess"), "of the training"]
+    head = ["First step (s)", scale.label("Its excess"), "of the training"]
     told = ("Kernels",) if any(one.kernels for one in found.speeds) else ()
     rows = tuple(
         (
             number(str(one.trial), one.trial),
             number(f"{one.tokens_per_s:,.0f}", one.tokens_per_s),
             number(rate_text(one.millijoules_per_token), one.millijoules_per_token),
+            *(word(_kernels(one)) for _ in told),
             number(seconds_text(one.first_step_s), one.first_step_s),
             number(scale.text(one.first_step_excess_kwh), one.first_step_excess_kwh),
             number(percent_text(one.first_step_excess_share), one.first_step_excess_share),
-            *(word(_kernels(one)) for _ in told),
             *(_share_or_dash(getattr(one, attribute)) for _, attribute, _ in more),
         )
         for one in found.speeds
@@ -111,9 +115,9 @@ def speeds(found: Stages) -> Table:
     return Table(
         caption="How fast each trial trained",
         columns=(
-            *columns(*head, numeric_from=0),
+            *columns("Trial", "Tokens/s", "mJ a token", numeric_from=0),
             *columns(*told),
-            *columns(*(name for name, _, _ in more), numeric_from=0),
+            *columns(*head, *(name for name, _, _ in more), numeric_from=0),
         ),
         rows=rows,
         note=f"Of the steps after the first. Its excess: what the first step used beyond a mean one, for "
@@ -142,13 +146,8 @@ def stopped_early(found: Stages) -> tuple[str, ...]:
 def _one_stopped_early(one: StoppedEarly) -> str:
     of = "" if one.total_steps is None else f" of {one.total_steps:,}"
     after = f"after step {one.steps_done:,}{of}" if one.steps_done else "in it"
-    what = ""
-    if one.compiles:
-        what = ", kernels from the cache" if one.kernels is Kernels.LOADED else ", for compilation"
-    return (
-        f"trial {one.trial} {after} ({energy_text(one.first_step_kwh)} of {energy_text(one.training_kwh)}{what}; "
-        f"{STOPPED_BECAUSE[one.stop_reason]})"
-    )
+    what = f", {_SPENT_ON[one.kernels]}" if one.compiles else ""
+    return f"trial {one.trial} {after} ({energy_text(one.first_step_kwh)} of {energy_text(one.training_kwh)}{what})"
 
 
 def _share_or_dash(share: float | None) -> Cell:
@@ -221,10 +220,11 @@ def _by_length(found: Amortisation) -> str:
 def _beside_them(found: Amortisation, other: NotCompared) -> str:
     """Of compiled trials that can't be compared: what is known, and what isn't."""
     if other.less_a_token <= WORTH_SAYING:
-        if other.of == 1:
-            none = f"The one compiled trial that is not compared (trial {other.trial}) does not take"
-        else:
-            none = f"None of the {other.of} compiled trials that are not compared (stopped, or not confirmed) takes"
+        few = f"The one compiled trial that is not compared (trial {other.trial}) does not take"
+        many = (
+            f"None of the {other.of} compiled trials that are not compared (stopped, above the target or not confirmed)"
+        )
+        none = few if other.of == 1 else f"{many} takes"
         return f"{none} clearly less energy a token after its first step than trial {found.trial}."
     if other.complete:
         why = "which is not confirmed" if other.meets else "which misses the target"
