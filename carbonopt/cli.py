@@ -72,6 +72,7 @@ def run(
     from carbonopt.doctor import before_run
     from carbonopt.folder import study_folder
     from carbonopt.live import LiveDisplay
+    from carbonopt.storage import written
     from carbonopt.study import run_study
     from carbonopt.trackers import open_trackers
 
@@ -80,7 +81,7 @@ def run(
     failures = [f"{finding.name}: {finding.as_text()}" for finding in findings if finding.status == "failure"]
     if failures:
         raise BadInput("; ".join(failures))
-    with study_folder(paths), _interruptible() as interrupted:
+    with study_folder(paths), written(str(paths.root)), _interruptible() as interrupted:
         display = LiveDisplay(config)
 
         def warn() -> None:
@@ -130,7 +131,7 @@ def recommend(
     """Print the recommendation alone; another target needs no new trial."""
     if target is not None and not 1 <= target < math.inf:
         raise BadInput(f"--target must be a number from 1 up, as every perplexity is, but got {target:g}.")
-    _, data = _read(study_dir, storage)
+    paths, data = _read(study_dir, storage)
     if as_json:
         from carbonopt.analysis.recommend import recommend as recommend_for
 
@@ -138,7 +139,9 @@ def recommend(
         print(json.dumps(recommendation.as_json(), indent=2, allow_nan=False))
         met = recommendation.met
     else:
-        met = _print_recommendation(data, target)
+        from carbonopt.folder import is_locked
+
+        met = _print_recommendation(data, target, running=is_locked(paths))
     raise typer.Exit(EXIT_MET if met else EXIT_NOT_MET)
 
 
@@ -353,17 +356,17 @@ def _write_report(data: "StudyData", paths: "StudyPaths", folder: Path) -> Path:
         raise BadInput(f"the report can't be written to {folder}: {error.strerror}; give another --out.") from error
 
 
-def _print_recommendation(data: "StudyData", target: float | None = None) -> bool:
+def _print_recommendation(data: "StudyData", target: float | None = None, *, running: bool = False) -> bool:
     from carbonopt.analysis.audit import audit
     from carbonopt.analysis.recommend import recommend as recommend_for
-    from carbonopt.live import recommendation_text
+    from carbonopt.live import not_ended, recommendation_text
     from carbonopt.report.limits import modelled_components
     from carbonopt.report.unmet import what_is_missing
     from carbonopt.report.words import audited
 
     recommendation = recommend_for(data, target)
     print(_printable(recommendation_text(recommendation)))
-    ended = "" if data.ended is None else f"The study ended: {data.ended}."
+    ended = not_ended(data, recommendation, running) if data.ended is None else f"The study ended: {data.ended}."
     for line in (*what_is_missing(data, recommendation), audited(data, audit(data)), ended):
         if line:
             print(f"  {_printable(line)}")

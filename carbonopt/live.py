@@ -6,13 +6,22 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from carbonopt import confirm
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.config import LocalLaunch, StudyConfig
 from carbonopt.record import StudyData
 from carbonopt.report.quantities import count_text, emissions_text, energy_text, percent_text
 from carbonopt.report.savings import of_it_repeats, pays_back_from_to, sure_of
 from carbonopt.report.words import confidence, mean_of
-from carbonopt.trial import LARGEST_DISAGREEMENT, EvalPoint, TrialParams, TrialRecord, TrialSpec, TrialState
+from carbonopt.trial import (
+    LARGEST_DISAGREEMENT,
+    EvalPoint,
+    StopReason,
+    TrialParams,
+    TrialRecord,
+    TrialSpec,
+    TrialState,
+)
 from carbonopt.units import human_duration
 
 
@@ -37,8 +46,9 @@ class LiveDisplay:
     def warn(self, text: str) -> None:
         self._print(f"warning: {text}", "yellow")
 
-    def preparing(self) -> None:
-        text = "preparing the data, the tokenizer and DeepSpeed's ops …"
+    def preparing(self, prepared: bool = False) -> None:
+        """`prepared`: an earlier call has done so; only processes are started."""
+        text = "starting …" if prepared else "preparing the data, the tokenizer and DeepSpeed's ops …"
         if self._console.is_terminal:
             self._live.update(Text(text))
         elif isinstance(self._config.launch, LocalLaunch):  # a replay has nothing to prepare
@@ -162,13 +172,46 @@ def recommendation_text(recommendation: Recommendation) -> str:
     return "\n".join(lines)
 
 
+def not_ended(data: StudyData, recommendation: Recommendation, running: bool) -> str:
+    """What a study that has not ended has still to do, and what its answer lacks until then."""
+    budget = data.config.budget.trials
+    done = sum(
+        record.repeat_of is None
+        and record.state is not TrialState.RUNNING
+        and record.stop_reason is not StopReason.INTERRUPTED
+        for record in data.records
+    )
+    searching = budget is None or done < budget
+    left = []
+    if searching:
+        left.append("trials" if budget is None else f"at most {budget - done} of {count_text(budget, 'trial')}")
+    if data.config.confirm is not None:
+        due = None if searching else confirm.plan(data, lambda seed, params: True).next
+        if searching:
+            left.append("then the repeats with other seeds")
+        elif due is not None:
+            left.append(f"repeats with other seeds, the next of trial {due.trial}")
+    why = "it still runs" if running else "it was interrupted; the same `carbonopt run` goes on with it"
+    parts = [f"The study has not ended: {why}."]
+    if left:
+        parts.append(f"Left: {', '.join(left)}.")
+    sure = recommendation.confidence
+    if recommendation.met and data.config.confirm is not None and (sure is None or not sure.holds):
+        parts.append("Until then the recommendation is not confirmed.")
+    elif recommendation.met:
+        parts.append("Until then the recommendation may change.")
+    return " ".join(parts)
+
+
 def _repeats(trial: TrialSpec | TrialRecord) -> str:
     return "" if trial.repeat_of is None else f" (trial {trial.repeat_of} with seed {trial.seed})"
 
 
 def _trial_line(record: TrialRecord) -> str:
-    parts = [f"trial {record.trial:>3}{_repeats(record)}  {record.state.value:<10}"]
-    if record.stop_reason:
+    interrupted = record.stop_reason is StopReason.INTERRUPTED
+    state = "interrupted, will be run again" if interrupted else f"{record.state.value:<10}"
+    parts = [f"trial {record.trial:>3}{_repeats(record)}  {state}"]
+    if record.stop_reason and not interrupted:
         parts.append(f"({record.stop_reason.value})")
     if record.perplexity is not None:
         parts.append(f"perplexity {record.perplexity:.4g}")

@@ -77,6 +77,16 @@ class Provenance(Frozen):
     study_file: str  # its text
 
 
+class InputFile(Frozen):
+    """A file of this machine that trials depend on: one that the study file names, or one in a folder that it names."""
+
+    path: str  # absolute
+    bytes: int
+    mtime_ns: int
+    pieces: int = 0  # of 1 MiB, evenly spread, that sha256 is over; 0: it is over the whole file
+    sha256: str | None = None  # None: nobody has looked into it yet
+
+
 class SessionLedger(Frozen):
     """What one call of `carbonopt run` spent beside its trials, in kWh without PUE."""
 

@@ -1,6 +1,8 @@
 """A study in its Optuna storage: the one truth. Everything that a report needs is read from here and written here."""
 
+import json
 import math
+import sqlite3
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,16 +16,11 @@ from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
 from carbonopt.config import Choices, Range, StudyConfig
-from carbonopt.errors import BadInput
+from carbonopt.errors import BadInput, CarbonoptError
 from carbonopt.paths import StudyPaths
-from carbonopt.record import CarbonTrace, Provenance, SessionLedger, StudyData
+from carbonopt.record import CarbonTrace, InputFile, Provenance, SessionLedger, StudyData
 from carbonopt.storage_url import RESTORE, stored_pointer, what_is_wrong
-from carbonopt.trial import (
-    Prepared,
-    StopReason,
-    TrialRecord,
-    TrialState,
-)
+from carbonopt.trial import Prepared, StopReason, TrialRecord, TrialState
 
 OBJECTIVES = ("emissions_kg_co2e", "perplexity")
 CONSTRAINT = "log perplexity over target"  # feasible at 0 and below
@@ -110,6 +107,19 @@ class StudyStorage:
 
     def set_prepared(self, prepared: Prepared) -> None:
         self.study.set_user_attr("prepared", prepared.model_dump(mode="json"))
+
+    def set_inputs(self, files: tuple[InputFile, ...]) -> None:
+        """As one text, for the trace's reason."""
+        self.study.set_user_attr("inputs", json.dumps([file.model_dump() for file in files]))
+
+    def inputs(self) -> tuple[InputFile, ...] | None:
+        """The files that trials read, as the first one found them; None before it, and for a study that didn't note
+        them. Raises a BadInput if the note is damaged."""
+        noted = self.study.user_attrs.get("inputs")
+        if noted is None or not self.read(live=False).records:
+            return None
+        with _readable(f"study {self.study.study_name!r}"):
+            return tuple(InputFile(**file) for file in json.loads(noted))
 
     def set_trace(self, trace: CarbonTrace | None) -> None:
         """As one text: as a list, Optuna would copy a year of hours anew for each look at the study."""
@@ -253,6 +263,25 @@ def _readable(whose: str) -> Iterator[None]:
         if isinstance(cause, SQLAlchemyError):
             raise BadInput(f"the storage of {whose} {what_is_wrong(cause)}.") from error
         raise BadInput(f"the storage of {whose} is damaged: {_reason(error)}; {RESTORE}.") from error
+
+
+@contextmanager
+def written(whose: str) -> Iterator[None]:
+    """What a run stumbles over while it writes is no damage: the disk is full, or the server is gone.
+
+    Raises:
+        CarbonoptError: that says so. All that was stored before stays.
+    """
+    try:
+        yield
+    except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
+        said: BaseException = error
+        while said.__cause__ is not None:  # down to what the database's driver says
+            said = said.__cause__
+        why = f"the storage of {whose} can't be written to ({' '.join(str(said).split())}); when it can,"
+        if getattr(said, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
+            why = f"no space left for the storage of {whose}; make room and"
+        raise CarbonoptError(f"{why} type the same command again.") from error
 
 
 def _reason(error: Exception) -> str:

@@ -4,8 +4,9 @@ import contextlib
 import hashlib
 import json
 import platform
+import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +16,7 @@ import optuna
 
 import carbonopt
 from carbonopt import confirm
-from carbonopt.checked import Checked
+from carbonopt.checked import Checked, check_unchanged, input_files, looked_into
 from carbonopt.config import LocalLaunch, ReplayLaunch, StudyConfig
 from carbonopt.energy.hardware import describe_hardware, gpu_uuids
 from carbonopt.energy.machine import MachineMeter
@@ -24,8 +25,8 @@ from carbonopt.energy.occupancy import GpuMemory
 from carbonopt.errors import StudyInterrupted
 from carbonopt.launch.local import LocalLauncher
 from carbonopt.launch.replay import ReplayLauncher
-from carbonopt.paths import StudyPaths
-from carbonopt.record import Hardware, Provenance, SessionLedger, StudyData
+from carbonopt.paths import PreparedFolder, StudyPaths
+from carbonopt.record import Hardware, InputFile, Provenance, SessionLedger, StudyData
 from carbonopt.search.strategy import Strategy
 from carbonopt.storage import REPEAT_OF, SEED, StudyStorage, check_folder_is_free
 from carbonopt.storage_url import connect, remember_storage, storage_url
@@ -47,7 +48,7 @@ class StudyDisplay(TrialObserver, Protocol):
 
     def warn(self, text: str) -> None: ...
     def progress(self, step: int, total_steps: int, train_kwh: float) -> None: ...
-    def preparing(self) -> None: ...
+    def preparing(self, prepared: bool) -> None: ...
     def study_started(self, data: StudyData) -> None: ...
 
 
@@ -78,21 +79,33 @@ def run_study(
     storage = connect(storage_url(paths, url))
     check_folder_is_free(storage, paths, config.name)
     found = StudyStorage.load(storage, config.name)
+    inputs = input_files(config)
     if found is not None:
-        found.check_same(config, str(paths.root) if url is None else "the storage")
+        where = str(paths.root) if url is None else "the storage"
+        found.check_same(config, where)
         if (
             config.budget.trials is not None
             and found.finished_count() >= config.budget.trials
             and (config.confirm is None or _is_confirmed(found, config))
         ):
             found.set_trace(checked.trace)
+            data = found.read(live=False)
+            if data.ended is None:  # killed before it said so, or interrupted and now given fewer trials
+                found.refresh(config, data.provenance)
+                found.set_ended(_with_confirmation(_all_run(config.budget.trials), found.read(live=False), _any_seed))
             return found.read(live=False)  # nothing is left to do, and nothing shall be spent on finding that out
+        noted = found.inputs()
+        if noted is not None:
+            check_unchanged(noted, inputs, where, interrupted)
+            inputs = noted
     begins()
-    display.preparing()
-    launcher, meter, memory, hardware = _open(config, paths, display, interrupted)
+    fingerprint = _fingerprint(config, inputs)
+    display.preparing(PreparedFolder(paths.prepared).made_for(fingerprint) is not None)
+    launcher, meter, memory, hardware = _open(config, paths, display, interrupted, fingerprint)
     try:
         session = _Session(meter, now_utc())
         prepared = None
+        inputs = looked_into(inputs, interrupted)  # here, where what it takes is measured as preparation
         if isinstance(launcher, LocalLauncher):
             prepared = launcher.prepare(interrupted)
             checked.space.check_fits(prepared.train_sequences)
@@ -112,6 +125,7 @@ def run_study(
             found.refresh(config, provenance)
         if prepared is not None:
             found.set_prepared(prepared)
+        found.set_inputs(inputs)
         found.set_trace(checked.trace)
         strategy = Strategy(config, checked.space, None if hardware is None else hardware.gpu_memory_gib)
         loop = _Loop(checked, found, launcher, meter, memory, paths, session, display, trackers, interrupted, strategy)
@@ -174,7 +188,7 @@ class _Loop:
     strategy: Strategy
 
     def run(self) -> None:
-        config, storage = self.checked.config, self.storage
+        storage = self.storage
         storage.recover()
         storage.set_ended(None)
         self.session.store(storage)
@@ -186,7 +200,7 @@ class _Loop:
         while True:
             ended = self._why_ended()
             if ended and not self._repeats():
-                storage.set_ended(ended if config.confirm is None else f"{ended}; {self._confirmed()}")
+                storage.set_ended(_with_confirmation(ended, storage.read(live=True), self._available))
                 self.session.store(storage)
                 return
             not_free = self.memory.await_free(self.interrupted)
@@ -276,8 +290,7 @@ class _Loop:
         """Why the study is over, in words; None while it goes on."""
         trials = self.checked.config.budget.trials
         if trials is not None and self.storage.finished_count() >= trials:
-            run = "the one trial of the budget has" if trials == 1 else f"all {trials} trials of the budget have"
-            return f"{run} been run"
+            return _all_run(trials)
         spent = self._spent(self.storage.read(live=True).spent_kwh())
         return spent or self.strategy.why_ended(self.storage.study, self.storage.next_number())
 
@@ -290,9 +303,6 @@ class _Loop:
         if due is not None:
             self.storage.queue_repeat(due.trial, due.seed)
         return due is not None
-
-    def _confirmed(self) -> str:
-        return confirm.outcome(self.storage.read(live=True), self._available)
 
     def _available(self, seed: int, params: TrialParams) -> bool:
         return self.launcher.seed(seed, params) == seed
@@ -311,14 +321,17 @@ class _Loop:
 
     def _interruption(self) -> StudyInterrupted:
         self.session.store(self.storage)
-        return StudyInterrupted("interrupted; the same command goes on with the study.")
+        report = f"carbonopt report {shlex.quote(str(self.paths.root))}"
+        return StudyInterrupted(
+            f"interrupted; the same command goes on with the study, and `{report}` reports what there is."
+        )
 
     def _emissions(self, energy_kwh: float) -> float:
         return emissions_kg_co2e(energy_kwh, self.checked.intensity.g_co2e_per_kwh, self.checked.config.carbon.pue)
 
 
 def _open(
-    config: StudyConfig, paths: StudyPaths, display: StudyDisplay, interrupted: Callable[[], bool]
+    config: StudyConfig, paths: StudyPaths, display: StudyDisplay, interrupted: Callable[[], bool], fingerprint: str
 ) -> tuple[Launcher, Meter, GpuMemory, Hardware | None]:
     """Launcher, meter, the GPUs' memory, hardware: together, because a replay's energy comes from its table."""
     launch = config.launch
@@ -332,7 +345,7 @@ def _open(
         launcher = LocalLauncher(launch, gpu_uuids(launch.gpus), display.warn)
         opened.enter_context(contextlib.closing(launcher))
         # It imports while the meter is set up, and leaves the GPUs alone, whose idle power is measured then.
-        launcher.begin(config, paths, _fingerprint(config))
+        launcher.begin(config, paths, fingerprint)
         meter = MachineMeter(launch.gpus, config.carbon.objective, interrupted)
         opened.pop_all()
     return launcher, meter, memory, hardware
@@ -341,16 +354,27 @@ def _open(
 def _is_confirmed(found: StudyStorage, config: StudyConfig) -> bool:
     """Whether no repeat is left to run; a replay finds that out with its table, at no cost."""
     data = found.read(live=False).model_copy(update={"config": config})
-    return isinstance(config.launch, LocalLaunch) and confirm.plan(data, lambda seed, params: True).next is None
+    return isinstance(config.launch, LocalLaunch) and confirm.plan(data, _any_seed).next is None
 
 
-def _fingerprint(config: StudyConfig) -> str:
-    """Of all that the prepared data depends on: the workload, and its files as they are now."""
-    assert config.workload is not None
-    dataset = config.workload.dataset
-    files = [Path(file) for file in (*(dataset.train_files or ()), *(dataset.eval_files or ()))]
-    stats = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    seen = json.dumps([carbonopt.__version__, config.workload.model_dump(mode="json"), stats], sort_keys=True)
+def _any_seed(seed: int, params: TrialParams) -> bool:
+    """For `confirm`: what is trained here can be trained with every seed."""
+    return True
+
+
+def _all_run(trials: int) -> str:
+    return f"{'the one trial of the budget has' if trials == 1 else f'all {trials} trials of the budget have'} been run"
+
+
+def _with_confirmation(ended: str, data: StudyData, available: confirm.Available) -> str:
+    return ended if data.config.confirm is None else f"{ended}; {confirm.outcome(data, available)}"
+
+
+def _fingerprint(config: StudyConfig, inputs: Sequence[InputFile]) -> str:
+    """Of all that the prepared data depends on: the workload, and its files by their size and time."""
+    workload = None if config.workload is None else config.workload.model_dump(mode="json")
+    stats = [(file.path, file.bytes, file.mtime_ns) for file in inputs]
+    seen = json.dumps([carbonopt.__version__, workload, stats], sort_keys=True)
     return hashlib.sha256(seen.encode()).hexdigest()
 
 

@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -10,11 +12,19 @@ from pathlib import Path
 
 import psutil
 import pytest
+from small_studies import study as small_study
+from small_studies import trial
 
 from carbonopt.analysis.footprint import footprint
+from carbonopt.analysis.recommend import recommend
+from carbonopt.checked import check_unchanged, input_files, looked_into
+from carbonopt.config import StudyConfig
+from carbonopt.errors import BadInput, StudyInterrupted
+from carbonopt.live import not_ended
 from carbonopt.paths import StudyPaths
 from carbonopt.storage import StudyStorage
 from carbonopt.storage_url import connect, storage_url
+from carbonopt.study_file import parse_study
 from carbonopt.trial import StopReason, TrialState
 
 
@@ -90,11 +100,17 @@ def test_killed_terminated_and_finished(slow_study: dict, write_study, tmp_path:
     os.kill(command.pid, signal.SIGTERM)
     _, errors = command.communicate(timeout=60)
     assert command.returncode == 130
-    assert "the same command goes on" in errors
+    assert f"the same command goes on with the study, and `carbonopt report {folder}` reports what there is" in errors
+    assert "starting …" in errors and "preparing" not in errors, "an earlier call has prepared"
+    assert "trial   0  interrupted, will be run again" in errors
     assert workers(folder) == []
     (terminated,) = read(folder).records
     assert terminated.attempt == 2
     assert terminated.earlier_attempts_energy_kwh == pytest.approx(used)
+
+    said = subprocess.run([sys.executable, "-m", "carbonopt", "recommend", folder], capture_output=True, text=True)
+    assert "has not ended: it was interrupted; the same `carbonopt run` goes on with it" in said.stdout
+    assert "Left: at most 2 of 2 trials." in said.stdout
 
     command = start(study, folder)
     _, errors = command.communicate(timeout=240)
@@ -159,3 +175,133 @@ def test_interrupted_while_operators_are_compiled(number: int, tiny_study: dict,
     wait_for(lambda: workers(folder) == [], 15 if number == signal.SIGKILL else 0.1)
     assert compilers() == []
     wait_for(lambda: not lock.exists() and not list(folder.glob(".prepared.*")), 5 if number == signal.SIGKILL else 0.1)
+
+
+# ---------------------------------------------------------------------------------------------- the files that it reads
+
+
+def go_on(study: Path, folder: Path, trials: int) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "carbonopt", "run", str(study), "--out", str(folder), "--trials", str(trials)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240)
+
+
+def test_a_study_goes_on_with_its_own_text_only(tiny_study: dict, write_study, tmp_path: Path) -> None:
+    text, folder = tmp_path / "train.txt", tmp_path / "out"
+    text.write_text("a cat sat on a mat. " * 1000)
+    tiny_study["workload"]["dataset"] = {"train_files": [str(text)]}
+    tiny_study["search"]["space"]["epochs"] = 1
+    study = write_study(tiny_study)
+    done = go_on(study, folder, 1)
+    assert done.returncode in (0, 3), done.stderr
+
+    os.utime(text, (1, 1))
+    StudyPaths(folder).prepare_log.unlink()
+    done = go_on(study, folder, 2)
+    assert done.returncode in (0, 3), done.stderr
+    assert len(read(folder).records) == 2
+    assert not StudyPaths(folder).prepare_log.exists(), "the same text: prepared already"
+
+    text.write_text("a dog sat on a mat. " * 1000)
+    refused = go_on(study, folder, 3)
+    assert refused.returncode == 2
+    assert f"{text} has another content now" in refused.stderr and "Put back what was there" in refused.stderr
+    assert "Traceback" not in refused.stderr and refused.stderr.count("\n") == 1
+    assert go_on(study, folder, 2).returncode == done.returncode, "nothing is left to run, so nothing is mixed"
+
+
+def test_a_replay_goes_on_with_its_own_table_only(replay_study: dict, table: Path, write_study, tmp_path: Path) -> None:
+    study, folder = write_study(replay_study), tmp_path / "out"
+    assert go_on(study, folder, 2).returncode in (0, 3)
+    rows = table.read_text()
+    table.write_text(rows + "\n")
+    refused = go_on(study, folder, 4)
+    assert refused.returncode == 2
+    assert f"{table} has {len(rows) + 1:,} bytes now, and had {len(rows):,}" in refused.stderr
+
+    with sqlite3.connect(StudyPaths(folder).storage) as database:  # a study from before files were noted
+        assert database.execute("DELETE FROM study_user_attributes WHERE key = 'inputs'").rowcount == 1
+    assert go_on(study, folder, 4).returncode in (0, 3)
+    assert len(read(folder).records) == 4
+    table.write_text(rows)
+    assert go_on(study, folder, 5).returncode == 2, "noted from then on"
+
+
+def never() -> bool:
+    return False
+
+
+@pytest.fixture
+def of_folder(tiny_study: dict, tmp_path: Path) -> StudyConfig:
+    """A study of a model in a folder that has large weights."""
+    model = tmp_path / "model"
+    (model / ".cache").mkdir(parents=True)
+    (model / "checkpoint-1").mkdir()
+    (model / "config.json").write_text("{}")
+    with (model / "model.safetensors").open("wb") as weights:
+        weights.truncate(100 * 2**20)
+    tiny_study["workload"]["model"] = {"name_or_path": str(model)}
+    return parse_study(tiny_study, "here")
+
+
+def test_what_no_trial_reads_may_change(of_folder: StudyConfig, tmp_path: Path) -> None:
+    noted = looked_into(input_files(of_folder), never)
+    model = tmp_path / "model"
+    for name in (".cache/x", "README.md", "checkpoint-1/model.safetensors"):
+        (model / name).write_text("new")
+    for name in ("config.json", "model.safetensors"):
+        os.utime(model / name, (1, 1))
+    assert [Path(file.path).name for file in noted] == ["config.json", "model.safetensors"]
+    assert input_files(of_folder) != tuple(file.model_copy(update={"sha256": None}) for file in noted)
+    check_unchanged(noted, input_files(of_folder), "out", never)
+
+
+@pytest.mark.parametrize("change", ["small", "weights", "new", "gone"])
+def test_another_model_in_the_folder_is_refused(change: str, of_folder: StudyConfig, tmp_path: Path) -> None:
+    noted = looked_into(input_files(of_folder), never)
+    config, weights = tmp_path / "model" / "config.json", tmp_path / "model" / "model.safetensors"
+    match change:
+        case "small":
+            config.write_text("[]")
+            expected = f"{config} has another content now"
+        case "weights":  # of the same size, such as another training's
+            weights.write_bytes(b"\1" * weights.stat().st_size)
+            expected = f"{weights} has another content now"
+        case "new":
+            new = config.with_name("adapter_config.json")
+            new.write_text("{}")
+            expected = f"{new} was not there"
+        case "gone":
+            weights.unlink()
+            expected = f"{weights} is gone"
+    with pytest.raises(BadInput, match=re.escape(expected)):
+        check_unchanged(noted, input_files(of_folder), "out", never)
+
+
+def test_reading_large_files_can_be_interrupted(of_folder: StudyConfig) -> None:
+    with pytest.raises(StudyInterrupted):
+        looked_into(input_files(of_folder), lambda: True)
+
+
+# ------------------------------------------------------------------------------------------------- what is left to do
+
+
+def left(*numbers: int, running: bool = False, confirm: bool = False, **repeat: object) -> str:
+    raw = {"confirm": {"seeds": 2, "rivals": 0}} if confirm else {}
+    repeats = [trial(len(numbers), **repeat)] if repeat else []
+    data = small_study(*map(trial, numbers), *repeats, ended=None, raw=raw)
+    return not_ended(data, recommend(data), running)
+
+
+def test_an_answer_says_what_its_study_has_still_to_do() -> None:
+    assert left(0, 1) == (
+        "The study has not ended: it was interrupted; the same `carbonopt run` goes on with it. "
+        "Left: at most 3 of 5 trials. Until then the recommendation may change."
+    )
+    assert left(0, running=True).startswith("The study has not ended: it still runs. Left: at most 4 of 5 trials.")
+    assert "Left: at most 4 of 5 trials, then the repeats with other seeds." in left(0, confirm=True)
+    whole = left(0, 1, 2, 3, 4, confirm=True)
+    assert whole.endswith(
+        "Left: repeats with other seeds, the next of trial 0. Until then the recommendation is not confirmed."
+    )
+    stopped = {"repeat_of": 0, "state": TrialState.FAILED, "stop_reason": StopReason.INTERRUPTED, "perplexity": None}
+    assert left(0, 1, 2, 3, 4, confirm=True, **stopped) == whole, "an interrupted repeat is run again"

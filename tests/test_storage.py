@@ -178,6 +178,42 @@ def test_samplers_propose_only_what_can_exist_and_nothing_twice(name: str, tiny_
     assert len(seen) == len(space.combinations)
 
 
+FULL = """
+import sys
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+from carbonopt import cli
+
+@event.listens_for(Engine, "connect")
+def limit(connection, _):
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+
+cli.main()
+"""
+
+
+def test_a_full_disk_gets_one_sentence_and_loses_no_trial(replay_study: dict, write_study, tmp_path: Path) -> None:
+    study, folder = write_study(replay_study), tmp_path / "out"
+    assert run(study, folder, "--trials", "3").returncode in (0, 3)
+    with closing(sqlite3.connect(folder / "study.db")) as database:
+        ((pages,),) = database.execute("PRAGMA page_count")
+    program = FULL.replace("{pages}", str(pages + 1))
+    command = [sys.executable, "-c", program, "run", str(study), "--out", str(folder)]
+    full = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert full.returncode == 1
+    assert full.stderr.splitlines()[-1] == (
+        f"carbonopt: no space left for the storage of {folder}; make room and type the same command again."
+    )
+    assert "Traceback" not in full.stderr
+    assert run(study, folder).returncode == 0
+    assert run(study, tmp_path / "whole").returncode == 0
+    there, whole = (
+        [(trial.params, trial.values) for trial in optuna.load_study(study_name="replayed", storage=url).trials]
+        for url in (f"sqlite:///{folder / 'study.db'}", f"sqlite:///{tmp_path / 'whole' / 'study.db'}")
+    )
+    assert there == whole
+
+
 def test_an_interrupted_search_proposes_what_the_uninterrupted_one_would(
     replay_study: dict, write_study, tmp_path: Path
 ) -> None:
