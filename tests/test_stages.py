@@ -343,7 +343,10 @@ def test_where_a_first_step_took_much_of_any_trial_the_answer_says_so(largest: f
     )
     text = report_of(tmp_path, *records)
     assert text.count(said) == 1
-    assert text.count('trial 0 stays the cheapest where all runs are longer (see "Longer runs").') == times
+    assert (
+        text.count('in longer runs trial 0 stays the cheapest of those that may be recommended (see "Longer runs").')
+        == times
+    )
     assert "Times the steps" not in text
 
 

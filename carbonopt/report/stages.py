@@ -177,7 +177,7 @@ def longer_runs_in_the_answer(found: Amortisation | None) -> tuple[str, ...]:
         second = found.cheapest[1]
         outcome = f"{_longer_than(second)} trial {second.trial} takes less energy"
     elif found.compared > 1:
-        outcome = f"trial {found.trial} stays the cheapest where all runs are longer"
+        outcome = f"in longer runs trial {found.trial} stays the cheapest of those that may be recommended"
     else:
         outcome = f"trial {found.trial} has no rival that longer runs could favour"
     if found.as_first is not None and found.as_first.cheapest != found.trial:
