@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 from carbonopt.channel import Exited, Failed, PhaseChanged, Progress
-from carbonopt.config import LocalLaunch, Space
+from carbonopt.config import LocalLaunch
 from carbonopt.errors import BadInput, StudyInterrupted
 from carbonopt.launch.environment import check_environment, cpu_is_quiet, rank_environments, work_environment
-from carbonopt.launch.extensions import locks_of, missing_operators, needed_operators, wait_for
+from carbonopt.launch.extensions import locks_of, wait_for
 from carbonopt.launch.local import LocalLauncher
 from carbonopt.launch.processes import WorkProcesses
 from carbonopt.trial import Phase, StopReason
@@ -392,30 +392,3 @@ def test_a_study_waits_for_who_compiles_and_for_nobody_else(monkeypatch, tmp_pat
         return killed()
 
     wait_for(operators, finished)
-
-
-def test_needed_operators_are_deepspeeds() -> None:
-    """By the names that torch's folders have."""
-    from deepspeed.ops.op_builder.cpu import CPUAdamBuilder, ShareMemCommBuilder
-
-    fixed = {"global_batch_size": 8, "learning_rate": 1e-3, "epochs": 1}
-    plain = Space.model_validate(fixed)
-    offload = Space.model_validate({**fixed, "offload": {"choices": ["none", "optimizer"]}})
-    assert needed_operators(LocalLaunch(gpus=(), cpu_ranks=2), offload) == (ShareMemCommBuilder().name,)
-    assert needed_operators(LocalLaunch(gpus=(0,)), offload) == (CPUAdamBuilder().name,)
-    assert needed_operators(LocalLaunch(gpus=(0,)), plain) == ()
-
-
-def test_operators_are_where_torch_compiles_them(tmp_path: Path, monkeypatch) -> None:
-    from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
-
-    from carbonopt.train.ops import build_folder
-
-    builder = ShareMemCommBuilder()
-    for variable in ("TORCH_EXTENSIONS_DIR", "XDG_CACHE_HOME"):
-        monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
-        monkeypatch.setenv(variable, str(tmp_path / variable))
-        assert missing_operators([builder.name]) == [builder.name]
-        (build_folder(builder) / f"{builder.name}.so").touch()
-        assert missing_operators([builder.name]) == []
-        assert missing_operators([builder.name, "cpu_adam"]) == ["cpu_adam"]

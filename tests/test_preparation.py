@@ -6,9 +6,9 @@ import psutil
 import pytest
 
 from carbonopt.channel import PhaseChanged
-from carbonopt.config import LocalLaunch, StudyConfig
+from carbonopt.config import LocalLaunch, Space, StudyConfig
 from carbonopt.errors import BadInput, CarbonoptError, StudyInterrupted
-from carbonopt.launch.extensions import extensions_folder
+from carbonopt.launch.extensions import extensions_folder, missing_operators, needed_operators
 from carbonopt.launch.preparation import Preparation
 from carbonopt.paths import StudyPaths
 from carbonopt.trial import Phase
@@ -103,3 +103,30 @@ def test_one_that_nobody_waits_for_leaves_nothing(tmp_path: Path) -> None:
 def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="at least one sequence of 16 tokens"):
         preparation(tmp_path, text="to be").result(lambda: False)
+
+
+def test_needed_operators_are_deepspeeds() -> None:
+    """By the names that torch's folders have."""
+    from deepspeed.ops.op_builder.cpu import CPUAdamBuilder, ShareMemCommBuilder
+
+    fixed = {"global_batch_size": 8, "learning_rate": 1e-3, "epochs": 1}
+    plain = Space.model_validate(fixed)
+    offload = Space.model_validate({**fixed, "offload": {"choices": ["none", "optimizer"]}})
+    assert needed_operators(LocalLaunch(gpus=(), cpu_ranks=2), offload) == (ShareMemCommBuilder().name,)
+    assert needed_operators(LocalLaunch(gpus=(0,)), offload) == (CPUAdamBuilder().name,)
+    assert needed_operators(LocalLaunch(gpus=(0,)), plain) == ()
+
+
+def test_operators_are_where_torch_compiles_them(tmp_path: Path, monkeypatch) -> None:
+    from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
+
+    from carbonopt.train.ops import build_folder
+
+    builder = ShareMemCommBuilder()
+    for variable in ("TORCH_EXTENSIONS_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+        assert missing_operators([builder.name]) == [builder.name]
+        (build_folder(builder) / f"{builder.name}.so").touch()
+        assert missing_operators([builder.name]) == []
+        assert missing_operators([builder.name, "cpu_adam"]) == ["cpu_adam"]
