@@ -5,10 +5,11 @@ import io
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psutil
@@ -186,6 +187,17 @@ def test_only_a_study_with_something_left_to_run_warns(finished: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     more = subprocess.run([*again, "--trials", "14"], capture_output=True, text=True)
     assert more.stderr.startswith("warning: disk for runs: ")
+
+
+def test_a_study_killed_before_it_said_why_it_ended_says_so_later(finished: Path) -> None:
+    with closing(sqlite3.connect(finished / "study.db")) as database, database:
+        assert database.execute("DELETE FROM study_user_attributes WHERE key = 'ended'").rowcount == 1
+    before = carbonopt("recommend", finished)
+    assert before.returncode == 0
+    assert "The study has not ended: it was interrupted; the same `carbonopt run` goes on with it." in before.stdout
+    again = carbonopt("run", finished.parent / "study.yaml", "--out", finished)
+    assert "The study ended: all 12 trials of the budget have been run." in again.stdout
+    assert "has not ended" not in again.stdout
 
 
 def test_one_trial_is_not_all_of_them(replay_study: dict, write_study, tmp_path: Path) -> None:
