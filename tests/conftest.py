@@ -10,7 +10,7 @@ import yaml
 
 ROOT = Path(__file__).parent.parent
 
-# Tests run beside each other: a study that begins in a quiet moment must not keep the cores from the others.
+# Tests run beside each other: no trial shall take its first half second to find that out.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 BATCHES, RATES, EPOCHS = (16, 32, 64), (1e-4, 1e-3, 4e-3), (1, 2, 4)

@@ -5,7 +5,6 @@ import select
 import shlex
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -17,6 +16,7 @@ from carbonopt.errors import BadInput, CarbonoptError, MeasurementError
 from carbonopt.launch import guard
 from carbonopt.launch.environment import work_environment
 from carbonopt.launch.extensions import extensions_folder
+from carbonopt.launch.processes import run_module
 from carbonopt.train import probe
 
 _START_S = 180.0  # importing torch and DeepSpeed from a cold network disk
@@ -152,7 +152,7 @@ def by_hand(what: str) -> str:
 
 
 def _command(what: str) -> list[str]:
-    return [sys.executable, "-m", "carbonopt.train.probe", what]
+    return run_module("carbonopt.train.probe", what)
 
 
 def _last_line(text: str) -> str:

@@ -7,15 +7,12 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import psutil
-
 from carbonopt.channel import GPU_UUIDS
 from carbonopt.config import LocalLaunch
 from carbonopt.errors import BadInput
 from carbonopt.launch.extensions import cache_folder
 
 ARCH_LIST = "TORCH_CUDA_ARCH_LIST"
-_QUIET_PERCENT = 10  # of all cores, for what is never idle on a machine
 _KEPT_BY_MALLOC = 2**40  # bytes: all
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 _COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
@@ -28,11 +25,6 @@ _OF_LAUNCHERS = re.compile(
     r"(TORCHELASTIC|ACCELERATE|OMPI_COMM_WORLD|MV2_COMM_WORLD|PMI)_.*"
     r"|((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|MPI_LOCAL(NRANKS|RANKID)"
 )
-
-
-def cpu_is_quiet() -> bool:
-    """Whether nothing else works on this machine's CPUs now. Takes 0.2 s."""
-    return psutil.cpu_percent(0.2) < _QUIET_PERCENT
 
 
 def check_environment(base: Mapping[str, str] = os.environ) -> None:
@@ -57,7 +49,7 @@ def check_environment(base: Mapping[str, str] = os.environ) -> None:
 
 
 def work_environment(
-    launch: LocalLaunch, gpu_uuids: Sequence[str], base: Mapping[str, str] = os.environ, *, quiet: bool = False
+    launch: LocalLaunch, gpu_uuids: Sequence[str], base: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
     """What all ranks share: exactly the launch's devices visible, nothing that changes with the user's shell.
 
@@ -65,7 +57,6 @@ def work_environment(
     for OMP_NUM_THREADS, TORCHINDUCTOR_CACHE_DIR, GOMP_SPINCOUNT, OMP_WAIT_POLICY and glibc's MALLOC_*; the first two,
     if empty, count as not set.
 
-    `quiet`: the CPUs are the trials' alone. It matters where they train on them.
     `gpu_uuids` are those of launch.gpus, in that order. Every rank compares them with what CUDA gave it: the GPUs that
     NVML measures are those that train.
     """
@@ -86,12 +77,11 @@ def work_environment(
     environment["PYTHONUNBUFFERED"] = "1"
     if not launch.gpus:
         environment["DS_ACCELERATOR"] = "cpu"
-        # How often OpenMP's threads look for work before they sleep. By default they look for long, and take the core
-        # from who works where another process has one; to sleep and be woken takes as much time where none has. A
-        # step of the quickstart's model on two cores, alone and beside a busy process: looking 10,000 times 20.8 and
-        # 110 ms, 1,000 times 22.8 and 42, never 32 and 32; a virtual machine's cores are slower to wake at times.
+        # How often OpenMP's threads look for work before they sleep. To be woken takes a quarter of the quickstart's
+        # step; to look for long takes the core from who works, where another process wants one: see train.cores, which
+        # notices that if the kernel tells it.
         if "OMP_WAIT_POLICY" not in environment:
-            environment.setdefault("GOMP_SPINCOUNT", "30000" if quiet else "1000")
+            environment.setdefault("GOMP_SPINCOUNT", "30000" if _kernel_tells_waits() else "1000")
         # glibc gives what is freed back to the system, and the next step's activations fault it in again, page by page.
         for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
             environment.setdefault(name, str(_KEPT_BY_MALLOC))
@@ -107,6 +97,14 @@ def rank_environments(launch: LocalLaunch) -> list[dict[str, str]]:
     """What each rank has for itself: torch.distributed's variables, with a port nobody listens on."""
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(launch.world_size)}
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(launch.world_size)]
+
+
+def _kernel_tells_waits() -> bool:
+    """Whether it counts for how long threads wait for a core (CONFIG_SCHED_INFO; gVisor, for one, doesn't)."""
+    try:
+        return int(Path("/proc/self/schedstat").read_text().split()[0]) > 0
+    except (OSError, ValueError, IndexError):
+        return False
 
 
 def _why_not_written(folder: Path) -> str | None:

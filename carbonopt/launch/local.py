@@ -7,7 +7,7 @@ from pathlib import Path
 from carbonopt.channel import PREPARED
 from carbonopt.config import LocalLaunch, StudyConfig
 from carbonopt.errors import BEFORE_FIRST_TRIAL, StudyInterrupted
-from carbonopt.launch.environment import check_environment, cpu_is_quiet, rank_environments, work_environment
+from carbonopt.launch.environment import check_environment, rank_environments, work_environment
 from carbonopt.launch.preparation import Preparation
 from carbonopt.launch.processes import WorkProcesses, run_module
 from carbonopt.launch.warm import CannotFork, Template, WaitingTrial
@@ -31,8 +31,7 @@ class LocalLauncher:
         self._gpu_uuids = gpu_uuids
         self._note = note
         # The preparation has fetched what a hub has; a trial that went online would measure the network.
-        quiet = not launch.gpus and cpu_is_quiet()
-        self._environment = {**work_environment(launch, gpu_uuids, quiet=quiet), "HF_HUB_OFFLINE": "1"}
+        self._environment = {**work_environment(launch, gpu_uuids), "HF_HUB_OFFLINE": "1"}
         self._template: Template | None = None
         self._next: WaitingTrial | None = None
         self._waiting_logs: Iterator[Path] = iter(())
