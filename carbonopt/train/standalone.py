@@ -22,7 +22,15 @@ import torch
 import torch.nn.functional as F
 import yaml
 from torch.utils.data import DataLoader, Dataset
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments, set_seed
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
 
 FOLDER = Path(__file__).resolve().parent
 OUTPUT = FOLDER / "output"
@@ -201,6 +209,19 @@ class MicroBatchTrainer(Trainer):
         return super().compute_loss(model, inputs, *args, **kwargs)
 
 
+class ClipsByTorch(TrainerCallback):
+    """For one rank without ZeRO, as the trial did: DeepSpeed's own clipping, slower, rounds otherwise."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        engine: Any = self._trainer.model_wrapped
+        if WORLD_SIZE == 1 and engine.zero_optimization_stage() == 0:
+            clip, parameters = torch.nn.utils.clip_grad_norm_, list(engine.module.parameters())
+            engine.clip_fp32_gradients = functools.partial(clip, parameters, engine.gradient_clipping())
+
+
 def token_nll(logits: torch.Tensor, targets: torch.Tensor, reduction: str) -> torch.Tensor:
     """The negative log-likelihood in nats, computed in float32: "sum", or "none" for each target."""
     flat = logits.float().flatten(0, 1)
@@ -284,6 +305,7 @@ def make_trainer(
         optimizer_cls_and_kwargs=optimizer,
     )  # fmt: skip
     trainer.output_layer = fused
+    trainer.add_callback(ClipsByTorch(trainer))
     return trainer, nll
 
 
