@@ -16,13 +16,14 @@ import optuna
 
 import carbonopt
 from carbonopt import confirm
-from carbonopt.checked import Checked, check_unchanged, input_files, looked_into
+from carbonopt.checked import Checked
 from carbonopt.config import LocalLaunch, ReplayLaunch, StudyConfig
 from carbonopt.energy.hardware import describe_hardware, gpu_uuids
 from carbonopt.energy.machine import MachineMeter
 from carbonopt.energy.meter import Meter, ReplayMeter
 from carbonopt.energy.occupancy import GpuMemory
 from carbonopt.errors import StudyInterrupted
+from carbonopt.inputs import check_unchanged, input_files, looked_into
 from carbonopt.launch.local import LocalLauncher
 from carbonopt.launch.replay import ReplayLauncher
 from carbonopt.paths import PreparedFolder, StudyPaths

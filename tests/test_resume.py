@@ -17,9 +17,9 @@ from small_studies import trial
 
 from carbonopt.analysis.footprint import footprint
 from carbonopt.analysis.recommend import recommend
-from carbonopt.checked import check_unchanged, input_files, looked_into
 from carbonopt.config import StudyConfig
 from carbonopt.errors import BadInput, StudyInterrupted
+from carbonopt.inputs import check_unchanged, input_files, looked_into
 from carbonopt.live import not_ended
 from carbonopt.paths import StudyPaths
 from carbonopt.storage import StudyStorage

@@ -23,7 +23,7 @@ ORDER = [
     ["energy"],
     ["search"],
     ["folder", "storage_url"],
-    ["checked", "storage", "watch"],
+    ["checked", "inputs", "storage", "watch"],
     ["study"],
     ["estimate"],
     ["report"],
