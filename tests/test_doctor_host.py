@@ -185,3 +185,12 @@ def test_a_proxy_that_cannot_be_one_is_named_without_its_password(monkeypatch) -
     assert advised(found) == ("warning", "unset http_proxy HTTP_PROXY")
     assert "'proxy:99999'" in found.found
     assert "s3cret" not in found.found
+
+
+def test_variables_that_trials_would_die_of(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert host.environment().status == Status.OK
+    monkeypatch.setenv("OMP_NUM_THREADS", "abc")
+    found = host.environment()
+    assert found.status == Status.FAILURE and "but is 'abc'" in found.found
+    assert found.advice.startswith("export OMP_NUM_THREADS=N")

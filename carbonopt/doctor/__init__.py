@@ -52,6 +52,7 @@ def examine(compile_ops: bool) -> Iterator[Check]:
             "DeepSpeed operators": lambda: build.ops(machine),
             "memory": host.memory,
             "shared memory": host.shared_memory,
+            "environment": host.environment,
             "temporary files": host.temporary_files,
             "disk for runs": partial(host.disk, Path("runs"), _OTHER_DISK),
             "disk for operators": lambda: host.disk(extensions_folder(), _OTHER_EXTENSIONS),

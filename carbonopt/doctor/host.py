@@ -9,6 +9,8 @@ import psutil
 
 from carbonopt.doctor.check import Finding, failure, ok, warning
 from carbonopt.energy.codecarbon import power_models
+from carbonopt.errors import BadInput
+from carbonopt.launch.environment import check_environment
 from carbonopt.units import BYTES_PER_GIB
 
 _POWERCAP = Path("/sys/class/powercap")
@@ -117,6 +119,15 @@ def disk(folder: Path, advice: str) -> Finding:
     if free_gib < _NO_DISK_GIB:
         return failure(found, advice)
     return warning(found, advice) if free_gib < _LOW_DISK_GIB else ok(found)
+
+
+def environment() -> Finding:
+    try:
+        check_environment()
+    except BadInput as error:
+        found, _, advice = str(error).partition("; ")
+        return failure(found, advice)
+    return ok("no variable that a trial would die of")
 
 
 def temporary_files() -> Finding:
