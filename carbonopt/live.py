@@ -10,6 +10,7 @@ from carbonopt import confirm
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.config import LocalLaunch, StudyConfig
 from carbonopt.record import StudyData
+from carbonopt.report.crowding import is_crowded
 from carbonopt.report.quantities import count_text, emissions_text, energy_text, percent_text
 from carbonopt.report.savings import of_it_repeats, pays_back_from_to, sure_of
 from carbonopt.report.words import confidence, mean_of
@@ -223,6 +224,8 @@ def _trial_line(record: TrialRecord) -> str:
         parts.append(human_duration(record.duration_s.total))
     if record.gpu_disagreement is not None and abs(record.gpu_disagreement) > LARGEST_DISAGREEMENT:
         parts.append(f"CodeCarbon reads {record.gpu_disagreement:+.1%} against the GPUs' counters")
+    if is_crowded(record):
+        parts.append(f"other work had the cores for {record.core_wait:.0%} of its time")
     parts.append(short(record.params))
     if record.failure is not None:
         parts.append(f"— {record.failure.text.splitlines()[0]} (log: {record.failure.log})")

@@ -198,6 +198,15 @@ def test_the_display_says_where_the_readings_disagree(capsys):
     assert "CodeCarbon reads +3.1% against the GPUs' counters" in first and "CodeCarbon" not in second
 
 
+def test_the_display_says_which_trial_had_to_share_the_cores(capsys):
+    display = LiveDisplay(study().config)
+    display.trial_ended(on_gpu(0, core_wait=0.366))
+    display.trial_ended(on_gpu(1, core_wait=0.04))
+    display.close()
+    first, second = capsys.readouterr().err.splitlines()
+    assert "other work had the cores for 37% of its time" in first and "cores" not in second
+
+
 def test_without_a_terminal_one_line_says_that_preparation_began(capsys):
     for config in (study().config, study(raw=REPLAY).config):
         display = LiveDisplay(config)

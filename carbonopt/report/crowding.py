@@ -3,15 +3,20 @@
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.record import StudyData
 from carbonopt.report.quantities import count_text, percent_text
+from carbonopt.trial import TrialRecord
 
 # Of `core_wait`. The quickstart has 0.03 to 0.04 alone on two cores, and 0.36 beside one busy process, which doubles
 # its time.
 CROWDED = 0.15
 
 
+def is_crowded(record: TrialRecord) -> bool:
+    return (record.core_wait or 0.0) >= CROWDED
+
+
 def crowding(data: StudyData, rec: Recommendation) -> tuple[str, ...]:
     """A sentence on the trials that waited for cores, and on whether the saving can be trusted; empty if none did."""
-    crowded = [record for record in data.records if (record.core_wait or 0.0) >= CROWDED]
+    crowded = list(filter(is_crowded, data.records))
     if not crowded:
         return ()
     compared = {} if rec.baseline is None else {rec.baseline.trial: "the baseline"}
