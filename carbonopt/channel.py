@@ -11,7 +11,7 @@ import socket
 import time
 from typing import Any, Literal
 
-from carbonopt.trial import EvalPoint, Frozen, Phase, Stage, StopReason
+from carbonopt.trial import EvalPoint, Frozen, Kernels, Phase, Stage, StopReason
 
 CHANNEL_FD = "CARBONOPT_CHANNEL_FD"  # environment variable: the descriptor that rank 0 inherits
 SPEC_FD = "CARBONOPT_SPEC_FD"  # environment variable: the descriptor of a file that will hold the trial's specification
@@ -32,6 +32,7 @@ class StageBegun(Frozen):
     """The trial goes on with `stage`; it waits for no answer."""
 
     stage: Stage
+    kernels: Kernels | None = None  # that were compiled or loaded so far
 
 
 class Progress(Frozen):
@@ -88,8 +89,8 @@ class Speaker:
         self._say(PhaseChanged(phase=phase))
         self._answer()
 
-    def stage(self, stage: Stage) -> None:
-        self._say(StageBegun(stage=stage))
+    def stage(self, stage: Stage, kernels: Kernels | None = None) -> None:
+        self._say(StageBegun(stage=stage, kernels=kernels))
 
     def progress(self, step: int, total_steps: int) -> None:
         """A sign of life; at most two a second go out, the rest cost nothing."""

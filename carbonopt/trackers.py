@@ -185,6 +185,7 @@ def _outcome(record: TrialRecord) -> Scalars:
         "peak_memory_gib": record.peak_memory_gib,
         "gpu_utilisation": record.gpu_utilisation,
         "core_wait": record.core_wait,
+        "kernels": record.kernels,
     }
     return {name: value for name, value in outcome.items() if value is not None}
 

@@ -66,6 +66,13 @@ class Stage(StrEnum):
     TEARDOWN = "teardown"  # ending its processes
 
 
+class Kernels(StrEnum):
+    """Where the kernels that a trial compiles came from."""
+
+    COMPILED = "compiled"  # at least one of them
+    LOADED = "from the cache"  # all: an earlier trial or study had compiled them
+
+
 # Anything else in a record was not written by this program.
 Whole = Annotated[int, Field(ge=0)]
 Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -296,6 +303,7 @@ class TrialRecord(Frozen):
     stages: dict[Stage, StageCost] | None = None  # add up to both totals above; None: a replay, or not measured
     evals: tuple[EvalPoint, ...] = ()
     peak_memory_gib: Finite | None = None  # of the rank that needed most
+    kernels: Kernels | None = None  # of its first step, by torch's own count; None: it compiles none, or isn't known
     failure: Failure | None = None
     started_at: str | None = None  # ISO 8601, UTC
     gpu_energy_kwh: dict[Phase, GpuEnergy] | None = None  # by setup, train and eval; None: no GPU was measured

@@ -18,6 +18,7 @@ from carbonopt.trial import (
     Energy,
     EvalPoint,
     Failure,
+    Kernels,
     Phase,
     Stage,
     StageCost,
@@ -92,6 +93,7 @@ class TrialWatch:
     _audited_at_step: int | None = None
     _peak_memory_gib: float | None = None
     _core_wait: float | None = None
+    _kernels: Kernels | None = None
     _phase: Phase = Phase.SETUP
     _stage: Stage = Stage.IMPORTS
     _stages: dict[Stage, StageCost] = field(default_factory=dict)
@@ -166,7 +168,8 @@ class TrialWatch:
                 # going on first moves a window's edge by less than can be seen, and costs the trial nothing.
                 self.processes.answer()
                 self._enter(phase)
-            case StageBegun(stage=stage):
+            case StageBegun(stage=stage, kernels=kernels):
+                self._kernels = kernels or self._kernels
                 self._begin(stage)
             case Progress(step=step, total_steps=total):
                 self._total_steps, self._step = total, step
@@ -344,6 +347,7 @@ class TrialWatch:
             stages=None if running else self._stages,
             evals=tuple(self._evals),
             peak_memory_gib=self._peak_memory_gib,
+            kernels=self._kernels,
             failure=outcome.failure,
             started_at=self._started_at,
             gpu_energy_kwh=gpu_energy,

@@ -1,14 +1,16 @@
 """Kernels, compiled once and kept in a cache: which trials compiled them, and what the report says of those."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from small_studies import study, trial
-from test_stages import PREPARED, cost, report_of, timed
+from small_studies import trial
+from test_stages import cost, report_of, timed
 
-from carbonopt.analysis.stages import stages
-from carbonopt.trial import Energy, Stage, StopReason, TrialRecord, TrialState
+from carbonopt.trial import Energy, Kernels, Stage, StopReason, TrialRecord, TrialState
 
 
 def compiling(number: int, first_s: float, batch: int = 16, done: int = 10, **changes) -> TrialRecord:
@@ -29,48 +31,6 @@ def stopped(number: int, first_s: float, **changes) -> TrialRecord:
     return compiling(number, first_s, **{**values, **changes})
 
 
-def kernels_of(*records: TrialRecord, **changes) -> dict[int, str | None]:
-    return {one.trial: one.kernels for one in stages(study(*records, **{"prepared": PREPARED, **changes})).speeds}
-
-
-def test_whose_kernels_were_in_the_cache_is_told_by_the_first_steps_of_trials_that_compile_the_same():
-    other = {"micro_batch_size_per_gpu": 4}
-    found = kernels_of(
-        compiling(0, 22.0),
-        compiling(1, 2.0),
-        compiling(2, 2.5, batch=32),  # another number of micro batches: the same kernels
-        compiling(3, 15.0, params=other),
-        compiling(4, 2.0, params={"torch_compile": False}),
-        compiling(5, 40.0),  # held up by something: it can't have had to compile what trial 0 has compiled
-        compiling(6, 1.5),
-    )
-    told = {0: "compiled", 1: "from the cache", 2: "from the cache", 6: "from the cache"}
-    assert found == {number: told.get(number) for number in range(7)}
-
-
-@pytest.mark.parametrize(
-    ("first_s", "second_s", "told"),
-    [
-        (20.1, 10.1, True),
-        (20.1, 10.2, False),  # more than half, beyond a step of 0.1 s
-        (2.1, 1.1, True),
-        (1.9, 0.95, False),  # less than a second apart
-        (2.0, 20.0, False),  # the later one is the longer
-    ],
-)
-def test_how_far_first_steps_must_differ(first_s: float, second_s: float, told: bool):
-    found = kernels_of(compiling(0, first_s), compiling(1, second_s))
-    assert list(found.values()) == (["compiled", "from the cache"] if told else [None, None])
-
-
-def test_a_long_step_is_not_compilation():
-    """Trial 0 makes one step only, of 10 s, as trial 1's of half the batch tell; both load."""
-    found = stages(study(stopped(0, 11.0, batch=1600, done=1), compiling(1, 1.2), prepared=PREPARED))
-    assert found.speeds[0].kernels is None and found.stopped_early[0].kernels is None
-    found = stages(study(stopped(0, 21.0, batch=160, done=1), compiling(1, 1.2), prepared=PREPARED))
-    assert (found.speeds[0].kernels, found.stopped_early[0].kernels) == ("from the cache", "compiled")
-
-
 @pytest.mark.parametrize(
     ("params", "raw", "told"),
     [
@@ -86,7 +46,8 @@ def test_a_long_step_is_not_compilation():
     ],
 )
 def test_what_compiles(params: dict[str, Any], raw: dict[str, Any], told: bool, tmp_path):
-    records = (compiling(0, 22.0, params=params), compiling(1, 2.0, params=params))
+    of_first = (Kernels.COMPILED, Kernels.LOADED) if told else (None, None)
+    records = [compiling(number, (22.0, 2.0)[number], params=params, kernels=of_first[number]) for number in (0, 1)]
     arguments = raw.get("arguments", {})
     workload = {
         "model": {"from_config": {"model_type": "gpt2"}},
@@ -96,7 +57,6 @@ def test_what_compiles(params: dict[str, Any], raw: dict[str, Any], told: bool, 
         "training_arguments": arguments,
     }
     raw = {"workload": workload, **{key: value for key, value in raw.items() if key != "arguments"}}
-    assert set(kernels_of(*records, raw=raw).values()) == ({"compiled", "from the cache"} if told else {None})
     text = report_of(tmp_path, *records, raw=raw)
     assert ("| the first step, compilation in it |" in text) is told
     assert ("| the first step |" in text) is not told
@@ -107,8 +67,8 @@ def test_what_compiles(params: dict[str, Any], raw: dict[str, Any], told: bool, 
 def test_the_report_says_which_trials_were_stopped_when_they_had_hardly_done_more_than_compile(tmp_path):
     records = (
         compiling(0, 1.0, params={"torch_compile": False}, done=40),
-        stopped(1, 22.2, done=2),
-        stopped(2, 2.0, done=10),
+        stopped(1, 22.2, done=2, kernels=Kernels.COMPILED),
+        stopped(2, 2.0, done=10, kernels=Kernels.LOADED),
         stopped(3, 4.0, done=2, params={"torch_compile": False}),  # half of two steps' energy says nothing
         stopped(4, 0.5, done=40),  # most of its energy is its other steps'
         stopped(5, 9.0, done=1, params={"micro_batch_size_per_gpu": 4}, stop_reason=StopReason.TARGET),
@@ -157,3 +117,27 @@ def test_what_compiled_trials_that_are_not_compared_would_cost_is_said_and_what_
     diverged = timed(2, 0, 60, None, **fast, state=TrialState.DIVERGED)
     assert "not compared" not in beside(tmp_path / "diverged", diverged).lower()
     assert "not compared" not in beside(tmp_path / "in", timed(2, 400, 60, **fast)).lower()  # it is
+
+
+def test_real_trials_tell_what_the_compiler_counted(tmp_path: Path, tiny_study, write_study, monkeypatch):
+    """Trial 0 compiles, trial 1 finds the same kernels in the cache; trials 2 and 3 compile nothing."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    tiny_study["search"] |= {
+        "space": {
+            "global_batch_size": 64,
+            "learning_rate": {"choices": [1e-3, 2e-3]},
+            "epochs": 0.02,
+            "torch_compile": {"choices": [True, False]},
+        },
+        "sampler": "grid",
+        "pruning": {"target": False, "cap": False},
+    }
+    tiny_study |= {"target": {"perplexity": 1e6}, "budget": {"trials": 4}}
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "carbonopt"]
+    subprocess.run([*command, "run", str(write_study(tiny_study)), "--out", str(folder)], check=True)
+    exported = subprocess.run([*command, "export", str(folder), "--format", "jsonl"], capture_output=True, check=True)
+    records = [json.loads(line) for line in exported.stdout.splitlines()]
+    found = [record.get("kernels") for record in records if record["params"]["torch_compile"]]
+    assert found == ["compiled", "from the cache"]
+    assert {record.get("kernels") for record in records if not record["params"]["torch_compile"]} == {None}

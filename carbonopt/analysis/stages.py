@@ -1,12 +1,11 @@
 """Where the trials' time and energy went: by stage, how fast each trained, and what its first step was spent on."""
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from enum import StrEnum
+from collections.abc import Iterable, Mapping
 
 from carbonopt.config import LocalLaunch, ReplayLaunch
 from carbonopt.record import StudyData
-from carbonopt.trial import Frozen, Stage, StageCost, StopReason, TrialParams, TrialRecord
+from carbonopt.trial import Frozen, Kernels, Stage, StageCost, StopReason, TrialParams, TrialRecord
 from carbonopt.units import JOULES_PER_KWH
 
 # FLOP/s of a GPU's tensor cores in bf16 and fp16 without sparsity, by what its name holds, as the makers' data sheets
@@ -37,17 +36,7 @@ _COMPILED_BY = (
 )
 # Any of these arguments of Hugging Face's switches compilation on.
 _COMPILING_ARGUMENTS = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
-# How far a first step that loads is below one that compiles: loading, too, takes seconds, and a busy machine's differ.
-_FAR_SHORTER = 0.5
-_FAR_SHORTER_S = 1.0
 _MOST = 0.5  # of a training's energy
-
-
-class Kernels(StrEnum):
-    """Where a trial that is compiled had its kernels from."""
-
-    COMPILED = "compiled"
-    LOADED = "from the cache"
 
 
 class StageShare(Frozen):
@@ -72,7 +61,7 @@ class Speed(Frozen):
     first_step_excess_share: float  # of the training's energy: what a longer run would not have again
     gpu_utilisation: float | None  # share of the time with a kernel on the GPUs, the first step's too; None: not told
     flops_utilisation: float | None  # 6 × parameters × tokens/s ÷ what the GPUs can do; None: not known of these
-    kernels: Kernels | None = None  # None: it isn't compiled, or no other trial's first step tells
+    kernels: Kernels | None = None  # None: it isn't compiled, or not known
 
 
 class StoppedEarly(Frozen):
@@ -100,10 +89,9 @@ def stages(data: StudyData) -> Stages:
     replayed = isinstance(data.config.launch, ReplayLaunch)  # its seconds are those of reading a table
     measured = [] if replayed else [record for record in data.records if record.stages]
     compiled = [record for record in measured if compiles(record.params, data)]
-    kernels = _kernels(compiled)
-    speeds = (_speed(record, data, kernels.get(record.trial)) for record in measured)
+    speeds = (_speed(record, data) for record in measured)
     compiling = {record.trial for record in compiled}
-    early = (_stopped_early(record, record.trial in compiling, kernels.get(record.trial)) for record in measured)
+    early = (_stopped_early(record, record.trial in compiling) for record in measured)
     launch = data.config.launch
     return Stages(
         shares=tuple(_shares(measured)),
@@ -129,48 +117,6 @@ def compiled_by(params: TrialParams) -> tuple[object, ...]:
     return tuple(getattr(params, name) for name in _COMPILED_BY)
 
 
-def _kernels(compiled: Iterable[TrialRecord]) -> dict[int, Kernels]:
-    """By trial, from how long the first steps were beyond another one.
-
-    Among trials that compile the same, one whose first step is far shorter than an earlier one's has loaded, and that
-    one had compiled. Whatever is far longer than an earlier one was held up by something else and isn't judged.
-    """
-    alike: dict[tuple[object, ...], list[TrialRecord]] = {}
-    for record in compiled:
-        if record.stages and Stage.COMPILE in record.stages:
-            alike.setdefault(compiled_by(record.params), []).append(record)
-    found: dict[int, Kernels] = {}
-    for records in alike.values():
-        beyond_s = _beyond_a_step_s(records)
-        for index, record in enumerate(records):
-            its_s, before_s, after_s = beyond_s[index], beyond_s[:index], beyond_s[index + 1 :]
-            if any(_far_shorter(its_s, other_s) for other_s in before_s):
-                found[record.trial] = Kernels.LOADED
-            elif any(_far_shorter(other_s, its_s) for other_s in after_s) and not any(
-                _far_shorter(other_s, its_s) for other_s in before_s
-            ):
-                found[record.trial] = Kernels.COMPILED
-    return found
-
-
-def _beyond_a_step_s(records: Sequence[TrialRecord]) -> list[float]:
-    """How much longer each first step was than another one. For a trial that made no other, its like say how long."""
-    first_s = [(record.stages or {})[Stage.COMPILE].duration_s for record in records]
-    steps_s = [_mean_step(record, record.stages or {}).duration_s for record in records]
-    a_sequence_s = [
-        step_s / record.params.global_batch_size for record, step_s in zip(records, steps_s, strict=True) if step_s
-    ]
-    usual_s = statistics.median(a_sequence_s) if a_sequence_s else 0.0
-    return [
-        first - (step_s or usual_s * record.params.global_batch_size)
-        for record, first, step_s in zip(records, first_s, steps_s, strict=True)
-    ]
-
-
-def _far_shorter(duration_s: float, than_s: float) -> bool:
-    return duration_s <= _FAR_SHORTER * than_s and duration_s <= than_s - _FAR_SHORTER_S
-
-
 def _mean_step(record: TrialRecord, parts: Mapping[Stage, StageCost]) -> StageCost:
     """Of those after the first; nothing where there was none."""
     steps, others = parts.get(Stage.STEPS), (record.steps_done or 0) - 1
@@ -179,7 +125,7 @@ def _mean_step(record: TrialRecord, parts: Mapping[Stage, StageCost]) -> StageCo
     return StageCost(duration_s=steps.duration_s / others, energy_kwh=steps.energy_kwh / others)
 
 
-def _stopped_early(record: TrialRecord, compiled: bool, kernels: Kernels | None) -> StoppedEarly | None:
+def _stopped_early(record: TrialRecord, compiled: bool) -> StoppedEarly | None:
     parts, done = record.stages or {}, record.steps_done or 0
     first = parts.get(Stage.COMPILE)
     if record.stop_reason not in (StopReason.CAP, StopReason.TARGET) or first is None:
@@ -196,7 +142,7 @@ def _stopped_early(record: TrialRecord, compiled: bool, kernels: Kernels | None)
         first_step_kwh=first.energy_kwh,
         training_kwh=training_kwh,
         compiles=compiled,
-        kernels=kernels,
+        kernels=record.kernels,
     )
 
 
@@ -222,7 +168,7 @@ def _shares(records: Iterable[TrialRecord]) -> list[StageShare]:
     ]
 
 
-def _speed(record: TrialRecord, data: StudyData, kernels: Kernels | None) -> Speed | None:
+def _speed(record: TrialRecord, data: StudyData) -> Speed | None:
     assert record.stages is not None
     steps, first = record.stages.get(Stage.STEPS), record.stages.get(Stage.COMPILE)
     done = record.steps_done or 0
@@ -241,7 +187,7 @@ def _speed(record: TrialRecord, data: StudyData, kernels: Kernels | None) -> Spe
         first_step_excess_share=excess_kwh / training_kwh if training_kwh else 0.0,
         gpu_utilisation=record.gpu_utilisation,
         flops_utilisation=_utilisation(tokens_per_s, record, data),
-        kernels=kernels,
+        kernels=record.kernels,
     )
 
 

@@ -4,7 +4,7 @@ change."""
 from itertools import pairwise
 
 from carbonopt.analysis.amortisation import WORTH_SAYING, Amortisation, AsFirst, CheapestFrom, NotCompared
-from carbonopt.analysis.stages import Kernels, Speed, Stages, StoppedEarly
+from carbonopt.analysis.stages import Speed, Stages, StoppedEarly
 from carbonopt.report.quantities import (
     MISSING,
     energy_scale,
@@ -15,7 +15,7 @@ from carbonopt.report.quantities import (
 )
 from carbonopt.report.savings import sure_of
 from carbonopt.report.view import Cell, Part, Table, columns, number, word
-from carbonopt.trial import Stage
+from carbonopt.trial import Kernels, Stage
 
 _NAMES = {
     Stage.IMPORTS: "starting the processes, importing",
@@ -39,12 +39,6 @@ _SPENT_ON = {
 LONGER_RUNS = "Longer runs"  # the heading that other sections name
 _MOST_LISTED = 5  # trials in a sentence
 _NO_IMPORTS_S = 1.0  # importing everything takes several seconds, forking a hundredth of one
-
-_HOW_KERNELS_ARE_TOLD = (
-    "Kernels: from the cache where the first step of an earlier trial that compiles the same took far longer (beyond "
-    "another step, at least twice as long and a second more), compiled where a later one's took so much less; – where "
-    "no other trial's tells."
-)
 
 _UTILISATIONS = (  # the column, its figure, what it says
     ("GPU busy", "gpu_utilisation", "the share of the training, its first step included, with a kernel on the GPUs, as "
@@ -124,7 +118,7 @@ def speeds(found: Stages) -> Table:
         f"{'compiling and ' if found.compiles else ''}warming up; it is charged to the trial, and a longer run would "
         "not have it again."
         + (" What one trial has compiled, later ones with the same shapes load from a cache." if found.compiles else "")
-        + (f" {_HOW_KERNELS_ARE_TOLD}" if told else "")
+        + (" Kernels: as torch's compiler counted in the first step." if told else "")
         + "".join(f" {name}: {note}." for name, _, note in more),
     )
 

@@ -1,6 +1,7 @@
 """One trial's training: Hugging Face's Trainer on DeepSpeed, the study's data order, loss and evaluations."""
 
 import math
+import sys
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ from carbonopt.train.evaluation import evaluate, token_nll
 from carbonopt.train.failures import Diverged
 from carbonopt.train.output_layer import FusedOutputLayer
 from carbonopt.train.packing import Tokens
-from carbonopt.trial import EvalPoint, Phase, Stage
+from carbonopt.trial import EvalPoint, Kernels, Phase, Stage
 
 _LOSS_CHECK_STEPS = 50  # reading the loss waits for the GPU; between two evaluations this often is enough
 
@@ -83,6 +84,16 @@ class Plan:
     tokens_per_step: int  # over all ranks
 
 
+def _kernels() -> Kernels | None:
+    """Whether torch's compiler has compiled in this process or found all in its cache, as it counts; None: neither."""
+    if (utils := sys.modules.get("torch._dynamo.utils")) is None:  # importing it takes a second
+        return None
+    counted = utils.counters["inductor"]
+    if counted["fxgraph_cache_miss"] or counted["fxgraph_cache_bypass"]:
+        return Kernels.COMPILED
+    return Kernels.LOADED if counted["fxgraph_cache_hit"] else None
+
+
 class Evaluations(TrainerCallback):
     """Evaluates at the planned steps, tells the study, and stops on all ranks when the study says so."""
 
@@ -115,7 +126,7 @@ class Evaluations(TrainerCallback):
         if self._speaker is not None:
             if step == 1:
                 ranks.wait_for_device()  # or what the first step has begun would be counted with the others
-                self._speaker.stage(Stage.STEPS)
+                self._speaker.stage(Stage.STEPS, _kernels())
             self._speaker.progress(step, self._plan.total_steps)
         if step in self._plan.evaluation_steps:
             self._check_loss(step)
