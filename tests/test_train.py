@@ -129,7 +129,7 @@ def prepared(tmp_path_factory) -> Path:
         "fingerprint": "f",
     }
     run = start("prepare", spec, folder)
-    assert run.exit_codes == [FINISHED_EXIT] and run.shape == ["Finished"]
+    assert run.exit_codes == [FINISHED_EXIT] and run.shape == [Phase.PREPARE, "Finished"]
     assert Prepared(**run.only(Finished).summary) == PreparedFolder(folder / "prepared").read_summary()
     return folder / "prepared"
 
