@@ -80,9 +80,8 @@ def run_study(
     storage = connect(storage_url(paths, url))
     check_folder_is_free(storage, paths, config.name)
     found = StudyStorage.load(storage, config.name)
-    inputs = input_files(config)
+    where = str(paths.root) if url is None else "the storage"
     if found is not None:
-        where = str(paths.root) if url is None else "the storage"
         found.check_same(config, where)
         if (
             config.budget.trials is not None
@@ -95,10 +94,11 @@ def run_study(
                 found.refresh(config, data.provenance)
                 found.set_ended(_with_confirmation(_all_run(config.budget.trials), found.read(live=False), _any_seed))
             return found.read(live=False)  # nothing is left to do, and nothing shall be spent on finding that out
-        noted = found.inputs()
-        if noted is not None:
-            check_unchanged(noted, inputs, where, interrupted)
-            inputs = noted
+    inputs = input_files(config)
+    noted = None if found is None else found.inputs()
+    if noted is not None:
+        check_unchanged(noted, inputs, where, interrupted)
+        inputs = noted
     begins()
     fingerprint = _fingerprint(config, inputs)
     display.preparing(PreparedFolder(paths.prepared).made_for(fingerprint) is not None)

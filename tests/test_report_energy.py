@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pytest
 from small_studies import REPLAY, SAME, TRACE, gpu_study, on_gpu, pruned, study, trial
 
 from carbonopt.analysis.repeats import Spread
@@ -189,22 +190,20 @@ def test_what_is_missing_for_other_hours_is_named_alone(tmp_path):
     assert said(untimed) == "recommended run of known energy and duration."
 
 
-def test_the_display_says_where_the_readings_disagree(capsys):
+@pytest.mark.parametrize(
+    ("figure", "large", "small", "said", "of"),
+    [
+        ("disagreement", 0.0312, 0.02, "CodeCarbon reads +3.1% against the GPUs' counters", "CodeCarbon"),
+        ("core_wait", 0.366, 0.04, "other work had the cores for 37% of its time", "cores"),
+    ],
+)
+def test_the_display_says_where_readings_disagree_or_cores_were_shared(figure, large, small, said, of, capsys):
     display = LiveDisplay(study().config)
-    display.trial_ended(on_gpu(0, disagreement=0.0312))
-    display.trial_ended(on_gpu(1, disagreement=0.02))
+    display.trial_ended(on_gpu(0, **{figure: large}))
+    display.trial_ended(on_gpu(1, **{figure: small}))
     display.close()
     first, second = capsys.readouterr().err.splitlines()
-    assert "CodeCarbon reads +3.1% against the GPUs' counters" in first and "CodeCarbon" not in second
-
-
-def test_the_display_says_which_trial_had_to_share_the_cores(capsys):
-    display = LiveDisplay(study().config)
-    display.trial_ended(on_gpu(0, core_wait=0.366))
-    display.trial_ended(on_gpu(1, core_wait=0.04))
-    display.close()
-    first, second = capsys.readouterr().err.splitlines()
-    assert "other work had the cores for 37% of its time" in first and "cores" not in second
+    assert said in first and of not in second
 
 
 def test_without_a_terminal_one_line_says_that_preparation_began(capsys):

@@ -7,12 +7,27 @@ from dataclasses import dataclass
 
 from carbonopt.analysis.confidence import Configuration, Evidence, Standing
 from carbonopt.analysis.recommend import Recommendation
-from carbonopt.analysis.stages import Speed, Stages, compiled_by, compiles
+from carbonopt.analysis.stages import Speed, Stages, compiles
 from carbonopt.record import StudyData
-from carbonopt.trial import Frozen, TrialRecord, TrialState
+from carbonopt.trial import Frozen, TrialParams, TrialRecord, TrialState
 
 WORTH_SAYING = 0.01  # of a training's energy: what a first step took more elsewhere
 _ROUNDING = 1e-9  # relative: what two equal figures may differ by
+
+# What decides which kernels a run compiles, so that another one with the same finds them in the cache. The learning
+# rate, the epochs and how many micro batches make a global one don't.
+_COMPILED_BY = (
+    "torch_compile",
+    "output_layer",
+    "micro_batch_size_per_gpu",
+    "precision",
+    "attention_implementation",
+    "gradient_checkpointing",
+    "zero_stage",
+    "offload",
+    "world_size",
+    "lora_rank",
+)
 
 
 class CheapestFrom(Frozen):
@@ -207,7 +222,7 @@ def _largest_excesses(data: StudyData, speeds: Mapping[int, Speed]) -> dict[tupl
     largest: dict[tuple[object, ...], Speed] = {}
     for record in data.records:
         if speed := speeds.get(record.trial):
-            key = compiled_by(record.params)
+            key = _compiled_by(record.params)
             if key not in largest or speed.first_step_excess_kwh > largest[key].first_step_excess_kwh:
                 largest[key] = speed
     return largest
@@ -215,12 +230,12 @@ def _largest_excesses(data: StudyData, speeds: Mapping[int, Speed]) -> dict[tupl
 
 def _as_first(lines: Sequence[Line], largest: Mapping[tuple[object, ...], Speed]) -> AsFirst | None:
     def charged_kwh(line: Line) -> float:
-        return line.per_length_kwh + largest[compiled_by(line.one.first.params)].first_step_excess_kwh
+        return line.per_length_kwh + largest[_compiled_by(line.one.first.params)].first_step_excess_kwh
 
     first = lines[0]
     if charged_kwh(first) <= (1 + WORTH_SAYING) * first.energy_kwh:
         return None
-    like = largest[compiled_by(first.one.first.params)]
+    like = largest[_compiled_by(first.one.first.params)]
     cheapest = _least(lines, [charged_kwh(line) for line in lines])
     return AsFirst(
         like=like.trial,
@@ -238,3 +253,8 @@ def _least(lines: Sequence[Line], energies_kwh: Iterable[float]) -> Line:
         if energy_kwh < least_kwh * (1 - _ROUNDING):
             best, least_kwh = line, energy_kwh
     return best
+
+
+def _compiled_by(params: TrialParams) -> tuple[object, ...]:
+    """Equal where two runs compile the same."""
+    return tuple(getattr(params, name) for name in _COMPILED_BY)

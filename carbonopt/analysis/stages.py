@@ -20,20 +20,6 @@ _PEAK_FLOPS = {
 _HALF_PRECISIONS = ("bf16", "fp16")
 _FLOP_PER_PARAMETER_AND_TOKEN = 6  # 2 forward, 4 backward (Kaplan et al. 2020, arXiv 2001.08361); attention's not in it
 
-# What decides which kernels a run compiles, so that another one with the same finds them in the cache. The learning
-# rate, the epochs and how many micro batches make a global one don't.
-_COMPILED_BY = (
-    "torch_compile",
-    "output_layer",
-    "micro_batch_size_per_gpu",
-    "precision",
-    "attention_implementation",
-    "gradient_checkpointing",
-    "zero_stage",
-    "offload",
-    "world_size",
-    "lora_rank",
-)
 # Any of these arguments of Hugging Face's switches compilation on.
 _COMPILING_ARGUMENTS = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
 _MOST = 0.5  # of a training's energy
@@ -110,11 +96,6 @@ def compiles(params: TrialParams, data: StudyData) -> bool:
         return True
     on_gpu = isinstance(launch, LocalLaunch) and bool(launch.gpus)
     return params.attention_implementation == "flex_attention" or (params.has_fused_output_layer and on_gpu)
-
-
-def compiled_by(params: TrialParams) -> tuple[object, ...]:
-    """Equal where two runs compile the same."""
-    return tuple(getattr(params, name) for name in _COMPILED_BY)
 
 
 def _mean_step(record: TrialRecord, parts: Mapping[Stage, StageCost]) -> StageCost:

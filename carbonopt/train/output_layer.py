@@ -98,8 +98,8 @@ class _Parts:
 
     def __init__(self, compiled: bool) -> None:
         # Few kernels are worth a search: that of the sums gains a fifth by it, the others, as fast as memory, nothing.
-        self._log_sums = torch.compile(_log_sums, dynamic=False, options=_SEARCHED) if compiled else _log_sums
-        self._gradient = torch.compile(_gradient, dynamic=False, options=_FAST) if compiled else _gradient
+        self._log_sums = _maybe_compiled(_log_sums, compiled, _SEARCHED)
+        self._gradient = _maybe_compiled(_gradient, compiled, _FAST)
 
     def run(
         self, rows: Pieces, weight: torch.Tensor, targets: Pieces, grad_rows: Pieces, of_weight: bool
@@ -121,10 +121,8 @@ class _Parts:
 class _Float8Parts(_Parts):
     def __init__(self, compiled: bool) -> None:
         super().__init__(compiled)
-        self._to_e4m3 = torch.compile(_to_e4m3, dynamic=False) if compiled else _to_e4m3
-        self._both_ways = (
-            torch.compile(_gradient_both_ways, dynamic=False, options=_FAST) if compiled else _gradient_both_ways
-        )
+        self._to_e4m3 = _maybe_compiled(_to_e4m3, compiled)
+        self._both_ways = _maybe_compiled(_gradient_both_ways, compiled, _FAST)
 
     def run(
         self, rows: Pieces, weight: torch.Tensor, targets: Pieces, grad_rows: Pieces, of_weight: bool
@@ -147,6 +145,10 @@ class _Float8Parts(_Parts):
                 product = _product(transposed, x_t.t(), grad_scale, x_scale)
                 grad_weight = _added(grad_weight, product[:vocab_size])
         return nll_sum, grad_weight
+
+
+def _maybe_compiled(function: Any, compiled: bool, options: dict[str, Any] | None = None) -> Any:
+    return torch.compile(function, dynamic=False, options=options) if compiled else function
 
 
 def _added(total: torch.Tensor | None, more: torch.Tensor) -> torch.Tensor:
