@@ -1,6 +1,7 @@
 """The command line: the only room that prints. Contracts: arguments, exit codes and output formats of the README."""
 
 import errno
+import importlib
 import json
 import math
 import os
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from carbonopt.record import StudyData
 
 # Other rooms are imported inside the commands, so that `--help` and a bad study file are answered at once.
+
+# What the search and the report of `run` take seconds to import.
+_NEEDED_LATER = ("sklearn.inspection", "carbonopt.report.build", "matplotlib.backends.backend_pdf", "pyarrow.parquet")
 
 EXIT_MET = 0
 EXIT_NOT_MET = 3
@@ -91,7 +95,7 @@ def run(
 
         trackers = open_trackers(config, paths.trackers, display.warn)
         try:
-            data = run_study(checked, text, paths, storage, display, trackers, interrupted, warn)
+            data = run_study(checked, text, paths, storage, display, trackers, interrupted, warn, _import_ahead)
         finally:
             trackers.close()
             display.close()
@@ -336,6 +340,12 @@ def _read(study_dir: Path, url: str | None) -> "tuple[StudyPaths, StudyData]":
         return paths, found.read(live=is_locked(paths))
     except PermissionError as error:
         raise BadInput(f"{study_dir} can't be read: {error.strerror}; ask its owner for a copy.") from error
+
+
+def _import_ahead() -> None:
+    """A study has time for it when it begins, while its trials' processes import, and none between trials or later."""
+    for module in _NEEDED_LATER:
+        importlib.import_module(module)
 
 
 def _write_report(data: "StudyData", paths: "StudyPaths", folder: Path) -> Path:

@@ -41,6 +41,7 @@ class Launcher(Protocol):
 
     def seed(self, seed: int, params: TrialParams) -> int: ...
     def start(self, spec: TrialSpec, log: Path) -> TrialProcesses: ...
+    def prepare_next(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -62,6 +63,7 @@ def run_study(
     trackers: TrialObserver,
     interrupted: Callable[[], bool],
     begins: Callable[[], None] = lambda: None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> StudyData:
     """Runs a study to the end of its budget, or goes on with it. The caller holds the folder's lock.
 
@@ -70,6 +72,7 @@ def run_study(
         url: of the storage; None: the one that the folder already has, else a file in it.
         interrupted: asked a few times a second; True ends the study, resumable.
         begins: called when there is something left to run, before it is.
+        meanwhile: called while processes import what trials need, which takes longer.
 
     Raises:
         BadInput: before anything was started.
@@ -107,6 +110,7 @@ def run_study(
         session = _Session(meter, now_utc())
         prepared = None
         inputs = looked_into(inputs, interrupted)  # here, where what it takes is measured as preparation
+        meanwhile()
         if isinstance(launcher, LocalLauncher):
             prepared = launcher.prepare(interrupted)
             checked.space.check_fits(prepared.train_sequences)
@@ -242,7 +246,7 @@ class _Loop:
                 to_its_end=repeat_of is not None or (trial.number == 0 and self.checked.start is not None),
             ),
             observers=observers,
-            progress=self.display.progress,
+            progress=self._progress,
             store=lambda record: self._store(trial, record),
             earlier=earlier,
         )
@@ -256,6 +260,10 @@ class _Loop:
             observer.trial_ended(record)
         if record.stop_reason == StopReason.INTERRUPTED:
             raise self._interruption()
+
+    def _progress(self, step: int, total_steps: int, train_kwh: float) -> None:
+        self.display.progress(step, total_steps, train_kwh)
+        self.launcher.prepare_next()
 
     def _store(self, trial: optuna.Trial, record: TrialRecord) -> None:
         self.storage.tick(trial, record)

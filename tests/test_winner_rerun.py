@@ -24,7 +24,7 @@ from carbonopt.paths import StudyPaths
 from carbonopt.report.winner import winner_files
 from carbonopt.study import run_study
 from carbonopt.study_file import load_study
-from carbonopt.train import batches, output_layer, packing, standalone
+from carbonopt.train import batches, output_layer, packing, standalone, steps
 from carbonopt.train.text import read_text
 from carbonopt.train.tokens import make_encoder
 
@@ -243,7 +243,7 @@ def test_batches_are_those_of_trials(world_size, monkeypatch):
             assert all((mine[index][key] == trials[index][key]).all() for key in ("input_ids", "labels"))
 
 
-@pytest.mark.parametrize("module", [standalone, output_layer, batches])
+@pytest.mark.parametrize("module", [standalone, output_layer, batches, steps])
 def test_train_py_imports_nothing_of_carbonopt(module):
     assert "carbonopt" not in "".join(
         line for line in Path(module.__file__).read_text().splitlines() if "import" in line

@@ -80,15 +80,17 @@ class LocalLauncher:
             self._drop_next()
         waiting = self._next or self._waiting(template)
         self._next = None
-        work = waiting.begin(spec.model_dump_json(), log)
-        if self._launch.gpus:
-            # Opening a GPU takes longer than all the rest of a set-up. The next trial does it beside this one's.
-            try:
-                self._next = self._waiting(template)
-            except BaseException:
-                work.end()
-                raise
-        return work
+        return waiting.begin(spec.model_dump_json(), log)
+
+    def prepare_next(self) -> None:
+        """Has the next trial's processes open the GPUs: that takes longer than all the rest of a set-up. Called at
+        every report of a trial's steps, and not before: two set-ups at once wait for each other in the driver."""
+        if self._template is None or self._next is not None or not self._launch.gpus:
+            return
+        try:
+            self._next = self._waiting(self._template)
+        except CannotFork as error:
+            self._start_cold(str(error))
 
     def _waiting(self, template: Template) -> WaitingTrial:
         ranks = [{**rank, PREPARED: self._prepared} for rank in rank_environments(self._launch)]
@@ -108,6 +110,7 @@ class LocalLauncher:
         assert self._preparation is not None
         prepared = self._preparation.result(interrupted)
         self._wait_until_warm(interrupted)
+        self.prepare_next()
         return prepared
 
     def _wait_until_warm(self, interrupted: Callable[[], bool]) -> None:

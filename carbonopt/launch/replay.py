@@ -61,6 +61,9 @@ class ReplayLauncher:
     def start(self, spec: TrialSpec, log: Path) -> "ReplayedTrial":
         return ReplayedTrial(self._find(spec.params, spec.seed), self._advance, log)
 
+    def prepare_next(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

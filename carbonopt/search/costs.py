@@ -6,10 +6,7 @@ import warnings
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.stats import norm
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import ConstantKernel, Matern
+from scipy.special import ndtr
 
 Array = np.ndarray
 
@@ -35,6 +32,11 @@ class SettingModel:
         self.known = 0
         if not len(rows):
             return
+        # Here, since they take a second to import, and every trial's processes would be started later by that.
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.gaussian_process import GaussianProcessRegressor
+        from sklearn.gaussian_process.kernels import ConstantKernel, Matern
+
         settings, which = distinct(rows)
         self.known = len(settings)
         y = np.log(values) - power * rows[:, 0]
@@ -92,4 +94,4 @@ def chance_to_fit(rows: Array, known: Array, peaks_gib: Sequence[float | None], 
         return np.ones(len(rows))
     values = np.array([capacity_gib * math.exp(_BEYOND_CAPACITY) if peak is None else peak for peak in peaks_gib])
     mean, spread = SettingModel(known, values).predict(rows)
-    return norm.cdf((math.log(capacity_gib) - mean) / np.hypot(spread, 0.05))
+    return ndtr((math.log(capacity_gib) - mean) / np.hypot(spread, 0.05))

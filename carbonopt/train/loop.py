@@ -3,7 +3,6 @@
 import math
 import sys
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from carbonopt.train.evaluation import evaluate, token_nll
 from carbonopt.train.failures import Diverged
 from carbonopt.train.output_layer import FusedOutputLayer
 from carbonopt.train.packing import Tokens
+from carbonopt.train.steps import hasten
 from carbonopt.trial import EvalPoint, Kernels, Phase, Stage
 
 _LOSS_CHECK_STEPS = 50  # reading the loss waits for the GPU; between two evaluations this often is enough
@@ -108,13 +108,7 @@ class Evaluations(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:  # model, engine and optimizer are ready here, and no step was made yet
-        engine: Any = self.trainer.model_wrapped  # type: ignore[union-attr]
-        if ranks.world_size() == 1 and engine.zero_optimization_stage() == 0:
-            engine.enable_backward_allreduce = False  # with itself alone: 1 ms of the quickstart's 24 a step
-            # The same clipping by torch: DeepSpeed's asks the other ranks, of which there are none, and takes half a
-            # millisecond of the quickstart's 10. DeepSpeed calls it where gradients are float32, and not with ZeRO.
-            parameters, limit = list(engine.module.parameters()), engine.gradient_clipping()
-            engine.clip_fp32_gradients = partial(torch.nn.utils.clip_grad_norm_, parameters, limit)
+        hasten(self.trainer.model_wrapped, ranks.world_size())  # type: ignore[union-attr]
         if ranks.device().type == "cpu":
             self._room.start()
         self._enter(Phase.TRAIN)

@@ -4,8 +4,8 @@
 
 Reads workload.yaml (model, tokenizer, data), training_args.yaml (transformers.TrainingArguments) and ds_config.json
 (DeepSpeed) from its own folder, and writes the trained model, its tokenizer and result.json into output/ there. What
-inputs.json lists, if there is one, has to lie in data/ there or in FOLDER. output_layer.py is there if workload.yaml
-names an output_layer, batches.py if the trial trained on GPUs.
+inputs.json lists, if there is one, has to lie in data/ there or in FOLDER. steps.py, and output_layer.py if
+workload.yaml names an output_layer, and batches.py if the trial trained on GPUs, lie beside it.
 """
 
 import csv
@@ -209,17 +209,16 @@ class MicroBatchTrainer(Trainer):
         return super().compute_loss(model, inputs, *args, **kwargs)
 
 
-class ClipsByTorch(TrainerCallback):
-    """For one rank without ZeRO, as the trial did: DeepSpeed's own clipping, slower, rounds otherwise."""
+class Hastens(TrainerCallback):
+    """Ends the engine's steps as those of the trial: DeepSpeed's own way takes longer and rounds otherwise."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        engine: Any = self._trainer.model_wrapped
-        if WORLD_SIZE == 1 and engine.zero_optimization_stage() == 0:
-            clip, parameters = torch.nn.utils.clip_grad_norm_, list(engine.module.parameters())
-            engine.clip_fp32_gradients = functools.partial(clip, parameters, engine.gradient_clipping())
+        from steps import hasten  # steps.py, beside this file
+
+        hasten(self._trainer.model_wrapped, WORLD_SIZE)
 
 
 def token_nll(logits: torch.Tensor, targets: torch.Tensor, reduction: str) -> torch.Tensor:
@@ -305,7 +304,7 @@ def make_trainer(
         optimizer_cls_and_kwargs=optimizer,
     )  # fmt: skip
     trainer.output_layer = fused
-    trainer.add_callback(ClipsByTorch(trainer))
+    trainer.add_callback(Hastens(trainer))
     return trainer, nll
 
 

@@ -16,14 +16,15 @@ SCRIPT = "run.sh"
 TRAIN = "train.py"
 OUTPUT_LAYER = "output_layer.py"
 BATCHES = "batches.py"
+STEPS = "steps.py"
 WORKLOAD = "workload.yaml"
 TRAINING_ARGUMENTS = "training_args.yaml"
 ACCELERATE = "accelerate.yaml"
 REQUIREMENTS = "requirements.txt"
 CHECK = "inputs.py"
 NAMES = (
-    *(PARAMS, STUDY, CARD, SCRIPT, TRAIN, OUTPUT_LAYER, BATCHES, WORKLOAD, TRAINING_ARGUMENTS, ACCELERATE),
-    *(REQUIREMENTS, CHECK, inputs.LIST, files.DEEPSPEED_CONFIG),
+    *(PARAMS, STUDY, CARD, SCRIPT, TRAIN, STEPS, OUTPUT_LAYER, BATCHES, WORKLOAD, TRAINING_ARGUMENTS),
+    *(ACCELERATE, REQUIREMENTS, CHECK, inputs.LIST, files.DEEPSPEED_CONFIG),
 )
 
 
@@ -69,6 +70,7 @@ def winner_files(
         SCRIPT: files.script(launch, has_inputs=bool(needed)),
         REQUIREMENTS: requirements.requirements(workload, launch, record.params, versions),
         TRAIN: _source("carbonopt.train", "standalone.py"),
+        STEPS: _source("carbonopt.train", STEPS),
     }
 
 
