@@ -1,6 +1,6 @@
 """What share of a study's time and energy goes to something else than training and evaluation.
 
-    python benchmarks/performance/share.py STUDY.yaml FOLDER [--trials 30] [--epochs 34] [--batch 256]
+    python benchmarks/performance/share.py STUDY.yaml FOLDER [--trials 30] [--epochs 48] [--batch 256]
 
 Runs the study in FOLDER, or goes on with it, with a random search of the learning rate, one batch, a fixed number of
 epochs, and nothing stopped early. Called again with more trials it goes on; the calls' wall times are added up in
@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("study", type=Path, help="shakespeare-char's trials then take about 30 s on an H200")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--trials", type=common.at_least(1), default=30)
-    parser.add_argument("--epochs", type=float, default=34)
+    parser.add_argument("--epochs", type=float, default=48)
     parser.add_argument("--batch", type=common.at_least(1), default=256)
     options = parser.parse_args()
     began = time.monotonic()
