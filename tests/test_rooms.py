@@ -96,3 +96,10 @@ def test_help_loads_nothing_heavy() -> None:
     script = "import sys, carbonopt.cli; print(*{name.split('.')[0] for name in sys.modules})"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert set(loaded) & set(HEAVY) == set()
+
+
+def test_a_study_starts_its_processes_before_it_loads_what_takes_a_second() -> None:
+    script = "import sys, carbonopt.study; print(*{name.split('.')[0] for name in sys.modules})"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert "optuna" in loaded
+    assert set(loaded) & {"sklearn", "pandas", "matplotlib", "torch", "codecarbon"} == set()

@@ -1,5 +1,6 @@
 """Trials forked from a process that has imported everything: as fresh, as well watched, with the same digits."""
 
+import itertools
 import json
 import os
 import signal
@@ -14,9 +15,12 @@ import pytest
 from test_launch import gone, until_exit
 
 from carbonopt.channel import Exited, Progress
+from carbonopt.config import LocalLaunch
 from carbonopt.errors import CarbonoptError
+from carbonopt.launch.local import LocalLauncher
 from carbonopt.launch.processes import WorkProcesses
 from carbonopt.launch.warm import CannotFork, Template, WaitingTrial
+from carbonopt.trial import TrialSpec
 
 # What ranks are forked from here: quick to import, and it speaks as a trial does.
 MODULE = """
@@ -216,6 +220,43 @@ def test_one_that_died_while_it_waited_is_noticed(template: Template, tmp_path: 
         assert time.monotonic() < deadline
         time.sleep(0.05)
     one.end()
+
+
+def launcher_of(template: Template, tmp_path: Path, gpus: list[int]) -> LocalLauncher:
+    launcher = LocalLauncher(LocalLaunch(kind="local", gpus=gpus), ["GPU-a"] * len(gpus), pytest.fail)
+    launcher._template = template
+    launcher._waiting_logs = (tmp_path / f"waiting-{number}.txt" for number in itertools.count())
+    return launcher
+
+
+def test_one_trial_waits_for_the_next_and_is_replaced_if_it_dies(template: Template, tmp_path: Path) -> None:
+    launcher = launcher_of(template, tmp_path, [0])
+    params = {"global_batch_size": 1, "micro_batch_size_per_gpu": 1, "learning_rate": 1e-3, "epochs": 1}
+    spec = TrialSpec(number=0, attempt=1, seed=0, params=params, workload={}, prepared_dir="", trial_dir=str(tmp_path))
+    launcher.prepare_next()
+    waits = launcher._next
+    launcher.prepare_next()
+    assert waits is not None and launcher._next is waits, "one is enough"
+    work = launcher.start(spec, tmp_path / "log.txt")
+    assert work is waits.work and launcher._next is None, "none beside a trial that is still set up"
+    work.end()
+    launcher.prepare_next()
+    dead = launcher._next
+    assert dead is not None
+    (rank,) = ranks_of(dead, 1)
+    os.kill(rank, signal.SIGKILL)
+    while not dead.has_died:
+        time.sleep(0.05)
+    replaced = launcher.start(spec, tmp_path / "log.txt")
+    assert replaced is not dead.work and [gone(pid) for pid in (rank, dead.work._guard.pid)] == [True, True]
+    replaced.end()
+    launcher.close()
+
+
+def test_without_gpus_none_waits(template: Template, tmp_path: Path) -> None:
+    launcher = launcher_of(template, tmp_path, [])
+    launcher.prepare_next()
+    assert launcher._next is None
 
 
 def test_a_template_that_cant_says_why(environment: dict[str, str], tmp_path: Path) -> None:
