@@ -8,7 +8,7 @@ from rich.text import Text
 
 from carbonopt import confirm
 from carbonopt.analysis.recommend import Recommendation
-from carbonopt.config import LocalLaunch, StudyConfig
+from carbonopt.config import StudyConfig
 from carbonopt.record import StudyData
 from carbonopt.report.crowding import is_crowded
 from carbonopt.report.quantities import count_text, emissions_text, energy_text, percent_text
@@ -47,12 +47,12 @@ class LiveDisplay:
     def warn(self, text: str) -> None:
         self._print(f"warning: {text}", "yellow")
 
-    def preparing(self, prepared: bool = False) -> None:
-        """`prepared`: an earlier call has done so; only processes are started."""
-        text = "starting …" if prepared else "preparing the data, the tokenizer and DeepSpeed's ops …"
+    def preparing(self, anything: bool) -> None:
+        """`anything`: else an earlier call has prepared all; only processes are started."""
+        text = "preparing the data, the tokenizer and DeepSpeed's ops …" if anything else "starting …"
         if self._console.is_terminal:
             self._live.update(Text(text))
-        elif isinstance(self._config.launch, LocalLaunch):  # a replay has nothing to prepare
+        else:
             self._print(text)
 
     def study_started(self, data: StudyData) -> None:

@@ -26,7 +26,7 @@ from carbonopt.errors import StudyInterrupted
 from carbonopt.inputs import check_unchanged, input_files, looked_into
 from carbonopt.launch.local import LocalLauncher
 from carbonopt.launch.replay import ReplayLauncher
-from carbonopt.paths import PreparedFolder, StudyPaths
+from carbonopt.paths import StudyPaths
 from carbonopt.record import Hardware, InputFile, Provenance, SessionLedger, StudyData
 from carbonopt.search.strategy import Strategy
 from carbonopt.storage import REPEAT_OF, SEED, StudyStorage, check_folder_is_free
@@ -50,7 +50,7 @@ class StudyDisplay(TrialObserver, Protocol):
 
     def warn(self, text: str) -> None: ...
     def progress(self, step: int, total_steps: int, train_kwh: float) -> None: ...
-    def preparing(self, prepared: bool) -> None: ...
+    def preparing(self, anything: bool) -> None: ...
     def study_started(self, data: StudyData) -> None: ...
 
 
@@ -104,7 +104,6 @@ def run_study(
         inputs = noted
     begins()
     fingerprint = _fingerprint(config, inputs)
-    display.preparing(PreparedFolder(paths.prepared).made_for(fingerprint) is not None)
     launcher, meter, memory, hardware = _open(config, paths, display, interrupted, fingerprint)
     try:
         session = _Session(meter, now_utc())
@@ -354,7 +353,7 @@ def _open(
         launcher = LocalLauncher(launch, gpu_uuids(launch.gpus), display.warn)
         opened.enter_context(contextlib.closing(launcher))
         # It imports while the meter is set up, and leaves the GPUs alone, whose idle power is measured then.
-        launcher.begin(config, paths, fingerprint)
+        display.preparing(launcher.begin(config, paths, fingerprint))
         meter = MachineMeter(launch.gpus, config.carbon.objective, interrupted)
         opened.pop_all()
     return launcher, meter, memory, hardware

@@ -207,11 +207,11 @@ def test_the_display_says_where_readings_disagree_or_cores_were_shared(figure, l
 
 
 def test_without_a_terminal_one_line_says_that_preparation_began(capsys):
-    for config in (study().config, study(raw=REPLAY).config):
-        display = LiveDisplay(config)
-        display.preparing()
+    for anything in (True, False):
+        display = LiveDisplay(study().config)
+        display.preparing(anything)
         display.close()
-    assert capsys.readouterr().err == "preparing the data, the tokenizer and DeepSpeed's ops …\n"
+    assert capsys.readouterr().err == "preparing the data, the tokenizer and DeepSpeed's ops …\nstarting …\n"
 
 
 def test_a_column_has_one_unit():

@@ -11,6 +11,7 @@ study counts, the preparation and the gaps included.
 import argparse
 import json
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import common
@@ -26,12 +27,14 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, default=48)
     parser.add_argument("--batch", type=common.at_least(1), default=256)
     options = parser.parse_args()
-    began = time.monotonic()
+    began, began_s = datetime.now(UTC), time.monotonic()
     common.run(the_study(options), options.study, options.folder)
     calls = options.folder.with_name(f"{options.folder.name}.wall-s.json")
-    walls = [*(json.loads(calls.read_text()) if calls.exists() else []), time.monotonic() - began]
+    walls = [*(json.loads(calls.read_text()) if calls.exists() else []), time.monotonic() - began_s]
     calls.write_text(json.dumps(walls) + "\n")
     print(table(options.folder, walls))
+    if len(walls) == 1:
+        print(where(common.records(options.folder), began, walls[0]))
 
 
 def the_study(options: argparse.Namespace) -> dict:
@@ -64,6 +67,21 @@ def table(folder: Path, walls: list[float]) -> str:
             f"| energy (Wh) | {all_kwh * 1000:.3f} | {training_kwh * 1000:.3f} | {1 - training_kwh / all_kwh:.1%} |",
         ]
     )
+
+
+def where(records: list[dict], began: datetime, wall_s: float) -> str:
+    """What else the wall time of one call went to."""
+    starts = [(datetime.fromisoformat(record["started_at"]) - began).total_seconds() for record in records]
+    lasted = [sum(stage["duration_s"] for stage in record["stages"].values()) for record in records]
+    trained = [sum(record["stages"][name]["duration_s"] for name in TRAINING) for record in records]
+    ended = starts[-1] + lasted[-1]
+    parts = {
+        "before the first trial": starts[0],
+        "set-up and end of trials": sum(lasted) - sum(trained),
+        "between trials": ended - starts[0] - sum(lasted),
+        "after the last": wall_s - ended,
+    }
+    return "\n".join(f"| {name} (s) | {lasts_s:.1f} | | {lasts_s / wall_s:.1%} |" for name, lasts_s in parts.items())
 
 
 if __name__ == "__main__":

@@ -38,18 +38,22 @@ class LocalLauncher:
         self._prepared = ""
         self._preparation: Preparation | None = None
 
-    def begin(self, config: StudyConfig, paths: StudyPaths, fingerprint: str) -> None:
+    def begin(self, config: StudyConfig, paths: StudyPaths, fingerprint: str) -> bool:
         """Starts the process that trials are forked from, and the one that prepares their data. Both import for
         seconds, while the study goes on, and leave the GPUs alone. The caller holds the lock of the study's folder.
 
         Args:
             fingerprint: of all that the prepared data depends on.
+
+        Returns:
+            Whether there is anything to prepare.
         """
         self._preparation = Preparation(config, self._launch, self._gpu_uuids, paths, fingerprint)
         if self._launch.warm_start:
             self._prepared = str(paths.prepared.resolve())
             self._waiting_logs = (paths.waiting_log(number).resolve() for number in itertools.count())
             self._template = Template("carbonopt.train.warm", self._environment, paths.template_log.resolve())
+        return self._preparation.is_needed
 
     def close(self) -> None:
         """Ends what waits for a next trial, what it was forked from, and a preparation that nobody has waited for."""

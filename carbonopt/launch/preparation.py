@@ -49,6 +49,10 @@ class Preparation:
             scratch=(str(prepared.parent), f".{prepared.name}.*"),  # what is half made
         )
 
+    @property
+    def is_needed(self) -> bool:
+        return self._work is not None
+
     def result(self, interrupted: Callable[[], bool]) -> Prepared:
         """Waits for it; nothing is left running afterwards.
 
