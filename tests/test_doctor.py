@@ -274,6 +274,8 @@ def test_tools_that_are_missing(monkeypatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
+    assert build.ninja(needed=True).found == str(Path(sys.executable).with_name("ninja")), "beside this Python"
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     assert advised(build.compilers(needed=True)) == ("failure", "sudo apt-get install g++")
     assert advised(build.compilers(needed=False)) == ("warning", "sudo apt-get install g++")
     assert build.ninja(needed=True).status == Status.FAILURE

@@ -135,6 +135,25 @@ def test_killed_terminated_and_finished(slow_study: dict, write_study, tmp_path:
     assert report
 
 
+def test_the_only_configuration_is_run_again_after_an_interruption(
+    slow_study: dict, write_study, tmp_path: Path
+) -> None:
+    """Also where it is the study's start: it has been chosen, so that no other is left, but has not been run."""
+    slow_study["search"]["space"] = {"global_batch_size": 8, "learning_rate": 1e-3, "epochs": 2}
+    slow_study["search"]["start"] = {"global_batch_size": 8, "learning_rate": 1e-3, "epochs": 2}
+    study, folder = write_study(slow_study), tmp_path / "out"
+    command = start(study, folder)
+    wait_for(lambda: training_in(folder, 0))
+    os.kill(command.pid, signal.SIGINT)
+    command.communicate(timeout=60)
+    assert command.returncode == 130
+    done = go_on(study, folder, 2)
+    assert done.returncode in (0, 3), done.stderr
+    data = read(folder)
+    assert [(record.state, record.attempt) for record in data.records] == [(TrialState.COMPLETE, 2)]
+    assert data.ended == "every configuration of the search space has been run"
+
+
 def test_a_killed_trial_is_a_failed_trial_and_the_study_goes_on(slow_study: dict, write_study, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     command = start(write_study(slow_study), folder)

@@ -233,12 +233,13 @@ def test_run_script_gives_a_cpu_the_environment_of_trials(given, tmp_path):
     ran = dict(line.split("=", 1) for line in lines)
     of_trials = work_environment(LocalLaunch(gpus=()), [], given)
     # The order of GPUs and which they are, where compiled code is kept, whether a log has each line at once.
-    for name in ("CUDA_DEVICE_ORDER", GPU_UUIDS, "TORCHINDUCTOR_CACHE_DIR", "PYTHONUNBUFFERED"):
+    for name in ("CUDA_DEVICE_ORDER", GPU_UUIDS, "TORCHINDUCTOR_CACHE_DIR", "PYTHONUNBUFFERED", "PATH"):
         del of_trials[name]
     if of_trials.get("GOMP_SPINCOUNT") == "30000":  # nothing there would notice that others need the cores
         of_trials["GOMP_SPINCOUNT"] = "1000"
     assert {name: ran.get(name) for name in of_trials} == of_trials
     assert ("GOMP_SPINCOUNT" in ran) == ("GOMP_SPINCOUNT" in of_trials)
+    assert ran["PATH"].split(":")[0] == str(tmp_path / "bin"), "of the environment that accelerate is of"
 
 
 def test_requirements_are_the_recorded_versions():

@@ -72,10 +72,7 @@ class Rerun:
         stub = folder / "stub" / "carbonopt" / "__init__.py"
         stub.parent.mkdir(parents=True)
         stub.write_text("raise ImportError('not here')\n")
-        # Of the environment's commands accelerate alone: with another ninja DeepSpeed's ops would be compiled anew.
-        (folder / "bin").mkdir()
-        (folder / "bin" / "accelerate").symlink_to(Path(sys.executable).with_name("accelerate"))
-        path = f"{folder / 'bin'}:{os.environ['PATH']}"
+        path = f"{os.environ['PATH']}:{Path(sys.executable).parent}"  # where a system's ninja comes first
         self.environment = os.environ | {"PATH": path, "PYTHONPATH": str(folder / "stub")}
         self.environment["PYTHONDONTWRITEBYTECODE"] = "1"
         self.elsewhere = folder / "elsewhere"

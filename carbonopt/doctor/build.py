@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -12,7 +11,7 @@ import carbonopt
 from carbonopt.doctor.check import Finding, failure, ok, warning
 from carbonopt.doctor.machine import Machine, by_hand
 from carbonopt.energy.occupancy import GpuNow
-from carbonopt.launch.environment import ARCH_LIST
+from carbonopt.launch.environment import ARCH_LIST, programs_path
 from carbonopt.launch.extensions import extensions_folder, lock_at, locks_of
 
 _OWN = ("optuna", "codecarbon")  # the packages that work in the study's process
@@ -35,8 +34,8 @@ def stack_starts(machine: Machine) -> Finding:
 def compilers(*, needed: bool) -> Finding:
     """A C++ compiler for DeepSpeed's operators, as torch looks for one, and a C compiler for torch.compile, as Triton
     does."""
-    cxx = shutil.which(os.environ.get("CXX") or "c++")
-    cc = next(filter(None, map(shutil.which, filter(None, (os.environ.get("CC"), "gcc", "clang", "cc")))), None)
+    cxx = _which(os.environ.get("CXX") or "c++")
+    cc = next(filter(None, map(_which, filter(None, (os.environ.get("CC"), "gcc", "clang", "cc")))), None)
     if cxx and cc:
         return ok(f"{cxx}, {cc}")
     found = "no C++ compiler (c++) on PATH" if not cxx else "no C compiler (gcc) on PATH"
@@ -49,14 +48,17 @@ def compilers(*, needed: bool) -> Finding:
 
 def ninja(*, needed: bool) -> Finding:
     """torch asks for it even where everything is compiled."""
-    path = shutil.which("ninja")
+    path = _which("ninja")
     if path is not None:
         return ok(path)
-    own = Path(sys.executable).parent
-    advice = f'export PATH="{own}:$PATH"' if (own / "ninja").exists() else "pip install ninja"
     if needed:
-        return failure("not on PATH: DeepSpeed's operators can't be loaded without it", advice)
-    return warning(f"not on PATH: {_FOR_WHAT}", advice)
+        return failure("not on PATH: DeepSpeed's operators can't be loaded without it", "pip install ninja")
+    return warning(f"not on PATH: {_FOR_WHAT}", "pip install ninja")
+
+
+def _which(program: str) -> str | None:
+    """Where trials find it."""
+    return shutil.which(program, path=programs_path())
 
 
 def arch_list(gpus: Sequence[GpuNow], environment: Mapping[str, str]) -> Finding | None:

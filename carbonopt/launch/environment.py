@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -68,6 +69,7 @@ def work_environment(
     environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     environment[VISIBLE_DEVICES] = ",".join(map(str, launch.gpus))
     environment[GPU_UUIDS] = ",".join(gpu_uuids)
+    environment["PATH"] = programs_path(base)
     environment["TOKENIZERS_PARALLELISM"] = "false"
     # What torch.compile has made is kept for later trials and studies. Torch's default is a folder in /tmp: it stays
     # for a user without a home, since torch makes its folder as it is imported, and dies where it can't.
@@ -91,6 +93,14 @@ def work_environment(
         # DeepSpeed 0.19.8 takes the part after the dot for a number and dies on "9.0a".
         environment[ARCH_LIST] = re.sub(r"(\d+\.\d+)[a-z]+", r"\1", environment[ARCH_LIST])
     return environment
+
+
+def programs_path(base: Mapping[str, str] = os.environ) -> str:
+    """PATH with the folder of this Python first, whether its environment is activated or not.
+
+    Its ninja has to be found, and for another one DeepSpeed's operators count as changed and are compiled anew.
+    """
+    return os.pathsep.join([str(Path(sys.executable).parent), base.get("PATH", os.defpath)])
 
 
 def rank_environments(launch: LocalLaunch) -> list[dict[str, str]]:

@@ -9,6 +9,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial
+from optuna.trial import TrialState as OptunaState
 
 from carbonopt.config import StudyConfig
 from carbonopt.confirm import refuted
@@ -49,6 +50,8 @@ class Strategy:
 
     def why_ended(self, study: Study, number: int) -> str | None:
         """Why no further trial is worth it, in words; None if trial `number` is."""
+        if any(trial.state == OptunaState.WAITING for trial in study.get_trials(deepcopy=False)):
+            return None  # one was interrupted, or is the study's start: it has been chosen already
         if exhausted(study, self._space):
             return "every configuration of the search space has been run"
         if self._config.search.sampler != "carbon" or not self._movable:
