@@ -44,12 +44,18 @@ class PreparedFolder:
         return Prepared(**json.loads(self.summary.read_text(encoding="utf-8")))
 
     def made_for(self, fingerprint: str) -> Prepared | None:
-        """The summary, if this folder was made for that workload; what can't be read was made for none."""
+        """The summary, if this folder was made for that workload; what is damaged was made for none."""
         try:
             found = self.read_summary()
+            whole = all((self.root / name).stat().st_size == size for name, size in found.files.items())
         except (OSError, ValueError, TypeError):
             return None
-        return found if found.fingerprint == fingerprint else None
+        return found if found.fingerprint == fingerprint and whole else None
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of what is in it, by names relative to it."""
+        files = (path for path in sorted(self.root.rglob("*")) if path.is_file())
+        return {path.relative_to(self.root).as_posix(): path.stat().st_size for path in files}
 
 
 @dataclass(frozen=True)

@@ -171,6 +171,7 @@ class Prepared(Frozen):
     versions: dict[str, str]  # of the packages that trials run on
     # Sequences in a forward pass of an evaluation, by the GPU's memory; None: the study file or the micro batch says.
     eval_batch_size_per_gpu: int | None = None
+    files: dict[str, int] = {}  # bytes of each file, by its name in the folder: one that is damaged is made again
 
 
 class TrialSpec(Frozen):

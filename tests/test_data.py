@@ -262,6 +262,11 @@ def test_prepare_counts_and_reuses(tmp_path, text_file):
     folder.summary.write_text(folder.summary.read_text()[:40])
     assert folder.made_for("two") is None
     assert prepare(spec.model_copy(update={"fingerprint": "two"})) == again == folder.made_for("two"), "made again"
+    for damaged in (folder.train, folder.evaluation, folder.model_config / "config.json"):
+        whole = damaged.read_bytes()
+        damaged.write_bytes(whole[: len(whole) // 2])
+        assert folder.made_for("two") is None
+        assert prepare(spec.model_copy(update={"fingerprint": "two"})) == again and damaged.read_bytes() == whole
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 

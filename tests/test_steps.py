@@ -15,7 +15,7 @@ import json, sys
 import deepspeed, torch
 from carbonopt.train.steps import hasten
 
-def train(stage, precision, clip, hastened):
+def train(stage, precision, clip, hastened, search=False):
     torch.manual_seed(0)
     layers = [torch.nn.Embedding(50, 32), torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 50)]
     model = torch.nn.Sequential(*layers)
@@ -25,11 +25,13 @@ def train(stage, precision, clip, hastened):
     config = {
         "train_batch_size": 32, "train_micro_batch_size_per_gpu": 16, "gradient_accumulation_steps": 2,
         "gradient_clipping": clip, "zero_allow_untested_optimizer": True, "zero_optimization": {"stage": stage},
-        "bf16": {"enabled": precision == "bf16", "check_grad_overflow": False},
+        "bf16": {"enabled": precision == "bf16", "check_grad_overflow": search},
     }
     engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(groups, lr=1e-2), config=config)
     if hastened:
         hasten(engine, 1)
+    if search:
+        return "step" in vars(engine.optimizer)
     data = torch.Generator().manual_seed(1)
     losses = []
     for _ in range(20):
@@ -41,7 +43,9 @@ def train(stage, precision, clip, hastened):
     return losses
 
 cases = [(stage, precision, clip) for stage in (0, 1) for precision in ("bf16", "fp32") for clip in (0.05, 0.0)]
-json.dump([[*case, train(*case, False), train(*case, True)] for case in cases], open(sys.argv[1], "w"))
+found = [[*case, train(*case, False), train(*case, True)] for case in cases]
+assert not train(0, "bf16", 1.0, True, search=True), "the study asks for the search"
+json.dump(found, open(sys.argv[1], "w"))
 """
 
 

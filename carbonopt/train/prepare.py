@@ -52,6 +52,7 @@ def prepare(spec: PrepareSpec) -> Prepared:
     try:
         aside.root.mkdir(parents=True)
         prepared = _make(spec, aside)
+        prepared = prepared.model_copy(update={"files": aside.sizes()})
         write_json(aside.summary, prepared.model_dump())
         _replace(folder.root, aside.root)
     finally:
