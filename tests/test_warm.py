@@ -259,6 +259,29 @@ def test_without_gpus_none_waits(template: Template, tmp_path: Path) -> None:
     assert launcher._next is None
 
 
+def test_a_template_that_still_imports_dies_with_the_study(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(600)\n")
+    study = f"""
+import os, pathlib, time
+from carbonopt.launch.warm import Template
+template = Template("slow_to_import", os.environ, pathlib.Path({str(tmp_path / "log")!r}))
+print(template._process.pid, flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", study], env=environment, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        template = int(parent.stdout.readline())
+        while "slow_to_import" not in psutil.Process(template).cmdline():
+            time.sleep(0.05)
+        time.sleep(1.0)
+        assert not gone(template)
+        parent.kill()
+    deadline = time.monotonic() + 5
+    while not gone(template):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_a_template_that_cant_says_why(environment: dict[str, str], tmp_path: Path) -> None:
     unfit = Template("forked_here", {**environment, "UNFIT": "it has opened a GPU"}, tmp_path / "log")
     broken = Template("no_such_module", environment, tmp_path / "log")

@@ -48,6 +48,8 @@ class ForkedRank:
 
 
 def main(control_fd: int, module_name: str) -> None:
+    # With the study, also while it imports: that the socket is closed it hears only afterwards.
+    ctypes.CDLL(None).prctl(guard.PR_SET_PDEATHSIG, signal.SIGKILL)
     control = socket.socket(fileno=control_fd)
     module = importlib.import_module(module_name)
     # Python warns of threads at each fork: they are OpenBLAS's and Arrow's, idle, and made to be forked with.
