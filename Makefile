@@ -1,4 +1,4 @@
-# `make demo` and `make test` need nothing but CPython 3.11+ with venv, gcc and make.
+# `make demo` and `make test` need nothing but CPython 3.11+ with venv, g++ and make.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt

@@ -39,7 +39,7 @@ class LiveDisplay:
         self._spent_kwh = 0.0
         self._ended = 0
         self._hours_before = 0.0
-        self._running = ""
+        self._running, self._configuration = "", ""
         self._perplexity = ""
         self._confirming = False
         self._best: TrialRecord | None = None
@@ -66,7 +66,8 @@ class LiveDisplay:
             self._print(f"going on with {self._config.name!r}: {count_text(self._ended, 'trial')} done")
 
     def trial_started(self, spec: TrialSpec) -> None:
-        self._running = f"trial {spec.number}{_repeats(spec)}  {short(spec.params)}"
+        self._running = f"trial {spec.number}{_repeats(spec)}"
+        self._configuration = short(spec.params)
         self._perplexity = ""
         self._confirming = spec.repeat_of is not None
         self._refresh("starting")
@@ -95,7 +96,8 @@ class LiveDisplay:
             self._best = record
 
     def _refresh(self, what: str) -> None:
-        lines = [f"{self._running}  {what}", self._best_so_far(), self._left()]
+        # In a narrow terminal the end of a line is missing.
+        lines = [f"{self._running}  {what}  {self._configuration}", self._best_so_far(), self._left()]
         self._live.update(Text("\n".join(lines), overflow="ellipsis", no_wrap=True))
 
     def _best_so_far(self) -> str:

@@ -21,10 +21,10 @@ TRAINING = ("compile", "steps", "evaluation")  # stages; the first is the first 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("study", type=Path, help="shakespeare-char's trials then take about 30 s on an H200")
+    parser.add_argument("study", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--trials", type=common.at_least(1), default=30)
-    parser.add_argument("--epochs", type=float, default=48)
+    parser.add_argument("--epochs", type=float, default=48, help="48: 30 s of shakespeare-char on an H200")
     parser.add_argument("--batch", type=common.at_least(1), default=256)
     options = parser.parse_args()
     began, began_s = datetime.now(UTC), time.monotonic()
@@ -60,7 +60,7 @@ def table(folder: Path, walls: list[float]) -> str:
     lasted = sorted(record["duration_s"]["total"] for record in records)
     return "\n".join(
         [
-            f"{len(records)} trials of {lasted[0]:.1f} to {lasted[-1]:.1f} s, {len(walls)} calls of the command",
+            f"{len(records)} trials of {lasted[0]:.1f} to {lasted[-1]:.1f} s; calls of the command: {len(walls)}",
             "| | all | training and evaluation | anything else |",
             "| --- | ---: | ---: | ---: |",
             f"| wall time (s) | {sum(walls):.1f} | {training_s:.1f} | {1 - training_s / sum(walls):.1%} |",
@@ -81,7 +81,9 @@ def where(records: list[dict], began: datetime, wall_s: float) -> str:
         "between trials": ended - starts[0] - sum(lasted),
         "after the last": wall_s - ended,
     }
-    return "\n".join(f"| {name} (s) | {lasts_s:.1f} | | {lasts_s / wall_s:.1%} |" for name, lasts_s in parts.items())
+    return "\n".join(
+        f"| ... {name} (s) | | | {lasts_s:.1f}, {lasts_s / wall_s:.1%} |" for name, lasts_s in parts.items()
+    )
 
 
 if __name__ == "__main__":
