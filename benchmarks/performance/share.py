@@ -32,9 +32,10 @@ def main() -> None:
     calls = options.folder.with_name(f"{options.folder.name}.wall-s.json")
     walls = [*(json.loads(calls.read_text()) if calls.exists() else []), time.monotonic() - began_s]
     calls.write_text(json.dumps(walls) + "\n")
-    print(table(options.folder, walls))
+    records = common.records(options.folder)
+    print(table(records, options.folder, walls))
     if len(walls) == 1:
-        print(where(common.records(options.folder), began, walls[0]))
+        print(where(records, began, walls[0]))
 
 
 def the_study(options: argparse.Namespace) -> dict:
@@ -51,8 +52,7 @@ def the_study(options: argparse.Namespace) -> dict:
     return raw
 
 
-def table(folder: Path, walls: list[float]) -> str:
-    records = common.records(folder)
+def table(records: list[dict], folder: Path, walls: list[float]) -> str:
     training_s = sum(record["stages"][name]["duration_s"] for record in records for name in TRAINING)
     spent = json.loads((folder / "report" / "data" / "report.json").read_text())["spent"]
     parts = spent["gpu_parts_kwh"] if spent["gpu_kwh"] is not None else spent["by_phase_kwh"]

@@ -50,7 +50,7 @@ class Strategy:
 
     def why_ended(self, study: Study, number: int) -> str | None:
         """Why no further trial is worth it, in words; None if trial `number` is."""
-        if any(trial.state == OptunaState.WAITING for trial in study.get_trials(deepcopy=False)):
+        if study.get_trials(deepcopy=False, states=(OptunaState.WAITING,)):
             return None  # one was interrupted, or is the study's start: it has been chosen already
         if exhausted(study, self._space):
             return "every configuration of the search space has been run"
