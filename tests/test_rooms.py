@@ -39,7 +39,7 @@ HEAVY = {
     "deepspeed": {"train"},
     "datasets": {"train"},
     "peft": {"train"},
-    "optuna": {"storage", "storage_url", "study", "search", "analysis"},  # analysis: inside functions only
+    "optuna": {"storage", "storage_url", "study", "search"},
     "sklearn": {"search", "analysis"},
     "codecarbon": {"energy"},
     "pynvml": {"energy"},

@@ -8,12 +8,12 @@ asks for it or where all choices tried are above 0.
 - The **marginal effect** is scikit-learn's partial dependence (Friedman, Annals of Statistics 29, 2001, sec. 8.1): the
   model's mean over the trials with one parameter set to a value in all of them. As a mean of logarithms it is a
   geometric mean of emissions or perplexities.
-- The **importance** is by Optuna's mean decrease in impurity, over what the model expects at an even sample of the
-  values that were tried, so that where a search has concentrated does not count for more. From 15 to 30 recorded runs
-  it differed from the exact shares of the parameters in the whole table's variance (half the sum of the differences) by
-  up to 1 percentage point for emissions and 4 to 21 for perplexity. Of Optuna's evaluators on the trials themselves,
-  mean decrease in impurity differed by 1 to 9 and 12 to 21, fANOVA by 2 to 8 and 12 to 24 in three times the time, and
-  PED-ANOVA, which asks what the best tenth of the trials have in common, by 2 to 32 and 25 to 70.
+- The **importance** is the mean decrease in impurity of a random forest (scikit-learn's) over what the model expects at
+  an even sample of the values that were tried, so that where a search has concentrated does not count for more. From 15
+  to 30 recorded runs it differed from the exact shares of the parameters in the whole table's variance (half the sum of
+  the differences) by up to 1 percentage point for emissions and 4 to 21 for perplexity. Of Optuna's evaluators on the
+  trials themselves, mean decrease in impurity differed by 1 to 9 and 12 to 21, fANOVA by 2 to 8 and 12 to 24 in three
+  times the time, and PED-ANOVA, which asks what the best tenth of the trials have in common, by 2 to 32 and 25 to 70.
 - **Uncertainty** is by bootstrap over configurations (Efron and Tibshirani, An Introduction to the Bootstrap, 1993,
   ch. 13: percentile interval): repeats with other seeds come and go together, for they tell of the seeds' noise, not of
   other parameters. The process learns its lengths anew from each resample. From 20 or 30 recorded runs
@@ -270,11 +270,12 @@ def _interval(values: Array) -> tuple[float, float]:
 
 def _rows(codes: Array, columns: list[_Column]) -> Array:
     """(n, features) of the process from (n, columns): a feature for each value of what has no order."""
-    parts = [
-        codes[:, [index]] if column.ordered else (codes[:, [index]] == column.places) / math.sqrt(2)
-        for index, column in enumerate(columns)
-    ]
-    return np.hstack(parts)
+    return np.hstack([_features(codes[:, [index]], column) for index, column in enumerate(columns)])
+
+
+def _features(codes: Array, column: _Column) -> Array:
+    """Those of one column, (n, features), from (n, 1)."""
+    return codes if column.ordered else (codes == column.places) / math.sqrt(2)
 
 
 def _process(rows: Array, y: Array) -> "GaussianProcessRegressor":
@@ -347,33 +348,20 @@ def _effects(models: "list[GaussianProcessRegressor]", columns: list[_Column], c
 
 
 def _importances(models: "list[GaussianProcessRegressor]", columns: list[_Column], seed: int) -> Array:
-    """(models, columns), by Optuna's evaluator over a design in which each value of a column is as frequent."""
-    import optuna
-    from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+    """(models, columns), by a random forest's mean decrease in impurity over a design in which each value of a column
+    is as frequent."""
     from scipy.stats.qmc import Sobol
+    from sklearn.ensemble import RandomForestRegressor
 
     drawn = Sobol(len(columns), seed=seed).random(_DESIGN).T
     design = np.column_stack([_at(column.places, shares) for column, shares in zip(columns, drawn, strict=True)])
-    expected = _expected(models, _rows(design, columns))
-    distributions: dict[str, BaseDistribution] = {
-        column.name: FloatDistribution(0, 1) if column.ordered else CategoricalDistribution(column.places.tolist())
-        for column in columns
-    }
-    optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would say that it made a study
-    study = optuna.create_study()
-    for row in design.tolist():
-        params = dict(zip(distributions, row, strict=True))
-        study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=0.0))
-
-    def importances(outcomes: Array) -> list[float]:
-        found = optuna.importance.get_param_importances(
-            study,
-            evaluator=optuna.importance.MeanDecreaseImpurityImportanceEvaluator(n_trees=_TREES, seed=seed),
-            target=lambda trial: outcomes[trial.number],
-        )
-        return [found[column.name] for column in columns]
-
-    return np.array([importances(outcomes) for outcomes in expected.T])
+    rows = _rows(design, columns)
+    forest = RandomForestRegressor(_TREES, random_state=seed)
+    found = np.array([forest.fit(rows, outcomes).feature_importances_ for outcomes in _expected(models, rows).T])
+    widths = [_features(design[:1, [index]], column).shape[1] for index, column in enumerate(columns)]
+    shares = np.column_stack([part.sum(axis=1) for part in np.split(found, np.cumsum(widths)[:-1], axis=1)])
+    shares[shares.sum(axis=1) == 0] = 1 / len(columns)  # a model for which nothing makes a difference
+    return shares
 
 
 def _at(places: Array, shares: Array) -> Array:

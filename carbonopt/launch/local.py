@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from carbonopt.channel import PREPARED
+from carbonopt.channel import LIKELY_SEED, PREPARED
 from carbonopt.config import LocalLaunch, StudyConfig
 from carbonopt.errors import BEFORE_FIRST_TRIAL, StudyInterrupted
 from carbonopt.launch.environment import check_environment, rank_environments, work_environment
@@ -35,7 +35,7 @@ class LocalLauncher:
         self._template: Template | None = None
         self._next: WaitingTrial | None = None
         self._waiting_logs: Iterator[Path] = iter(())
-        self._prepared = ""
+        self._of_the_study: dict[str, str] = {}  # environment variables for what can be done before a trial is known
         self._preparation: Preparation | None = None
 
     def begin(self, config: StudyConfig, paths: StudyPaths, fingerprint: str) -> bool:
@@ -50,7 +50,11 @@ class LocalLauncher:
         """
         self._preparation = Preparation(config, self._launch, self._gpu_uuids, paths, fingerprint)
         if self._launch.warm_start:
-            self._prepared = str(paths.prepared.resolve())
+            random_model = config.workload is not None and config.workload.model.from_config is not None
+            self._of_the_study = {
+                PREPARED: str(paths.prepared.resolve()),
+                LIKELY_SEED: str(config.search.seed) if random_model else "",
+            }
             self._waiting_logs = (paths.waiting_log(number).resolve() for number in itertools.count())
             self._template = Template("carbonopt.train.warm", self._environment, paths.template_log.resolve())
         return self._preparation.is_needed
@@ -97,7 +101,7 @@ class LocalLauncher:
             self._start_cold(str(error))
 
     def _waiting(self, template: Template) -> WaitingTrial:
-        ranks = [{**rank, PREPARED: self._prepared} for rank in rank_environments(self._launch)]
+        ranks = [{**rank, **self._of_the_study} for rank in rank_environments(self._launch)]
         return WaitingTrial(template, ranks, self._environment, next(self._waiting_logs))
 
     def _drop_next(self) -> None:

@@ -9,7 +9,6 @@ import torch
 from carbonopt.config import Model, Workload
 from carbonopt.errors import BadInput, hint
 from carbonopt.train.output_layer import FusedOutputLayer
-from carbonopt.trial import TrialParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -139,7 +138,7 @@ def parameter_count(config: "PreTrainedConfig", trust_remote_code: bool) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def random_model(config: "PreTrainedConfig", params: TrialParams, trust_remote_code: bool) -> "PreTrainedModel":
+def random_model(config: "PreTrainedConfig", attention: str | None, trust_remote_code: bool) -> "PreTrainedModel":
     """A model with random weights, whole on every rank; draws from torch's global generator.
 
     It must be made before TrainingArguments: once those announce ZeRO-3 to transformers, the weights are drawn
@@ -148,11 +147,11 @@ def random_model(config: "PreTrainedConfig", params: TrialParams, trust_remote_c
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_config(
-        config, dtype=torch.float32, trust_remote_code=trust_remote_code, **_attention(params)
+        config, dtype=torch.float32, trust_remote_code=trust_remote_code, **_attention(attention)
     )
 
 
-def pretrained_model(model: Model, params: TrialParams) -> "PreTrainedModel":
+def pretrained_model(model: Model, attention: str | None) -> "PreTrainedModel":
     """The model with its trained weights, in float32: DeepSpeed makes the half-precision copy and keeps these as the
     master weights. It must be made after TrainingArguments, so that ZeRO-3 can partition while it loads."""
     from transformers import AutoModelForCausalLM
@@ -162,7 +161,7 @@ def pretrained_model(model: Model, params: TrialParams) -> "PreTrainedModel":
         revision=model.revision,
         trust_remote_code=model.trust_remote_code,
         dtype=torch.float32,
-        **_attention(params),
+        **_attention(attention),
     )
 
 
@@ -220,8 +219,7 @@ def _version(numbers: tuple[int, int]) -> str:
     return ".".join(map(str, numbers))
 
 
-def _attention(params: TrialParams) -> dict[str, str]:
-    name = params.attention_implementation
+def _attention(name: str | None) -> dict[str, str]:
     return {} if name is None else {"attn_implementation": name}
 
 

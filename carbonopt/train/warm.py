@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from carbonopt.channel import GATE_FD, GPU_UUIDS, PREPARED, SPEC_FD
+from carbonopt.channel import GATE_FD, GPU_UUIDS, LIKELY_SEED, PREPARED, SPEC_FD
 from carbonopt.paths import PreparedFolder
-from carbonopt.train import worker
+from carbonopt.train import ahead, worker
 from carbonopt.train.exits import CRASH_EXIT
 from carbonopt.train.model import parameter_count
 from carbonopt.train.ops import import_muon_uncompiled
@@ -66,24 +66,31 @@ def unfit() -> str | None:
 def run() -> int:
     """One rank's work: what every trial begins with, and then the trial that it is told to be."""
     if os.environ[GPU_UUIDS]:
-        _open_gpu()
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        _open_gpu(device)
+        _do_ahead(Path(os.environ[PREPARED]), device)
     os.read(int(os.environ[GATE_FD]), 1)  # nothing is ever written: it returns when the gate is opened
     spec = int(os.environ[SPEC_FD])
     text = os.pread(spec, os.fstat(spec).st_size, 0).decode()
     return worker.main(text) if text else CRASH_EXIT  # the study has ended without another trial
 
 
-def _open_gpu() -> None:
-    """Does what only the first use of a GPU in a process costs: CUDA's context, NCCL's communicator, the kernels."""
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+def _open_gpu(device: torch.device) -> None:
+    """Does what only the first use of a GPU in a process costs: CUDA's context, NCCL's communicator."""
     torch.cuda.set_device(device)
     deepspeed.init_distributed(dist_backend="nccl", verbose=False)
     torch.distributed.all_reduce(torch.zeros(1, device=device))
+
+
+def _do_ahead(prepared: Path, device: torch.device) -> None:
+    """What a trial's set-up and its first step would take longer for: loads the kernels, and draws a random model."""
     try:
-        _practise(PreparedFolder(Path(os.environ[PREPARED])), device)
+        _practise(PreparedFolder(prepared), device)
+        if seed := os.environ[LIKELY_SEED]:
+            ahead.draw(prepared, int(seed))
     except Exception:  # noqa: BLE001, not every model can be cut down; the trial itself says what is wrong with one
         traceback.print_exc()
-        print("The trial's first step will take longer: it could not be practised.", file=sys.stderr)
+        print("The trial's beginning will take longer: not all of it could be done ahead.", file=sys.stderr)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

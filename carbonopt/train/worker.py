@@ -120,6 +120,7 @@ def _arguments_and_model(
     """In the order that each kind of model needs (see `random_model` and `pretrained_model`)."""
     from transformers import AutoConfig, set_seed
 
+    from carbonopt.train import ahead
     from carbonopt.train.arguments import max_grad_norm, training_arguments
     from carbonopt.train.deepspeed_config import deepspeed_config
     from carbonopt.train.model import fuse_output_layer, pretrained_model, random_model, with_lora
@@ -135,11 +136,12 @@ def _arguments_and_model(
     # measured. On a CPU they are deterministic anyway; training_arguments.full_determinism asks for it on a GPU.
     set_seed(spec.seed)
     model = None
-    if workload.model.from_config is not None:
-        model = random_model(AutoConfig.from_pretrained(folder.model_config), params, workload.model.trust_remote_code)
+    if workload.model.from_config is not None and (model := ahead.taken(spec)) is None:
+        config = AutoConfig.from_pretrained(folder.model_config)
+        model = random_model(config, params.attention_implementation, workload.model.trust_remote_code)
     arguments = training_arguments(params, workload, steps, spec.seed, on_gpu, spec.trial_dir, settings)
     if model is None:
-        model = pretrained_model(workload.model, params)
+        model = pretrained_model(workload.model, params.attention_implementation)
     output_layer = None
     if params.has_fused_output_layer:
         compiled = on_gpu or arguments.torch_compile

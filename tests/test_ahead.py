@@ -1,0 +1,84 @@
+"""A random model that is drawn before its trial is known: the trial is the same as if it had drawn it."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import GPT2Config, set_seed
+
+from carbonopt.paths import PreparedFolder
+from carbonopt.train import ahead
+from carbonopt.train.model import random_model
+from carbonopt.trial import TrialParams, TrialSpec
+
+SIZES = {"n_layer": 2, "n_head": 2, "n_embd": 64, "n_positions": 64, "vocab_size": 384}
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Path:
+    GPT2Config(**SIZES).save_pretrained(PreparedFolder(tmp_path).model_config)
+    yield tmp_path
+    ahead._drawn = None
+
+
+def spec_of(prepared: Path, seed: int, attention: str | None = None) -> TrialSpec:
+    params = TrialParams(
+        global_batch_size=8,
+        micro_batch_size_per_gpu=8,
+        learning_rate=1e-3,
+        epochs=1,
+        attention_implementation=attention,
+    )
+    folder = str(prepared)
+    return TrialSpec(number=0, attempt=1, seed=seed, params=params, workload={}, prepared_dir=folder, trial_dir=folder)
+
+
+def state(model: torch.nn.Module) -> list[torch.Tensor]:
+    """The weights, and what the generators give next."""
+    drawn = torch.tensor([random.random(), np.random.rand()])
+    return [*(parameter.detach() for parameter in model.parameters()), drawn, torch.rand(3)]
+
+
+def test_it_is_the_model_that_the_trial_would_draw_and_so_is_all_that_follows(prepared: Path) -> None:
+    set_seed(7)
+    expected = state(random_model(GPT2Config(**SIZES), attention=None, trust_remote_code=False))
+    ahead.draw(prepared, 7)
+    random.random(), np.random.rand(), torch.rand(5)  # whatever the process does until it is told
+    set_seed(7)
+    model = ahead.taken(spec_of(prepared, 7))
+    assert model is not None and model.training
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(state(model), expected, strict=True))
+
+
+@pytest.mark.parametrize("other", ["seed", "folder", "attention"])
+def test_another_trial_draws_its_own(other: str, prepared: Path) -> None:
+    ahead.draw(prepared, 7)
+    spec = spec_of(
+        prepared / "other" if other == "folder" else prepared,
+        8 if other == "seed" else 7,
+        "eager" if other == "attention" else None,
+    )
+    before = torch.get_rng_state()
+    assert ahead.taken(spec) is None
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_it_is_given_once_for_it_will_be_trained(prepared: Path) -> None:
+    ahead.draw(prepared, 7)
+    assert ahead.taken(spec_of(prepared, 7)) is not None
+    assert ahead.taken(spec_of(prepared, 7)) is None
+
+
+def test_one_that_would_fill_the_memory_is_not_drawn(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "_MOST_PARAMETERS", 100_000)
+    ahead.draw(prepared, 7)
+    assert ahead.taken(spec_of(prepared, 7)) is None
+
+
+def test_code_from_elsewhere_is_left_to_the_trial(prepared: Path) -> None:
+    config = GPT2Config(**SIZES, auto_map={"AutoModelForCausalLM": "modeling_own.Own"})
+    config.save_pretrained(PreparedFolder(prepared).model_config)
+    ahead.draw(prepared, 7)
+    assert ahead.taken(spec_of(prepared, 7)) is None
