@@ -7,6 +7,7 @@ import platform
 import shlex
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -72,7 +73,8 @@ def run_study(
         url: of the storage; None: the one that the folder already has, else a file in it.
         interrupted: asked a few times a second; True ends the study, resumable.
         begins: called when there is something left to run, before it is.
-        meanwhile: called while processes import what trials need, which takes longer.
+        meanwhile: called in a thread of its own while processes import what trials need, which takes longer; over
+            before the first trial.
 
     Raises:
         BadInput: before anything was started.
@@ -109,11 +111,13 @@ def run_study(
         session = _Session(meter, now_utc())
         prepared = None
         inputs = looked_into(inputs, interrupted)  # here, where what it takes is measured as preparation
-        meanwhile()
-        if isinstance(launcher, LocalLauncher):
-            prepared = launcher.prepare(interrupted)
-            checked.space.check_fits(prepared.train_sequences)
-            meter.enter(Phase.GAP)
+        with ThreadPoolExecutor(1) as aside:
+            done = aside.submit(meanwhile)
+            if isinstance(launcher, LocalLauncher):
+                prepared = launcher.prepare(interrupted)
+                checked.space.check_fits(prepared.train_sequences)
+                meter.enter(Phase.GAP)
+        done.result()
         provenance = Provenance(
             hardware=hardware,
             versions={**_own_versions(), **(prepared.versions if prepared else {})},

@@ -160,6 +160,15 @@ def test_the_same_trials_say_the_same_again() -> None:
     assert influence(again, resamples=FEW) == influence(again, resamples=FEW)
 
 
+@pytest.mark.parametrize("processes", [2, 7])
+def test_however_many_processes_find_it_they_say_the_same(processes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for count in (1, processes):
+        monkeypatch.setattr("carbonopt.analysis.influence.processes", lambda count=count: count)
+        found.append(both(data(SPACE, known(20, seed=1)), resamples=10))
+    assert found[0] == found[1]
+
+
 def test_repeats_count_as_runs_but_explain_nothing_about_themselves() -> None:
     """Three runs of each configuration, and an outcome that no parameter has to do with."""
     rng = np.random.default_rng(0)

@@ -36,6 +36,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from carbonopt.analysis.front import objectives
+from carbonopt.analysis.parallel import in_forks, processes
 from carbonopt.analysis.shortfall import AT_THE_END
 from carbonopt.config import Choices, Fixed, Range, Space
 from carbonopt.record import StudyData
@@ -227,10 +228,17 @@ def _learn(objective: Objective, columns: list[_Column], outcome: Array, seed: i
     whole = _process(rows, y)
     configuration = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
     drawn = [np.ones(len(y), int), *(_draw(configuration, rng) for _ in range(resamples))]
-    models = [whole, *(_resampled(whole, counts, y) for counts in drawn[1:])]
-    shares = _importances(models, columns, seed)
+
+    def told(counts: Sequence[Array]) -> tuple[Array, list[Array]]:
+        models = [whole if one is drawn[0] else _resampled(whole, one, y) for one in counts]
+        return _importances(models, columns, seed), _effects(models, columns, codes)
+
+    share = math.ceil(len(drawn) / processes())
+    parts = in_forks(told, [drawn[start : start + share] for start in range(0, len(drawn), share)])
+    shares = np.concatenate([importances for importances, _ in parts])
     parameters = []
-    for index, (column, expected) in enumerate(zip(columns, _effects(models, columns, codes), strict=True)):
+    for index, column in enumerate(columns):
+        expected = np.concatenate([effects[index] for _, effects in parts])
         nearest = abs(column.codes[:, None] - column.places).argmin(axis=1)
         effects = []
         for place, value in enumerate(column.values):
