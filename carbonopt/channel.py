@@ -17,6 +17,7 @@ CHANNEL_FD = "CARBONOPT_CHANNEL_FD"  # environment variable: the descriptor that
 SPEC_FD = "CARBONOPT_SPEC_FD"  # environment variable: the descriptor of a file that will hold the trial's specification
 GATE_FD = "CARBONOPT_GATE_FD"  # environment variable: the descriptor of a pipe that ends once it does
 PREPARED = "CARBONOPT_PREPARED"  # environment variable: the folder of the tokenized data and the model's configuration
+FINGERPRINT = "CARBONOPT_FINGERPRINT"  # environment variable: of the workload that this folder is made for
 # Environment variable: the seed of the random model that a waiting trial will most likely train; empty where it trains
 # another kind.
 LIKELY_SEED = "CARBONOPT_LIKELY_SEED"

@@ -1,6 +1,8 @@
 """A random model that is drawn before its trial is known: the trial is the same as if it had drawn it."""
 
+import os
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +10,11 @@ import pytest
 import torch
 from transformers import GPT2Config, set_seed
 
+from carbonopt.channel import FINGERPRINT, PREPARED
 from carbonopt.paths import PreparedFolder
-from carbonopt.train import ahead
+from carbonopt.train import ahead, warm
 from carbonopt.train.model import random_model
-from carbonopt.trial import TrialParams, TrialSpec
+from carbonopt.trial import Prepared, TrialParams, TrialSpec
 
 SIZES = {"n_layer": 2, "n_head": 2, "n_embd": 64, "n_positions": 64, "vocab_size": 384}
 
@@ -75,6 +78,31 @@ def test_one_that_would_fill_the_memory_is_not_drawn(prepared: Path, monkeypatch
     monkeypatch.setattr(ahead, "_MOST_PARAMETERS", 100_000)
     ahead.draw(prepared, 7)
     assert ahead.taken(spec_of(prepared, 7)) is None
+
+
+def test_a_process_waits_for_its_data_and_no_longer_than_for_its_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = PreparedFolder(tmp_path)
+    monkeypatch.setenv(PREPARED, str(tmp_path))
+    monkeypatch.setenv(FINGERPRINT, "f")
+    gate, opens = os.pipe()
+    prepared = Prepared(
+        fingerprint="f", train_sequences=1, eval_sequences=1, train_tokens=9, eval_tokens=9, sequence_length=8,
+        vocab_size=9, model_parameters=9, versions={},
+    )  # fmt: skip
+    with ThreadPoolExecutor(1) as other:
+        waits = other.submit(warm._is_prepared, gate)
+        folder.summary.write_text(prepared.model_copy(update={"fingerprint": "of another workload"}).model_dump_json())
+        with pytest.raises(TimeoutError):
+            waits.result(timeout=0.5)
+        folder.summary.write_text(prepared.model_dump_json())
+        assert waits.result(timeout=10)
+        folder.summary.unlink()
+        waits = other.submit(warm._is_prepared, gate)
+        os.close(opens)
+        assert not waits.result(timeout=10)
+    os.close(gate)
 
 
 def test_code_from_elsewhere_is_left_to_the_trial(prepared: Path) -> None:

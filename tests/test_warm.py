@@ -253,6 +253,44 @@ def test_one_trial_waits_for_the_next_and_is_replaced_if_it_dies(template: Templ
     launcher.close()
 
 
+class Preparing:
+    """What a launcher waits for, until the test has seen enough. A real one would need a GPU."""
+
+    def __init__(self, until) -> None:
+        self.until, self.closed = until, False
+
+    def result(self, interrupted) -> str:
+        deadline = time.monotonic() + 30
+        while not self.until():
+            assert not interrupted() and time.monotonic() < deadline
+            time.sleep(0.05)
+        assert not self.closed
+        return "prepared"
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_the_first_trial_waits_while_its_data_is_still_prepared(template: Template, tmp_path: Path) -> None:
+    launcher = launcher_of(template, tmp_path, [0])
+    launcher._preparation = Preparing(until=lambda: launcher._next is not None)
+    assert launcher.prepare(lambda: False) == "prepared"
+    assert launcher._next is not None and not launcher._next.has_died
+    launcher.close()
+
+
+def test_the_preparation_goes_on_where_there_is_nothing_to_fork_from(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    notes: list[str] = []
+    launcher = LocalLauncher(LocalLaunch(kind="local", gpus=[]), [], notes.append)
+    launcher._template = Template("no_such_module", environment, tmp_path / "template-log.txt")
+    launcher._preparation = Preparing(until=lambda: notes)
+    assert launcher.prepare(lambda: False) == "prepared"
+    assert "no_such_module" in notes[0] and launcher._template is None
+    launcher.close()
+
+
 def test_without_gpus_none_waits(template: Template, tmp_path: Path) -> None:
     launcher = launcher_of(template, tmp_path, [])
     launcher.prepare_next()

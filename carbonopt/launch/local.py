@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from carbonopt.channel import LIKELY_SEED, PREPARED
+from carbonopt.channel import FINGERPRINT, LIKELY_SEED, PREPARED
 from carbonopt.config import LocalLaunch, StudyConfig
 from carbonopt.errors import BEFORE_FIRST_TRIAL, StudyInterrupted
 from carbonopt.launch.environment import check_environment, rank_environments, work_environment
@@ -53,6 +53,7 @@ class LocalLauncher:
             random_model = config.workload is not None and config.workload.model.from_config is not None
             self._of_the_study = {
                 PREPARED: str(paths.prepared.resolve()),
+                FINGERPRINT: fingerprint,
                 LIKELY_SEED: str(config.search.seed) if random_model else "",
             }
             self._waiting_logs = (paths.waiting_log(number).resolve() for number in itertools.count())
@@ -63,6 +64,9 @@ class LocalLauncher:
         """Ends what waits for a next trial, what it was forked from, and a preparation that nobody has waited for."""
         if self._preparation is not None:
             self._preparation.close()
+        self._end_template()
+
+    def _end_template(self) -> None:
         self._drop_next()
         if self._template is not None:
             self._template.close()
@@ -111,20 +115,29 @@ class LocalLauncher:
 
     def _start_cold(self, why: str) -> None:
         self._note(f"each trial imports everything anew from now on: {why}")
-        self.close()
+        self._end_template()
 
     def prepare(self, interrupted: Callable[[], bool]) -> Prepared:
-        """What `begin` has begun, when trials can be started. Raises what a preparation's `result` raises."""
+        """What `begin` has begun, when trials can be started. The first trial's processes open the GPUs as soon as
+        they can, while the data is still prepared. Raises what a preparation's `result` raises."""
         assert self._preparation is not None
-        prepared = self._preparation.result(interrupted)
-        self._wait_until_warm(interrupted)
+
+        def go_on() -> bool:
+            if self._is_warm(0.0):
+                self.prepare_next()
+            return interrupted()
+
+        prepared = self._preparation.result(go_on)
+        while not self._is_warm(_READY_TICK_S):
+            if interrupted():
+                raise StudyInterrupted(BEFORE_FIRST_TRIAL)
         self.prepare_next()
         return prepared
 
-    def _wait_until_warm(self, interrupted: Callable[[], bool]) -> None:
+    def _is_warm(self, timeout_s: float) -> bool:
+        """Whether nothing has to be waited for before a trial: the template can fork, or there is none any more."""
         try:
-            while self._template is not None and not self._template.ready(_READY_TICK_S):
-                if interrupted():
-                    raise StudyInterrupted(BEFORE_FIRST_TRIAL)
+            return self._template is None or self._template.ready(timeout_s)
         except CannotFork as error:
             self._start_cold(str(error))
+            return True

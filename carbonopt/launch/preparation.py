@@ -11,7 +11,7 @@ from carbonopt.launch.processes import WorkProcesses, run_module
 from carbonopt.paths import PreparedFolder, StudyPaths, write_json
 from carbonopt.trial import Prepared
 
-_TICK_S = 0.5
+_TICK_S = 0.1
 
 
 class Preparation:
@@ -54,7 +54,7 @@ class Preparation:
         return self._work is not None
 
     def result(self, interrupted: Callable[[], bool]) -> Prepared:
-        """Waits for it; nothing is left running afterwards.
+        """Waits for it; nothing is left running afterwards. Asks `interrupted` ten times a second.
 
         Raises:
             StudyInterrupted: soon after `interrupted` says so.

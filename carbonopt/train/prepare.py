@@ -5,6 +5,7 @@
 SPEC.json: {"workload": config.Workload, "space": config.Space, "prepared_dir": a path, "fingerprint": of the workload}.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -158,8 +159,10 @@ def _replace(target: Path, made: Path) -> None:
 def main(spec_path: str) -> int:
     speaker = Speaker.inherited()
     with reported(speaker) as outcome:
+        gc.disable()  # as in launch.template
         for module in _IMPORTED_AHEAD:
             importlib.import_module(module)
+        gc.enable()
         speaker.phase(Phase.PREPARE)  # from its answer on the GPUs' idle power is known, and they may be touched
         raw = json.loads(Path(spec_path).read_text(encoding="utf-8"))
         speaker.finished(prepare(PrepareSpec(**raw)).model_dump())

@@ -7,6 +7,7 @@ that has opened one can't use it.
 import importlib
 import importlib.util
 import os
+import select
 import sys
 import traceback
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from carbonopt.channel import GATE_FD, GPU_UUIDS, LIKELY_SEED, PREPARED, SPEC_FD
+from carbonopt.channel import FINGERPRINT, GATE_FD, GPU_UUIDS, LIKELY_SEED, PREPARED, SPEC_FD
 from carbonopt.paths import PreparedFolder
 from carbonopt.train import ahead, worker
 from carbonopt.train.exits import CRASH_EXIT
@@ -26,6 +27,7 @@ from carbonopt.train.ops import import_muon_uncompiled
 # Parameters of the model that a waiting trial practises with, beside another that trains: with gradients and optimizer
 # 1 GB.
 _MOST_PRACTISED = 60_000_000
+_LOOK_EVERY_S = 0.05
 
 # What the Trainer, DeepSpeed and torch import while they set a trial up or make its first step.
 _MODULES = (
@@ -65,11 +67,13 @@ def unfit() -> str | None:
 
 def run() -> int:
     """One rank's work: what every trial begins with, and then the trial that it is told to be."""
+    gate = int(os.environ[GATE_FD])
     if os.environ[GPU_UUIDS]:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         _open_gpu(device)
-        _do_ahead(Path(os.environ[PREPARED]), device)
-    os.read(int(os.environ[GATE_FD]), 1)  # nothing is ever written: it returns when the gate is opened
+        if _is_prepared(gate):
+            _do_ahead(Path(os.environ[PREPARED]), device)
+    os.read(gate, 1)  # nothing is ever written: it returns when the gate is opened
     spec = int(os.environ[SPEC_FD])
     text = os.pread(spec, os.fstat(spec).st_size, 0).decode()
     return worker.main(text) if text else CRASH_EXIT  # the study has ended without another trial
@@ -80,6 +84,15 @@ def _open_gpu(device: torch.device) -> None:
     torch.cuda.set_device(device)
     deepspeed.init_distributed(dist_backend="nccl", verbose=False)
     torch.distributed.all_reduce(torch.zeros(1, device=device))
+
+
+def _is_prepared(gate: int) -> bool:
+    """Waits for the data, which the first trial's processes don't find yet; False: the gate is opened before."""
+    folder = PreparedFolder(Path(os.environ[PREPARED]))
+    while folder.made_for(os.environ[FINGERPRINT]) is None:
+        if select.select([gate], [], [], _LOOK_EVERY_S)[0]:
+            return False
+    return True
 
 
 def _do_ahead(prepared: Path, device: torch.device) -> None:
