@@ -72,7 +72,9 @@ def _carbon(checked: Checked) -> str:
 
 def _space(space: SearchSpace) -> str:
     combinations = space.combinations
-    count = "endless" if combinations is None else f"{len(combinations)} configurations that can exist"
+    count = "endless"
+    if combinations is not None:
+        count = f"{len(combinations)} configuration{'' if len(combinations) == 1 else 's'} that can exist"
     dimensions = [f"{name}: {describe(dimension)}" for name, dimension in space.dimensions().items()]
     return "\n              ".join([count, *dimensions])
 

@@ -277,6 +277,10 @@ def test_prepare_leaves_a_folder_alone_that_is_not_its_own(tmp_path):
     with pytest.raises(BadInput, match="must be empty or a prepared data set"):
         prepare(spec)
     assert (tmp_path / "p" / "thesis.tex").exists()
+    file = tmp_path / "p" / "thesis.tex"
+    with pytest.raises(BadInput, match="must be a folder, but is a file"):
+        prepare(spec.model_copy(update={"prepared_dir": str(file)}))
+    assert file.read_text() == "years of work"
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals

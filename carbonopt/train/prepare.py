@@ -47,6 +47,8 @@ def prepare(spec: PrepareSpec) -> Prepared:
     if (found := folder.made_for(spec.fingerprint)) is not None:
         _load_ops(spec)
         return found
+    if folder.root.exists() and not folder.root.is_dir():
+        raise BadInput(f"{folder.root} must be a folder, but is a file; move it away.")
     if folder.root.exists() and not folder.summary.is_file() and any(folder.root.iterdir()):
         raise BadInput(f"{folder.root} must be empty or a prepared data set, but holds other files; move them away.")
     aside = PreparedFolder(folder.root.with_name(f".{folder.root.name}.{os.getpid()}.part"))
