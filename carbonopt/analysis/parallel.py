@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 Part = TypeVar("Part")
 Result = TypeVar("Result")
 
-
 _MOST = 16  # more forks take longer to begin than they save
 
 
