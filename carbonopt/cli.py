@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 # Other rooms are imported inside the commands, so that `--help` and a bad study file are answered at once.
 
 # What the search and the report of `run` take seconds to import.
-_NEEDED_LATER = ("sklearn.inspection", "carbonopt.report.build", "matplotlib.backends.backend_pdf", "pyarrow.parquet")
+_NEEDED_LATER = (
+    "carbonopt.search.strategy",
+    "sklearn.inspection",
+    "carbonopt.report.build",
+    "matplotlib.backends.backend_pdf",
+    "pyarrow.parquet",
+)
 
 EXIT_MET = 0
 EXIT_NOT_MET = 3

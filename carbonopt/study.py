@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import optuna
 
@@ -29,12 +29,14 @@ from carbonopt.launch.local import LocalLauncher
 from carbonopt.launch.replay import ReplayLauncher
 from carbonopt.paths import StudyPaths
 from carbonopt.record import Hardware, InputFile, Provenance, SessionLedger, StudyData
-from carbonopt.search.strategy import Strategy
 from carbonopt.storage import REPEAT_OF, SEED, StudyStorage, check_folder_is_free
 from carbonopt.storage_url import connect, remember_storage, storage_url
 from carbonopt.trial import TRIAL_PHASES, Phase, StopReason, TrialParams, TrialRecord, TrialSpec
 from carbonopt.units import emissions_kg_co2e, now_utc
 from carbonopt.watch import Rules, TrialObserver, TrialProcesses, TrialWatch
+
+if TYPE_CHECKING:
+    from carbonopt.search.strategy import Strategy
 
 
 class Launcher(Protocol):
@@ -135,6 +137,8 @@ def run_study(
             found.set_prepared(prepared)
         found.set_inputs(inputs)
         found.set_trace(checked.trace)
+        from carbonopt.search.strategy import Strategy  # with SciPy: now that the trials' processes have been started
+
         strategy = Strategy(config, checked.space, None if hardware is None else hardware.gpu_memory_gib)
         loop = _Loop(checked, found, launcher, meter, memory, paths, session, display, trackers, interrupted, strategy)
         loop.run()
@@ -193,7 +197,7 @@ class _Loop:
     display: StudyDisplay
     trackers: TrialObserver
     interrupted: Callable[[], bool]
-    strategy: Strategy
+    strategy: "Strategy"
 
     def run(self) -> None:
         storage = self.storage

@@ -10,7 +10,7 @@ from typing import Protocol
 from carbonopt.channel import Evaluated, Event, Exited, Failed, Finished, PhaseChanged, Progress, StageBegun
 from carbonopt.energy.codecarbon import FRESH_AFTER_S
 from carbonopt.energy.meter import Meter, Reading, disagreement, largest
-from carbonopt.search.pruning import passes_cap, will_pass_cap
+from carbonopt.search.cap import passes_cap, will_pass_cap
 from carbonopt.train.exits import OUT_OF_MEMORY_EXIT
 from carbonopt.trial import (
     TRIAL_PHASES,

@@ -10,7 +10,8 @@ import pytest
 
 from carbonopt.energy.meter import ReplayMeter
 from carbonopt.launch.processes import WorkProcesses
-from carbonopt.search.pruning import passes_cap, straight_line_nll, will_pass_cap
+from carbonopt.search.cap import passes_cap, will_pass_cap
+from carbonopt.search.pruning import straight_line_nll
 from carbonopt.trial import EvalPoint, Phase, StopReason, TrialParams, TrialRecord, TrialSpec, TrialState
 from carbonopt.watch import Rules, TrialWatch
 

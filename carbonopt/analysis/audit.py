@@ -1,7 +1,5 @@
 """The audit of the pruning: what became of trials that the rule for the target would have stopped."""
 
-from scipy.special import betaincinv  # without the second that importing scipy.stats takes
-
 from carbonopt.analysis.confidence import LEVEL
 from carbonopt.analysis.front import pareto_front
 from carbonopt.record import StudyData
@@ -49,6 +47,8 @@ def audit(data: StudyData) -> Audit | None:
 def _interval(hits: int, n: int) -> tuple[float, float] | tuple[None, None]:
     if not n:
         return None, None
+    from scipy.special import betaincinv  # as in `confidence`
+
     tail = (1 - LEVEL) / 2
     lowest = float(betaincinv(hits, n - hits + 1, tail)) if hits else 0.0
     highest = float(betaincinv(hits + 1, n - hits, 1 - tail)) if hits < n else 1.0

@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 
-from scipy.special import stdtrit  # the quantiles of Student's t, without the second that importing scipy.stats takes
-
 from carbonopt.analysis.front import objectives
 from carbonopt.record import StudyData
 from carbonopt.trial import Frozen, TrialRecord, TrialState, perplexity
@@ -106,6 +104,9 @@ class Pooled:
         lucky, half of the time, and that doubles its chance of passing. Simulated (three configurations, three seeds,
         one of them at the target and taken), 9.7 % pass at the one-sided quantile and 5.0 % at this one.
         """
+        # Student's t without the second that importing scipy.stats takes, and here: every command imports this file.
+        from scipy.special import stdtrit
+
         return float(stdtrit(self.freedom, (1 + LEVEL) / 2)) * self.deviation * math.sqrt(sum(1 / n for n in runs))
 
     def at_least(self, values: Sequence[float]) -> "Pooled":
