@@ -1,9 +1,11 @@
 """The files that trials read on this machine: noted with the study, which goes on with these alone."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+import carbonopt
 from carbonopt.config import ReplayLaunch, StudyConfig
 from carbonopt.errors import BEFORE_FIRST_TRIAL, BadInput, StudyInterrupted
 from carbonopt.record import InputFile
@@ -27,6 +29,14 @@ def input_files(config: StudyConfig) -> tuple[InputFile, ...]:
         return tuple(_input_files(config))
     except OSError as error:
         raise BadInput(f"{error.filename} can't be read: {error.strerror}.") from error
+
+
+def workload_fingerprint(config: StudyConfig, inputs: Sequence[InputFile]) -> str:
+    """Of all that the prepared data depends on: the workload, and its files by their size and time."""
+    workload = None if config.workload is None else config.workload.model_dump(mode="json")
+    stats = [(file.path, file.bytes, file.mtime_ns) for file in inputs]
+    seen = json.dumps([carbonopt.__version__, workload, stats], sort_keys=True)
+    return hashlib.sha256(seen.encode()).hexdigest()
 
 
 def _input_files(config: StudyConfig) -> Iterator[InputFile]:

@@ -1,12 +1,10 @@
 """A study: ask → launch → watch → tell, until the budget is used up; resumable after any interruption."""
 
 import contextlib
-import hashlib
-import json
 import platform
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -24,11 +22,11 @@ from carbonopt.energy.machine import MachineMeter
 from carbonopt.energy.meter import Meter, ReplayMeter
 from carbonopt.energy.occupancy import GpuMemory
 from carbonopt.errors import StudyInterrupted
-from carbonopt.inputs import check_unchanged, input_files, looked_into
+from carbonopt.inputs import check_unchanged, input_files, looked_into, workload_fingerprint
 from carbonopt.launch.local import LocalLauncher
 from carbonopt.launch.replay import ReplayLauncher
 from carbonopt.paths import StudyPaths
-from carbonopt.record import Hardware, InputFile, Provenance, SessionLedger, StudyData
+from carbonopt.record import Hardware, Provenance, SessionLedger, StudyData
 from carbonopt.storage import REPEAT_OF, SEED, StudyStorage, check_folder_is_free
 from carbonopt.storage_url import connect, remember_storage, storage_url
 from carbonopt.trial import TRIAL_PHASES, Phase, StopReason, TrialParams, TrialRecord, TrialSpec
@@ -107,7 +105,7 @@ def run_study(
         check_unchanged(noted, inputs, where, interrupted)
         inputs = noted
     begins()
-    fingerprint = _fingerprint(config, inputs)
+    fingerprint = workload_fingerprint(config, inputs)
     launcher, meter, memory, hardware = _open(config, paths, display, interrupted, fingerprint)
     try:
         session = _Session(meter, now_utc())
@@ -384,14 +382,6 @@ def _all_run(trials: int) -> str:
 
 def _with_confirmation(ended: str, data: StudyData, available: confirm.Available) -> str:
     return ended if data.config.confirm is None else f"{ended}; {confirm.outcome(data, available)}"
-
-
-def _fingerprint(config: StudyConfig, inputs: Sequence[InputFile]) -> str:
-    """Of all that the prepared data depends on: the workload, and its files by their size and time."""
-    workload = None if config.workload is None else config.workload.model_dump(mode="json")
-    stats = [(file.path, file.bytes, file.mtime_ns) for file in inputs]
-    seen = json.dumps([carbonopt.__version__, workload, stats], sort_keys=True)
-    return hashlib.sha256(seen.encode()).hexdigest()
 
 
 def _own_versions() -> dict[str, str]:
