@@ -45,7 +45,7 @@ def test_forks_of_a_killed_parent_end_with_their_part() -> None:
         from carbonopt.analysis.parallel import in_forks
 
         def work(seconds):
-            print(os.getpid(), flush=True)
+            os.write(1, f"{os.getpid()}\\n".encode())  # at once, or lines of several processes mix
             time.sleep(seconds)
 
         in_forks(work, [2, 2, 60])
