@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import GPT2Config, set_seed
 
-from carbonopt.channel import FINGERPRINT, PREPARED
+from carbonopt.channel import FINGERPRINT
 from carbonopt.paths import PreparedFolder
 from carbonopt.train import ahead, warm
 from carbonopt.train.model import random_model
@@ -18,15 +18,21 @@ from carbonopt.trial import Prepared, TrialParams, TrialSpec
 
 SIZES = {"n_layer": 2, "n_head": 2, "n_embd": 64, "n_positions": 64, "vocab_size": 384}
 
+SUMMARY = Prepared(
+    fingerprint="f", train_sequences=1, eval_sequences=1, train_tokens=9, eval_tokens=9, sequence_length=8,
+    vocab_size=384, model_parameters=130_000, versions={},
+)  # fmt: skip
+
 
 @pytest.fixture
-def prepared(tmp_path: Path) -> Path:
-    GPT2Config(**SIZES).save_pretrained(PreparedFolder(tmp_path).model_config)
-    yield tmp_path
+def prepared(tmp_path: Path):
+    folder = PreparedFolder(tmp_path)
+    GPT2Config(**SIZES).save_pretrained(folder.model_config)
+    yield folder
     ahead._drawn = None
 
 
-def spec_of(prepared: Path, seed: int, attention: str | None = None) -> TrialSpec:
+def spec_of(prepared: PreparedFolder, seed: int, attention: str | None = None) -> TrialSpec:
     params = TrialParams(
         global_batch_size=8,
         micro_batch_size_per_gpu=8,
@@ -34,7 +40,7 @@ def spec_of(prepared: Path, seed: int, attention: str | None = None) -> TrialSpe
         epochs=1,
         attention_implementation=attention,
     )
-    folder = str(prepared)
+    folder = str(prepared.root)
     return TrialSpec(number=0, attempt=1, seed=seed, params=params, workload={}, prepared_dir=folder, trial_dir=folder)
 
 
@@ -44,10 +50,10 @@ def state(model: torch.nn.Module) -> list[torch.Tensor]:
     return [*(parameter.detach() for parameter in model.parameters()), drawn, torch.rand(3)]
 
 
-def test_it_is_the_model_that_the_trial_would_draw_and_so_is_all_that_follows(prepared: Path) -> None:
+def test_it_is_the_model_that_the_trial_would_draw_and_so_is_all_that_follows(prepared: PreparedFolder) -> None:
     set_seed(7)
     expected = state(random_model(GPT2Config(**SIZES), attention=None, trust_remote_code=False))
-    ahead.draw(prepared, 7)
+    ahead.draw(prepared, SUMMARY, 7)
     random.random(), np.random.rand(), torch.rand(5)  # whatever the process does until it is told
     set_seed(7)
     model = ahead.taken(spec_of(prepared, 7))
@@ -56,10 +62,10 @@ def test_it_is_the_model_that_the_trial_would_draw_and_so_is_all_that_follows(pr
 
 
 @pytest.mark.parametrize("other", ["seed", "folder", "attention"])
-def test_another_trial_draws_its_own(other: str, prepared: Path) -> None:
-    ahead.draw(prepared, 7)
+def test_another_trial_draws_its_own(other: str, prepared: PreparedFolder) -> None:
+    ahead.draw(prepared, SUMMARY, 7)
     spec = spec_of(
-        prepared / "other" if other == "folder" else prepared,
+        PreparedFolder(prepared.root / "other") if other == "folder" else prepared,
         8 if other == "seed" else 7,
         "eager" if other == "attention" else None,
     )
@@ -68,15 +74,15 @@ def test_another_trial_draws_its_own(other: str, prepared: Path) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_it_is_given_once_for_it_will_be_trained(prepared: Path) -> None:
-    ahead.draw(prepared, 7)
+def test_it_is_given_once_for_it_will_be_trained(prepared: PreparedFolder) -> None:
+    ahead.draw(prepared, SUMMARY, 7)
     assert ahead.taken(spec_of(prepared, 7)) is not None
     assert ahead.taken(spec_of(prepared, 7)) is None
 
 
-def test_one_that_would_fill_the_memory_is_not_drawn(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_would_fill_the_memory_is_not_drawn(prepared: PreparedFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "_MOST_PARAMETERS", 100_000)
-    ahead.draw(prepared, 7)
+    ahead.draw(prepared, SUMMARY, 7)
     assert ahead.taken(spec_of(prepared, 7)) is None
 
 
@@ -84,29 +90,24 @@ def test_a_process_waits_for_its_data_and_no_longer_than_for_its_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = PreparedFolder(tmp_path)
-    monkeypatch.setenv(PREPARED, str(tmp_path))
     monkeypatch.setenv(FINGERPRINT, "f")
     gate, opens = os.pipe()
-    prepared = Prepared(
-        fingerprint="f", train_sequences=1, eval_sequences=1, train_tokens=9, eval_tokens=9, sequence_length=8,
-        vocab_size=9, model_parameters=9, versions={},
-    )  # fmt: skip
     with ThreadPoolExecutor(1) as other:
-        waits = other.submit(warm._is_prepared, gate)
-        folder.summary.write_text(prepared.model_copy(update={"fingerprint": "of another workload"}).model_dump_json())
+        waits = other.submit(warm._data, folder, gate)
+        folder.summary.write_text(SUMMARY.model_copy(update={"fingerprint": "of another workload"}).model_dump_json())
         with pytest.raises(TimeoutError):
             waits.result(timeout=0.5)
-        folder.summary.write_text(prepared.model_dump_json())
-        assert waits.result(timeout=10)
+        folder.summary.write_text(SUMMARY.model_dump_json())
+        assert waits.result(timeout=10) == SUMMARY
         folder.summary.unlink()
-        waits = other.submit(warm._is_prepared, gate)
+        waits = other.submit(warm._data, folder, gate)
         os.close(opens)
-        assert not waits.result(timeout=10)
+        assert waits.result(timeout=10) is None
     os.close(gate)
 
 
-def test_code_from_elsewhere_is_left_to_the_trial(prepared: Path) -> None:
+def test_code_from_elsewhere_is_left_to_the_trial(prepared: PreparedFolder) -> None:
     config = GPT2Config(**SIZES, auto_map={"AutoModelForCausalLM": "modeling_own.Own"})
-    config.save_pretrained(PreparedFolder(prepared).model_config)
-    ahead.draw(prepared, 7)
+    config.save_pretrained(prepared.model_config)
+    ahead.draw(prepared, SUMMARY, 7)
     assert ahead.taken(spec_of(prepared, 7)) is None

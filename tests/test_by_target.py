@@ -137,12 +137,9 @@ def test_a_target_says_how_many_runs_are_behind_its_answer_and_how_sure_its_savi
 def test_ten_thousand_trials_take_less_than_a_second() -> None:
     """The worst case: all of them are on the front."""
     data = study(*(record(k, 1.0 + k, 30.0 - k / 1000) for k in range(10_000)))
-    took = []
-    for _ in range(3):  # the best of these: other work on the machine slows any down
-        start = time.process_time()
-        found = answers(data)
-        took.append(time.process_time() - start)
-    assert min(took) < 1
+    start = time.process_time()
+    found = answers(data)
+    assert time.process_time() - start < 1
     assert len(found) == 10_001
 
 

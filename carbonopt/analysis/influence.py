@@ -278,12 +278,15 @@ def _interval(values: Array) -> tuple[float, float]:
 
 def _rows(codes: Array, columns: list[_Column]) -> Array:
     """(n, features) of the process from (n, columns): a feature for each value of what has no order."""
-    return np.hstack([_features(codes[:, [index]], column) for index, column in enumerate(columns)])
+    return np.hstack(_blocks(codes, columns))
 
 
-def _features(codes: Array, column: _Column) -> Array:
-    """Those of one column, (n, features), from (n, 1)."""
-    return codes if column.ordered else (codes == column.places) / math.sqrt(2)
+def _blocks(codes: Array, columns: list[_Column]) -> list[Array]:
+    """The features of each column."""
+    return [
+        codes[:, [index]] if column.ordered else (codes[:, [index]] == column.places) / math.sqrt(2)
+        for index, column in enumerate(columns)
+    ]
 
 
 def _process(rows: Array, y: Array) -> "GaussianProcessRegressor":
@@ -363,11 +366,12 @@ def _importances(models: "list[GaussianProcessRegressor]", columns: list[_Column
 
     drawn = Sobol(len(columns), seed=seed).random(_DESIGN).T
     design = np.column_stack([_at(column.places, shares) for column, shares in zip(columns, drawn, strict=True)])
-    rows = _rows(design, columns)
+    blocks = _blocks(design, columns)
+    rows = np.hstack(blocks)
     forest = RandomForestRegressor(_TREES, random_state=seed)
     found = np.array([forest.fit(rows, outcomes).feature_importances_ for outcomes in _expected(models, rows).T])
-    widths = [_features(design[:1, [index]], column).shape[1] for index, column in enumerate(columns)]
-    shares = np.column_stack([part.sum(axis=1) for part in np.split(found, np.cumsum(widths)[:-1], axis=1)])
+    ends = np.cumsum([block.shape[1] for block in blocks])[:-1]
+    shares = np.column_stack([part.sum(axis=1) for part in np.split(found, ends, axis=1)])
     shares[shares.sum(axis=1) == 0] = 1 / len(columns)  # a model for which nothing makes a difference
     return shares
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from carbonopt.paths import PreparedFolder
-from carbonopt.train.model import parameter_count, random_model
-from carbonopt.trial import TrialSpec
+from carbonopt.train.model import random_model
+from carbonopt.trial import Prepared, TrialSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -21,7 +21,7 @@ _MOST_PARAMETERS = 250_000_000
 
 @dataclass(frozen=True)
 class _Drawn:
-    prepared: Path
+    folder: PreparedFolder
     seed: int
     model: "PreTrainedModel"
     generators: tuple[Any, Any, torch.Tensor]  # Python's, NumPy's and torch's, as they stood afterwards
@@ -30,17 +30,17 @@ class _Drawn:
 _drawn: _Drawn | None = None
 
 
-def draw(prepared: Path, seed: int) -> None:
+def draw(folder: PreparedFolder, prepared: Prepared, seed: int) -> None:
     """Draws the model of the prepared configuration, unless it is too big to wait or needs code from elsewhere."""
     from transformers import AutoConfig, set_seed
 
     global _drawn
-    config = AutoConfig.from_pretrained(PreparedFolder(prepared).model_config)
-    if hasattr(config, "auto_map") or parameter_count(config, trust_remote_code=False) > _MOST_PARAMETERS:
+    config = AutoConfig.from_pretrained(folder.model_config)
+    if hasattr(config, "auto_map") or prepared.model_parameters > _MOST_PARAMETERS:
         return
     set_seed(seed)
     model = random_model(config, attention=None, trust_remote_code=False)
-    _drawn = _Drawn(prepared, seed, model, (random.getstate(), np.random.get_state(), torch.get_rng_state()))
+    _drawn = _Drawn(folder, seed, model, (random.getstate(), np.random.get_state(), torch.get_rng_state()))
 
 
 def taken(spec: TrialSpec) -> "PreTrainedModel | None":
@@ -48,7 +48,7 @@ def taken(spec: TrialSpec) -> "PreTrainedModel | None":
     stand as if it just had."""
     global _drawn
     drawn, _drawn = _drawn, None
-    if drawn is None or (drawn.prepared, drawn.seed) != (Path(spec.prepared_dir), spec.seed):
+    if drawn is None or (drawn.folder, drawn.seed) != (PreparedFolder(Path(spec.prepared_dir)), spec.seed):
         return None
     if spec.params.attention_implementation is not None:
         return None

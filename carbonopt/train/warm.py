@@ -23,6 +23,7 @@ from carbonopt.train import ahead, worker
 from carbonopt.train.exits import CRASH_EXIT
 from carbonopt.train.model import parameter_count
 from carbonopt.train.ops import import_muon_uncompiled
+from carbonopt.trial import Prepared
 
 # Parameters of the model that a waiting trial practises with, beside another that trains: with gradients and optimizer
 # 1 GB.
@@ -71,8 +72,9 @@ def run() -> int:
     if os.environ[GPU_UUIDS]:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         _open_gpu(device)
-        if _is_prepared(gate):
-            _do_ahead(Path(os.environ[PREPARED]), device)
+        folder = PreparedFolder(Path(os.environ[PREPARED]))
+        if (prepared := _data(folder, gate)) is not None:
+            _do_ahead(folder, prepared, device)
     os.read(gate, 1)  # nothing is ever written: it returns when the gate is opened
     spec = int(os.environ[SPEC_FD])
     text = os.pread(spec, os.fstat(spec).st_size, 0).decode()
@@ -86,21 +88,20 @@ def _open_gpu(device: torch.device) -> None:
     torch.distributed.all_reduce(torch.zeros(1, device=device))
 
 
-def _is_prepared(gate: int) -> bool:
-    """Waits for the data, which the first trial's processes don't find yet; False: the gate is opened before."""
-    folder = PreparedFolder(Path(os.environ[PREPARED]))
-    while folder.made_for(os.environ[FINGERPRINT]) is None:
+def _data(folder: PreparedFolder, gate: int) -> Prepared | None:
+    """Waits for the data, which the first trial's processes don't find yet; None: the gate is opened before."""
+    while (prepared := folder.made_for(os.environ[FINGERPRINT])) is None:
         if select.select([gate], [], [], _LOOK_EVERY_S)[0]:
-            return False
-    return True
+            return None
+    return prepared
 
 
-def _do_ahead(prepared: Path, device: torch.device) -> None:
+def _do_ahead(folder: PreparedFolder, prepared: Prepared, device: torch.device) -> None:
     """What a trial's set-up and its first step would take longer for: loads the kernels, and draws a random model."""
     try:
-        _practise(PreparedFolder(prepared), device)
+        _practise(folder, prepared, device)
         if seed := os.environ[LIKELY_SEED]:
-            ahead.draw(prepared, int(seed))
+            ahead.draw(folder, prepared, int(seed))
     except Exception:  # noqa: BLE001, not every model can be cut down; the trial itself says what is wrong with one
         traceback.print_exc()
         print("The trial's beginning will take longer: not all of it could be done ahead.", file=sys.stderr)
@@ -109,9 +110,8 @@ def _do_ahead(prepared: Path, device: torch.device) -> None:
     torch.cuda.reset_peak_memory_stats()
 
 
-def _practise(folder: PreparedFolder, device: torch.device) -> None:
+def _practise(folder: PreparedFolder, prepared: Prepared, device: torch.device) -> None:
     """One step of a model of the workload's kind with a single layer. Nothing that it draws or learns is kept."""
-    prepared = folder.read_summary()
     config = AutoConfig.from_pretrained(folder.model_config)
     config.num_hidden_layers = 1
     if hasattr(config, "auto_map") or parameter_count(config, trust_remote_code=False) > _MOST_PRACTISED:
