@@ -20,6 +20,8 @@ esac
 export CALLED_FROM="$PWD"
 CDPATH='' cd -- "$(dirname -- "$(readlink -f -- "$0")")"  # of the file itself, where a link to it was called
 command -v accelerate >/dev/null || { echo "accelerate is not on PATH: activate its environment" >&2; exit 127; }
+# Its ninja first: for another one DeepSpeed's operators count as changed, and are compiled anew.
+export PATH="$(dirname -- "$(command -v accelerate)"):$PATH"
 python3 inputs.py "$@"  # here, and not only where they are read: there a launcher's traceback would follow
 export TOKENIZERS_PARALLELISM=false
 if [ -n "${TORCH_CUDA_ARCH_LIST-}" ]; then  # DeepSpeed takes what follows the dot for a number and dies on 9.0a

@@ -4,7 +4,8 @@
 
 Reads workload.yaml (model, tokenizer, data), training_args.yaml (transformers.TrainingArguments) and ds_config.json
 (DeepSpeed) from its own folder, and writes the trained model, its tokenizer and result.json into output/ there. What
-inputs.json lists, if there is one, has to lie in data/ there or in FOLDER.
+inputs.json lists, if there is one, has to lie in data/ there or in FOLDER. steps.py, and output_layer.py if
+workload.yaml names an output_layer, and batches.py if the trial trained on GPUs, lie beside it.
 """
 
 import csv
@@ -21,12 +22,21 @@ import torch
 import torch.nn.functional as F
 import yaml
 from torch.utils.data import DataLoader, Dataset
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments, set_seed
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
 
 FOLDER = Path(__file__).resolve().parent
 OUTPUT = FOLDER / "output"
 END_OF_TEXT, UNKNOWN = "<|endoftext|>", "<|unknown|>"
 IGNORED = -100  # a target that is not counted, as torch's cross entropy has it
+FLOAT8_CAPABILITY = (8, 9)  # of a GPU
 RANK, WORLD_SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -179,13 +189,64 @@ class MicroBatches(Dataset):
 class MicroBatchTrainer(Trainer):
     """The Trainer with batches that already are this rank's part."""
 
+    output_layer: Any = None  # a fused one, if the configuration has it
+
     def get_train_dataloader(self) -> DataLoader:
-        workers, pinned = self.args.dataloader_num_workers, self.args.dataloader_pin_memory
-        return DataLoader(self.train_dataset, batch_size=None, num_workers=workers, pin_memory=pinned)  # type: ignore
+        data: Any = self.train_dataset
+        options: Any = {"num_workers": self.args.dataloader_num_workers, "pin_memory": self.args.dataloader_pin_memory}
+        if self.args.device.type == "cuda":
+            from batches import BatchesAhead  # batches.py, beside this file
+
+            return BatchesAhead(data, self.args.device, **options)
+        return DataLoader(data, batch_size=None, **options)
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        return 0  # counting them takes time at every micro batch
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        if self.output_layer is not None:  # needs them in the model's forward pass
+            self.output_layer.targets = inputs["labels"]
+        return super().compute_loss(model, inputs, *args, **kwargs)
 
 
-def make_trainer(workload: dict[str, Any], given: dict[str, Any], tokenizer: Any, tokens: np.ndarray) -> Trainer:
-    """In the order that the model needs; draws weights and dropout from the seed as the trial did."""
+class Hastens(TrainerCallback):
+    """Ends the engine's steps as those of the trial: DeepSpeed's own way takes longer and rounds otherwise."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        from steps import hasten  # steps.py, beside this file
+
+        hasten(self._trainer.model_wrapped, WORLD_SIZE)
+
+
+def token_nll(logits: torch.Tensor, targets: torch.Tensor, reduction: str) -> torch.Tensor:
+    """The negative log-likelihood in nats, computed in float32: "sum", or "none" for each target."""
+    flat = logits.float().flatten(0, 1)
+    return F.cross_entropy(flat, targets.flatten(), reduction=reduction, ignore_index=IGNORED)
+
+
+def fuse_output_layer(model: Any, kind: str, compiled: bool) -> Any:
+    """Replaces the model's output layer by one that in training returns the summed loss in place of the logits."""
+    from output_layer import FusedOutputLayer  # output_layer.py, beside this file
+
+    float8 = kind == "fused_fp8"
+    if float8 and torch.cuda.is_available() and torch.cuda.get_device_capability() < FLOAT8_CAPABILITY:
+        raise SystemExit(
+            f"output_layer: {kind} needs a GPU of compute capability 8.9 (Ada, Hopper) or above, but this one is "
+            "older; say fused in workload.yaml, which reaches another perplexity."
+        )
+    fused = FusedOutputLayer(model.get_output_embeddings(), float8=float8, compiled=compiled)
+    model.set_output_embeddings(fused)
+    return fused
+
+
+def make_trainer(
+    workload: dict[str, Any], given: dict[str, Any], tokenizer: Any, tokens: np.ndarray
+) -> tuple[Trainer, Callable]:
+    """The Trainer, and the loss to evaluate with. In the order that the model needs; draws weights and dropout from
+    the seed as the trial did."""
     global_batch = json.loads(Path(given["deepspeed"]).read_text(encoding="utf-8"))["train_batch_size"]
     data = MicroBatches(tokens, workload["sequence_length"], given, global_batch)
     source = workload["model"]
@@ -203,9 +264,18 @@ def make_trainer(workload: dict[str, Any], given: dict[str, Any], tokenizer: Any
         **given, output_dir=str(OUTPUT), max_steps=data.steps, report_to="none", save_strategy="no",
         logging_strategy="no", logging_nan_inf_filter=False, average_tokens_across_devices=False,
     )  # fmt: skip
+    if compiled := arguments.torch_compile:  # layer by layer: sooner compiled than all at once, and faster
+        os.environ.setdefault("ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", "true")
     if model is None:  # after them, so that ZeRO-3 can partition while it loads
+        if arguments.use_cpu and WORLD_SIZE > 1:  # else only torch knows of the other ranks here, and ZeRO-3 finds one
+            from deepspeed.comm import init_distributed
+
+            init_distributed("gloo", auto_mpi_discovery=False)
         name, revision = source["name_or_path"], source.get("revision")
         model = AutoModelForCausalLM.from_pretrained(name, revision=revision, **options)
+    fused = None
+    if kind := workload.get("output_layer"):  # before adapters, which then leave it alone
+        fused = fuse_output_layer(model, kind, compiled or torch.cuda.is_available())
     if rank := workload.get("lora_rank"):
         from peft import LoraConfig, get_peft_model
 
@@ -223,19 +293,23 @@ def make_trainer(workload: dict[str, Any], given: dict[str, Any], tokenizer: Any
 
     # A micro batch's summed loss ÷ the targets of a whole global batch; DeepSpeed then averages over ranks.
     scale = WORLD_SIZE / (data.global_batch * data.length)
+    nll = torch.compile(token_nll) if compiled else token_nll
 
     def token_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
-        logits = outputs["logits"].float().flatten(0, 1)
-        return F.cross_entropy(logits, labels.flatten(), reduction="sum") * scale
+        logits = outputs["logits"]  # a fused output layer's are the sum already
+        return (nll(logits, labels, "sum") if fused is None else logits) * scale
 
-    return MicroBatchTrainer(
+    trainer = MicroBatchTrainer(
         model=model, args=arguments, train_dataset=data, compute_loss_func=token_loss,
         optimizer_cls_and_kwargs=optimizer,
     )  # fmt: skip
+    trainer.output_layer = fused
+    trainer.add_callback(Hastens(trainer))
+    return trainer, nll
 
 
 @torch.no_grad()
-def evaluate(engine: Any, tokens: np.ndarray, length: int, batch_size: int) -> tuple[float, int]:
+def evaluate(engine: Any, tokens: np.ndarray, length: int, batch_size: int, nll: Callable) -> tuple[float, int]:
     """The negative log-likelihood in nats, summed over every token but the first on all ranks, and their number."""
     sequences = -(-(len(tokens) - 1) // length)  # the last one may be ragged
     batches = -(-sequences // (WORLD_SIZE * batch_size))  # the same number on all ranks, or ZeRO-3 would wait for ever
@@ -248,9 +322,8 @@ def evaluate(engine: Any, tokens: np.ndarray, length: int, batch_size: int) -> t
         window = np.where(present, tokens[np.where(present, positions, 0)].astype(np.int64), IGNORED)
         inputs = torch.from_numpy(window[:, :-1]).clamp(min=0).to(engine.device)
         targets = torch.from_numpy(window[:, 1:]).to(engine.device)
-        logits = engine(input_ids=inputs).logits.float().flatten(0, 1)
-        nll = F.cross_entropy(logits, targets.flatten(), reduction="none", ignore_index=IGNORED)
-        totals += torch.stack([nll.double().sum(), (targets != IGNORED).sum().double()])
+        each = nll(engine(input_ids=inputs).logits, targets, "none")
+        totals += torch.stack([each.double().sum(), (targets != IGNORED).sum().double()])
     if WORLD_SIZE > 1:
         torch.distributed.all_reduce(totals)
     return float(totals[0]), int(totals[1])
@@ -268,10 +341,10 @@ def main() -> None:
         if recorded.get(name, found) != found:
             raise SystemExit(f"the data set has changed: {name} were {recorded[name]}, now they are {found}.")
 
-    trainer = make_trainer(workload, given, tokenizer, tokens)
+    trainer, nll = make_trainer(workload, given, tokenizer, tokens)
     trainer.train()
     batch_size = workload["eval_batch_size_per_gpu"]
-    nll_sum, count = evaluate(trainer.model_wrapped, eval_tokens, workload["sequence_length"], batch_size)
+    nll_sum, count = evaluate(trainer.model_wrapped, eval_tokens, workload["sequence_length"], batch_size, nll)
     perplexity = math.exp(nll_sum / count)
     trainer.save_model()  # on every rank: ZeRO-3 gathers
     if RANK == 0:
