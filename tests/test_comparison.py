@@ -12,10 +12,13 @@ from test_confidence import TARGET, repeated, runs
 
 from carbonopt.analysis.comparison import Comparison, comparison
 from carbonopt.analysis.confidence import LEVEL
+from carbonopt.analysis.footprint import footprint
 from carbonopt.analysis.recommend import recommend
+from carbonopt.analysis.repeats import repeats
 from carbonopt.record import StudyData
 from carbonopt.report import sections
 from carbonopt.report.build import write_report
+from carbonopt.report.limits import limits
 from carbonopt.report.quantities import percent_text
 from carbonopt.report.savings import pay_back
 from carbonopt.report.unmet import what_is_missing
@@ -244,6 +247,15 @@ def test_a_saving_within_the_noise_has_no_upper_end_of_pay_back_and_is_called_so
     notes = {tile.label: tile.note for tile in tiles(rec, found)}
     assert notes["Saving on a run"].endswith("within the noise") and "no" not in notes["The study itself"]
     assert "without an upper end" in notes["Pays back after"]
+
+
+def test_a_baseline_that_ran_once_lends_its_spread_and_that_is_said() -> None:
+    ours = runs(0, [1.0, 1.1, 0.9], SURE)
+    for theirs, said in ((runs(1, [2.0], BETTER[:1]), True), (runs(1, [2.1, 2.0, 1.9], BETTER), False)):
+        data = repeated(ours, theirs)
+        rec, spent = recommend(data), footprint(data)
+        found = limits(data, rec, spent, repeats(data.records), None)
+        assert any("The baseline ran once: the interval" in limit for limit in found) is said
 
 
 def test_an_excess_within_the_noise_is_no_plain_fact_either() -> None:

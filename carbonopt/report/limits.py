@@ -81,6 +81,11 @@ def _of_the_search(data: StudyData, rec: Recommendation, repeated: Sequence[Repe
             f"The recommended trial emits the least of {candidates} that reached the target, and ran once: its energy "
             "is likely to be a little lucky, and a repetition's a little higher."
         )
+    if rec.saving_interval and rec.baseline and repeats_of(rec.baseline.params, repeated) is None:
+        found.append(
+            "The baseline ran once: the interval of the saving takes its runs to spread as the repeated ones do, but "
+            "other settings can spread more."
+        )
     if repeated and all(len(one.seeds) == 1 for one in repeated):
         found.append("Repeated runs had the same seed: they don't tell how far another seed changes the perplexity.")
     found.append(
