@@ -9,6 +9,7 @@ import os
 import selectors
 import socket
 import time
+from collections.abc import Callable
 from typing import Any, Literal
 
 from carbonopt.trial import EvalPoint, Frozen, Kernels, Phase, Stage, StopReason
@@ -42,6 +43,7 @@ class StageBegun(Frozen):
 class Progress(Frozen):
     step: int
     total_steps: int
+    core_wait: float | None = None  # as a trial's record has it, but of rank 0; told until the first evaluation
 
 
 class Evaluated(Frozen):
@@ -96,12 +98,13 @@ class Speaker:
     def stage(self, stage: Stage, kernels: Kernels | None = None) -> None:
         self._say(StageBegun(stage=stage, kernels=kernels))
 
-    def progress(self, step: int, total_steps: int) -> None:
-        """A sign of life; at most two a second go out, the rest cost nothing."""
+    def progress(self, step: int, total_steps: int, core_wait: Callable[[], float | None] | None = None) -> None:
+        """A sign of life; at most two a second go out, the rest cost nothing: only then `core_wait` is asked."""
         now = time.monotonic()
         if now - self._last_progress >= self.PROGRESS_INTERVAL_S:
             self._last_progress = now
-            self._say(Progress(step=step, total_steps=total_steps))
+            waited = None if core_wait is None else core_wait()
+            self._say(Progress(step=step, total_steps=total_steps, core_wait=waited))
 
     def evaluated(self, evaluated: Evaluated) -> StopReason | None:
         """Reports an evaluation; returns why to stop, or None to go on."""

@@ -376,6 +376,7 @@ def _print_recommendation(data: "StudyData", target: float | None = None, *, run
     from carbonopt.analysis.audit import audit
     from carbonopt.analysis.recommend import recommend as recommend_for
     from carbonopt.live import not_ended, recommendation_text
+    from carbonopt.report.crowding import doubted
     from carbonopt.report.limits import modelled_components
     from carbonopt.report.unmet import what_is_missing
     from carbonopt.report.words import audited
@@ -383,7 +384,8 @@ def _print_recommendation(data: "StudyData", target: float | None = None, *, run
     recommendation = recommend_for(data, target)
     print(_printable(recommendation_text(recommendation)))
     ended = not_ended(data, recommendation, running) if data.ended is None else f"The study ended: {data.ended}."
-    for line in (*what_is_missing(data, recommendation), audited(data, audit(data)), ended):
+    missing, doubts = what_is_missing(data, recommendation), doubted(data, recommendation)
+    for line in (*missing, *doubts, audited(data, audit(data)), ended):
         if line:
             print(f"  {_printable(line)}")
     if recommendation.met and "gpu" not in data.provenance.known and (modelled := modelled_components(data)):

@@ -315,7 +315,8 @@ class TrialRecord(Frozen):
     # apart, the first step's compilation included. None: not measured, or no stretch of training took a second.
     gpu_utilisation: Annotated[float, Field(ge=0, le=1)] | None = None
     # Share of the time in which its threads were ready to run but had no core, other work on the machine having it,
-    # while it trained: of the rank that waited most. None: no evaluation was reached, or the kernel doesn't tell.
+    # while it trained: of the rank that waited most, before the first evaluation of rank 0. None: it made no step, or
+    # the kernel doesn't tell.
     core_wait: Annotated[float, Field(ge=0, le=1)] | None = None
     earlier_attempts_energy_kwh: Finite = 0.0  # what attempts of this trial that were interrupted had used
     earlier_attempts_gpu_kwh: Finite | None = None  # the GPUs' part of it

@@ -171,8 +171,10 @@ class TrialWatch:
             case StageBegun(stage=stage, kernels=kernels):
                 self._kernels = kernels or self._kernels
                 self._begin(stage)
-            case Progress(step=step, total_steps=total):
+            case Progress(step=step, total_steps=total, core_wait=core_wait):
                 self._total_steps, self._step = total, step
+                if not self._evals:
+                    self._core_wait = core_wait
                 self._project(step, total)
                 self.progress(step, total, self._train_kwh())
             case Evaluated(point=point, total_steps=total, peak_memory_gib=peak, core_wait=core_wait):

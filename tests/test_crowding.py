@@ -4,7 +4,7 @@ import pytest
 from small_studies import study, trial
 
 from carbonopt.analysis.recommend import recommend
-from carbonopt.report.crowding import CROWDED, crowding
+from carbonopt.report.crowding import CROWDED, crowding, doubted
 
 
 def said(*waits: float | None) -> tuple[str, ...]:
@@ -30,7 +30,25 @@ def test_the_one_that_is_recommended_waited_and_the_saving_is_doubtful() -> None
 
 def test_others_that_waited_cost_too_much_and_no_more() -> None:
     (found,) = said(0.03, 0.04, 0.5)
-    assert "kept 1 trial waiting for the cores, trial 2 for 50 %" in found and "saving" not in found
+    assert "kept 1 trial waiting for the cores, trial 2 for 50 %" in found and "so that" not in found
+
+
+def test_what_the_cap_stopped_while_it_waited_may_be_cheaper() -> None:
+    def found(*stopped: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        capped = [
+            trial(number, 1.1e-3, state="pruned", stop_reason="cap", core_wait=wait)
+            for number, wait in ((2, 0.03), *((number, 0.4) for number in stopped))
+        ]
+        data = study(trial(0, 4e-3, core_wait=0.03), trial(1, 1e-3, core_wait=0.04), *capped)
+        rec = recommend(data)
+        return crowding(data, rec), doubted(data, rec)
+
+    assert found() == ((), ())
+    (said,), doubts = found(3)
+    assert "so that trial 3, stopped for emitting more than the best one, may be cheaper than that. Run" in said
+    assert doubts == (said,)
+    (said,), doubts = found(3, 4, 5, 6)
+    assert "so that trials 3, 4, 5 and others, stopped for" in said and "saving" not in said
 
 
 def test_a_repeat_of_what_is_compared_counts() -> None:
@@ -41,3 +59,4 @@ def test_a_repeat_of_what_is_compared_counts() -> None:
     )
     (found,) = crowding(data, recommend(data))
     assert "saving can't be trusted" in found
+    assert doubted(data, recommend(data)) == (found,)

@@ -179,6 +179,9 @@ def test_a_trial_tells_what_it_does(reference, prepared):
     finished = reference.only(Finished).summary
     assert (finished["step"], finished["tokens"]) == (last.step, last.tokens)
     assert 0.1 < reference.events[-2].peak_memory_gib < 8
+    progress = [event for event in reference.events if isinstance(event, Progress)]
+    assert progress[0].step == 1 and 0 <= progress[0].core_wait < 1
+    assert {event.core_wait for event in progress if event.step >= first.step} <= {None}, "evaluations say it then"
     assert finished["versions"]["torch"] == version("torch")
     assert json.loads((reference.folder / "ds_config.json").read_text())["zero_optimization"]["stage"] == 1
 

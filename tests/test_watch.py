@@ -143,6 +143,14 @@ def test_a_trial_above_the_cap_is_pruned(tmp_path: Path) -> None:
     assert record.peak_memory_gib == 2.0, "what a stopped trial needed is known, too"
 
 
+def test_how_long_it_waited_for_cores_is_known_before_the_first_evaluation_too(tmp_path: Path) -> None:
+    early = 'say("Progress", step=1, total_steps=100, core_wait=0.4)\n'
+    later = 'evaluated(50, 2.0, core_wait=0.5)\nsay("Progress", step=51, total_steps=100)\n'
+    for script, known in ((early, 0.4), (early + later, 0.5)):
+        record = watched(script + "time.sleep(600)", tmp_path, timeout_s=1.0)
+        assert (record.state, record.core_wait) == (TrialState.TIMEOUT, known)
+
+
 def test_the_cap_spares_a_trial_that_has_trained_to_its_end(tmp_path: Path) -> None:
     script = 'ask("PhaseChanged", phase="eval")\nevaluated(100, 0.5)\nsay("Finished", summary={})'
     assert watched(script, tmp_path, cap_kg_co2e=1e9).state == TrialState.COMPLETE

@@ -26,7 +26,7 @@ from carbonopt.paths import REPORT_JSON, write_bytes
 from carbonopt.record import StudyData
 from carbonopt.report import energy, influence_tables, limits, markdown, page, place, sections, tables, winner, words
 from carbonopt.report import stages as stage_tables
-from carbonopt.report.crowding import crowding
+from carbonopt.report.crowding import doubted
 from carbonopt.report.data import EVALUATIONS_CSV, TRIALS_CSV, TRIALS_PARQUET, data_files
 from carbonopt.report.facts import Facts
 from carbonopt.report.paper.files import NAMES as PAPER_NAMES
@@ -110,10 +110,9 @@ def build_view(data: StudyData, facts: Facts, plot: Scatter) -> View:
     return View(
         name=data.config.name,
         headline=words.headline(rec, facts.comparison),
-        lead=sections.lead(rec, facts.comparison),
+        lead=" ".join((sections.lead(rec, facts.comparison), *doubted(data, rec))),
         met=rec.met,
         answer=(
-            *crowding(data, rec),
             *words.answer(data, rec, repeated),
             *stage_tables.longer_runs_in_the_answer(facts.amortisation),
         ),

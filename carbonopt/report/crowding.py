@@ -1,13 +1,16 @@
 """Trials that other work on the machine slowed down, in words."""
 
+from collections.abc import Mapping, Sequence
+
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.record import StudyData
 from carbonopt.report.quantities import count_text, percent_text
-from carbonopt.trial import TrialRecord
+from carbonopt.trial import StopReason, TrialRecord
 
 # Of `core_wait`. The quickstart has 0.03 to 0.04 alone on two cores, and 0.36 beside one busy process, which doubles
 # its time.
 CROWDED = 0.15
+_NAMED = 3
 
 
 def is_crowded(record: TrialRecord) -> bool:
@@ -15,21 +18,45 @@ def is_crowded(record: TrialRecord) -> bool:
 
 
 def crowding(data: StudyData, rec: Recommendation) -> tuple[str, ...]:
-    """A sentence on the trials that waited for cores, and on whether the saving can be trusted; empty if none did."""
+    """A sentence on the trials that waited for cores, and on what of the answer is in doubt; empty if none waited."""
     crowded = list(filter(is_crowded, data.records))
     if not crowded:
         return ()
-    compared = {} if rec.baseline is None else {rec.baseline.trial: "the baseline"}
-    if rec.trial is not None:
-        compared[rec.trial] = "the recommended one"
-    hit = [one for one in crowded if (one.trial if one.repeat_of is None else one.repeat_of) in compared]
-    worst = max(hit or crowded, key=lambda record: record.core_wait or 0.0)
+    compared = _compared(rec)
+    worst = max(_of(compared, crowded) or crowded, key=lambda record: record.core_wait or 0.0)
     which = compared.get(worst.trial, "")
     found = (
         f"Other work on the machine kept {count_text(len(crowded), 'trial')} waiting for the cores, trial {worst.trial}"
         f"{f', {which},' if which else ''} for {percent_text(worst.core_wait or 0.0)} of the time that it could have "
         "used them: what such trials took is too high, in time and in energy"
     )
-    if not (hit and rec.met):
+    doubts = _doubts(crowded, rec)
+    if not doubts:
         return (f"{found}.",)
-    return (f"{found}, so that the saving can't be trusted. Run the study again where nothing else runs.",)
+    return (f"{found}, so that {', and '.join(doubts)}. Run the study again where nothing else runs.",)
+
+
+def doubted(data: StudyData, rec: Recommendation) -> tuple[str, ...]:
+    """The sentence where it puts the answer in doubt: it belongs beside the answer then."""
+    return crowding(data, rec) if _doubts(list(filter(is_crowded, data.records)), rec) else ()
+
+
+def _doubts(crowded: Sequence[TrialRecord], rec: Recommendation) -> list[str]:
+    if not rec.met:
+        return []
+    found = ["the saving can't be trusted"] if _of(_compared(rec), crowded) else []
+    if capped := [record.trial for record in crowded if record.stop_reason == StopReason.CAP]:
+        named = ", ".join(map(str, capped[:_NAMED])) + (" and others" if capped[_NAMED:] else "")
+        trials = "trial" if len(capped) == 1 else "trials"
+        found.append(f"{trials} {named}, stopped for emitting more than the best one, may be cheaper than that")
+    return found
+
+
+def _compared(rec: Recommendation) -> dict[int, str]:
+    found = {} if rec.baseline is None else {rec.baseline.trial: "the baseline"}
+    return found if rec.trial is None else {**found, rec.trial: "the recommended one"}
+
+
+def _of(compared: Mapping[int, str], crowded: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Runs of what the saving is a comparison of."""
+    return [one for one in crowded if (one.trial if one.repeat_of is None else one.repeat_of) in compared]

@@ -26,6 +26,12 @@ class CoreWait:
         self._ran_s += max(0.0, ran_s - self._began[0])  # a thread that has ended meanwhile takes its times along
         self._waited_s += max(0.0, waited_s - self._began[1])
 
+    def so_far(self) -> float | None:
+        """`share`, with the window that has begun."""
+        self.end()
+        self.begin()
+        return self.share
+
     @property
     def share(self) -> float | None:
         """Of the threads' time in which they were ready to run: that without a core. None where the kernel doesn't

@@ -121,7 +121,9 @@ class Evaluations(TrainerCallback):
             if step == 1:
                 ranks.wait_for_device()  # or what the first step has begun would be counted with the others
                 self._speaker.stage(Stage.STEPS, _kernels())
-            self._speaker.progress(step, self._plan.total_steps)
+            # The evaluations say it of all ranks; but a trial can be stopped before the first.
+            told_later = step >= self._plan.evaluation_steps[0]
+            self._speaker.progress(step, self._plan.total_steps, None if told_later else self._cores.so_far)
         if step in self._plan.evaluation_steps:
             self._check_loss(step)
             control.should_training_stop |= self._evaluate(step)
