@@ -383,7 +383,10 @@ def _print_recommendation(data: "StudyData", target: float | None = None, *, run
 
     recommendation = recommend_for(data, target)
     print(_printable(recommendation_text(recommendation)))
-    ended = not_ended(data, recommendation, running) if data.ended is None else f"The study ended: {data.ended}."
+    own = data.config.target.perplexity
+    its_own = "" if recommendation.target_perplexity == own else f", whose own target is {own:g},"
+    said = f"The study{its_own} ended: {data.ended}."
+    ended = said if data.ended is not None else not_ended(data, recommendation, running)
     missing, doubts = what_is_missing(data, recommendation), doubted(data, recommendation)
     for line in (*missing, *doubts, audited(data, audit(data)), ended):
         if line:

@@ -56,7 +56,8 @@ def studies(draw: st.DrawFn) -> StudyData:
 def expected(data: StudyData, target: float) -> tuple:
     rec = recommend(data, target)
     return (
-        *(rec.trial, rec.perplexity, rec.emissions_kg_co2e, rec.energy_kwh),
+        *(rec.trial, rec.perplexity, rec.confidence.perplexity_bound if rec.confidence else None),
+        *(rec.emissions_kg_co2e, rec.energy_kwh),
         *(rec.baseline.trial if rec.baseline else None, rec.saving_fraction, rec.saving_interval),
         *(rec.break_even_runs, rec.break_even_interval),
     )
@@ -115,7 +116,7 @@ def test_without_repeats_the_steps_are_the_front() -> None:
 
 def test_no_trial() -> None:
     (only,) = answers(study())
-    assert only.from_perplexity == 1.0 and told(only) == (None,) * 9 and only.seeds == 0
+    assert only.from_perplexity == 1.0 and told(only) == (None,) * 10 and only.seeds == 0
 
 
 def test_a_target_says_how_many_runs_are_behind_its_answer_and_how_sure_its_saving_is() -> None:
@@ -128,7 +129,8 @@ def test_a_target_says_how_many_runs_are_behind_its_answer_and_how_sure_its_savi
     assert "one run, which may have been lucky. 2.44 % lower emissions than the baseline (trial 3; " in texts["8"]
     assert "confidence: within the noise)" in texts["8"]
     assert "or more with 95 % confidence, without an upper end: a run may save nothing)" in texts["8"]
-    assert "; means of 3 seeds. 51.2 % lower emissions" in texts["9.01"] and "noise" not in texts["9.01"]
+    assert "; means of 3 seeds; with 95 % confidence the mean perplexity is at most 9.0" in texts["9.01"]
+    assert ". 51.2 % lower emissions" in texts["9.01"] and "noise" not in texts["9.01"]
     alone = study(record(0, 4.0, 8.0), record(1, 2.0, 9.0))
     said = target_steps(alone, answers(alone))[-1].text
     assert "lucky. 50 % lower emissions than the baseline (trial 0; run-to-run spread not known)" in said

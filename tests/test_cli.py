@@ -87,6 +87,13 @@ def test_another_target_needs_no_new_trial(finished: Path) -> None:
     assert (answer["met"], answer["trial"], answer["closest"]["perplexity"]) == (False, None, best)
 
 
+def test_at_another_target_it_says_for_which_one_the_study_ended(capsys) -> None:
+    data = study(trial(0)).model_copy(update={"ended": "all trials done"})
+    for target, said in ((7.0, "The study, whose own target is 6, ended: all"), (6.0, "The study ended: all")):
+        assert _print_recommendation(data, target)
+        assert f"  {said} trials done." in capsys.readouterr().out
+
+
 def test_a_recommendation_by_modelled_energy_says_so(finished: Path, capsys) -> None:
     known = study().provenance.model_copy(update={"known": {"cpu": "modelled", "ram": "modelled"}})
     assert _print_recommendation(study(trial(0), provenance=known))

@@ -209,6 +209,25 @@ def test_limits_name_what_applies(tmp_path):
     limits = " ".join(json.loads((tmp_path / "data/report.json").read_text())["shown"]["limits"])
     assert "the energy of CPU" in limits and "0.167 % below the target" in limits and "replay" not in limits
     assert "As a rule of thumb another seed may miss it" in limits and "set-up, 1 to 3 s" in limits
+    assert "winner/steps.py" not in limits
+
+
+@pytest.mark.parametrize(
+    ("params", "deepspeed", "said"),
+    [
+        ({"zero_stage": 0, "precision": "bf16"}, {}, True),
+        ({"zero_stage": 0, "precision": "bf16"}, {"bf16": {"check_grad_overflow": True}}, False),
+        ({"zero_stage": 0, "precision": "fp32"}, {}, False),
+        ({"zero_stage": 1, "precision": "bf16"}, {}, False),
+    ],
+)
+def test_an_optimizer_step_that_is_not_deepspeeds_is_said_to_be_none(params, deepspeed, said, tmp_path):
+    data = study(trial(0, params=params), trial(1, 2e-3, 4.0))
+    workload = data.config.workload.model_copy(update={"deepspeed": deepspeed})
+    data = data.model_copy(update={"config": data.config.model_copy(update={"workload": workload})})
+    write_report(data, tmp_path)
+    assert ("carbonopt's (winner/steps.py), not DeepSpeed's own" in (tmp_path / "report.md").read_text()) is said
+    assert ("is that of steps.py" in (tmp_path / "winner" / "training_args.yaml").read_text()) is said
 
 
 def test_same_data_same_bytes_and_a_new_report_replaces_the_old(tmp_path):

@@ -23,6 +23,7 @@ class Answer(Frozen):
     trial: int | None  # None: no trial meets such a target
     seeds: int  # complete runs of its configuration; 0: there is none
     perplexity: float | None
+    perplexity_bound: float | None  # of its mean over all seeds, at LEVEL; None: it ran once, or no bound is known
     emissions_kg_co2e: float | None
     energy_kwh: float | None
     baseline_trial: int | None
@@ -51,6 +52,7 @@ def answers(data: StudyData) -> tuple[Answer, ...]:
             trial=winner.first.trial if winner else None,
             seeds=winner.n if winner else 0,
             perplexity=winner.perplexity if winner else None,
+            perplexity_bound=evidence.bound(winner) if winner else None,
             emissions_kg_co2e=winner.emissions_kg_co2e if winner else None,
             energy_kwh=winner.energy_kwh if winner else None,
             baseline_trial=baseline.trial if baseline else None,

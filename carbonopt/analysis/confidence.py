@@ -183,8 +183,16 @@ class Evidence:
         if one.lost:
             return ()
         before = Standing.OPEN if one.n == 1 or one.n < self._seeds else Standing.DOUBTFUL
-        bound = self._bound(one)
+        bound = self.bound(one)
         return ((one.perplexity, before),) if bound is None else ((one.perplexity, before), (bound, Standing.HOLDS))
+
+    def bound(self, one: Configuration) -> float | None:
+        """At LEVEL, the mean perplexity over all seeds is below; None: it ran once, or its runs differ too much."""
+        noise = self._noise(one)
+        if noise is None:
+            return None
+        bound = perplexity(statistics.fmean(one.log_perplexities) + noise.margin(one.n), 1)
+        return bound if math.isfinite(bound) else None
 
     def confidence(self, one: Configuration) -> Confidence:
         noise = self._noise(one)
@@ -194,7 +202,7 @@ class Evidence:
             trials=tuple(run.trial for run in one.runs),
             perplexity_mean=one.perplexity,
             perplexity_deviation=None if noise is None else one.perplexity * noise.deviation,
-            perplexity_bound=self._bound(one),
+            perplexity_bound=self.bound(one),
             emissions_deviation_kg_co2e=self._emissions_deviation(one),
             holds=self.standing(one) is Standing.HOLDS,
             runner_up=self._runner_up(one),
@@ -224,7 +232,7 @@ class Evidence:
     def _runner_up(self, winner: Configuration) -> RunnerUp | None:
         """Of a winner in doubt: the one with the lowest bound among those that cost the same but for the error, or but
         for NEARLY_AS_CHEAP."""
-        bound = self._bound(winner)
+        bound = self.bound(winner)
         if bound is None or self.emissions is None or self.standing(winner) is Standing.HOLDS:
             return None
         found = [
@@ -239,7 +247,7 @@ class Evidence:
             for one in self.configurations
             if winner.emissions_kg_co2e > 0
             and not one.lost
-            and (surer := self._bound(one)) is not None
+            and (surer := self.bound(one)) is not None
             and surer < bound
             and one.emissions_kg_co2e - winner.emissions_kg_co2e
             <= max(NEARLY_AS_CHEAP * winner.emissions_kg_co2e, self.emissions.margin(one.n, winner.n))
@@ -258,13 +266,6 @@ class Evidence:
             and self.standing(one) is Standing.HOLDS
             and abs(one.emissions_kg_co2e - winner.emissions_kg_co2e) <= self.emissions.margin(one.n, winner.n)
         )
-
-    def _bound(self, one: Configuration) -> float | None:
-        noise = self._noise(one)
-        if noise is None:
-            return None
-        bound = perplexity(statistics.fmean(one.log_perplexities) + noise.margin(one.n), 1)
-        return bound if math.isfinite(bound) else None
 
     def _emissions_deviation(self, one: Configuration) -> float | None:
         if self.emissions is None:

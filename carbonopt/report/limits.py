@@ -10,6 +10,7 @@ from carbonopt.config import ReplayLaunch
 from carbonopt.record import StudyData
 from carbonopt.report.crowding import crowding
 from carbonopt.report.quantities import count_text, percent_text, two_decimals_text
+from carbonopt.report.winner.files import has_own_step
 from carbonopt.trial import LARGEST_DISAGREEMENT, TrialState
 
 FEW_TRIALS = 10  # completed; below this the front is a sketch
@@ -106,6 +107,12 @@ def _of_the_measurement(data: StudyData, rec: Recommendation, spent: Footprint) 
         found.append(
             f"Modelled, not measured: the energy of {modelled}. The model goes by time and by the load "
             "of the whole machine, so that other work on it raises these figures and can change which trial is stopped."
+        )
+    if rec.params is not None and has_own_step(data.config, rec.params):
+        found.append(
+            "The optimizer step of bf16 without ZeRO is carbonopt's (winner/steps.py), not DeepSpeed's own, which took "
+            "more time and energy where both were measured and leads to another perplexity: the recommended "
+            "configuration is what it is with that file."
         )
     if isinstance(data.config.launch, ReplayLaunch):
         found.append(

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from carbonopt.analysis.by_target import Answer
+from carbonopt.analysis.confidence import LEVEL
 from carbonopt.record import StudyData
 from carbonopt.report.quantities import (
     count_text,
@@ -11,6 +12,7 @@ from carbonopt.report.quantities import (
     energy_text,
     number_from,
     params_text,
+    percent_text,
     perplexity_text,
 )
 from carbonopt.report.savings import compared, pays_back_from_to, sure_of
@@ -50,6 +52,9 @@ def _answer(answer: Answer, params: dict[int, TrialParams]) -> str:
     if answer.trial is None:
         return "No trial meets such a target."
     runs = "one run, which may have been lucky" if answer.seeds == 1 else f"means of {answer.seeds} seeds"
+    if answer.perplexity_bound is not None:
+        bound = perplexity_text(answer.perplexity_bound)
+        runs += f"; with {percent_text(LEVEL)} confidence the mean perplexity is at most {bound}"
     found = [
         f"Trial {answer.trial} ({params_text(params[answer.trial])}): perplexity {perplexity_text(answer.perplexity)}, "
         f"{emissions_text(answer.emissions_kg_co2e)} a run ({energy_text(answer.energy_kwh)} in training); {runs}."

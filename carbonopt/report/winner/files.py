@@ -141,7 +141,17 @@ def training_settings(config: StudyConfig, record: TrialRecord, versions: dict[s
     arguments, ratio = training_arguments(config, record), _warmup_ratio(config, record)
     if ratio is not None and record.total_steps is not None:
         head += f"# warmup_steps is {100 * ratio:.4g} % of the trial's {record.total_steps} steps, rounded up.\n"
+    if has_own_step(config, record.params):
+        head += "# The optimizer step of bf16 without ZeRO is that of steps.py. DeepSpeed's took more time and energy.\n"
     return head + as_yaml(arguments)
+
+
+def has_own_step(config: StudyConfig, params: TrialParams) -> bool:
+    """Whether its optimizer steps are not DeepSpeed's (see `carbonopt.train.steps`)."""
+    if config.workload is None or not isinstance(config.launch, LocalLaunch):
+        return False
+    checks = config.workload.deepspeed.get("bf16", {}).get("check_grad_overflow", False)
+    return params.zero_stage == 0 and params.precision == "bf16" and not checks
 
 
 def training_arguments(config: StudyConfig, record: TrialRecord) -> dict[str, Any]:
