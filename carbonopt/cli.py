@@ -7,8 +7,6 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import carbonopt
-from carbonopt.errors import BadInput, CarbonoptError, StudyInterrupted
+from carbonopt.errors import BadInput, CarbonoptError
 
 if TYPE_CHECKING:
     from carbonopt.config import StudyConfig
@@ -81,6 +79,7 @@ def run(
     from carbonopt.checked import check
     from carbonopt.doctor import before_run
     from carbonopt.folder import study_folder
+    from carbonopt.interruption import interruptible
     from carbonopt.live import LiveDisplay
     from carbonopt.storage import written
     from carbonopt.study import run_study
@@ -91,7 +90,7 @@ def run(
     failures = [f"{finding.name}: {finding.as_text()}" for finding in findings if finding.status == "failure"]
     if failures:
         raise BadInput("; ".join(failures))
-    with study_folder(paths), written(str(paths.root)), _interruptible() as interrupted:
+    with study_folder(paths), written(str(paths.root)), interruptible() as interrupted:
         display = LiveDisplay(config)
 
         def warn() -> None:
@@ -105,6 +104,7 @@ def run(
         finally:
             trackers.close()
             display.close()
+        interrupted.at_once = True  # what was measured is stored
         page = _write_report(data, paths, paths.report)
     met = _print_recommendation(data)
     print(f"\nReport: {_printable(str(page))}")
@@ -256,6 +256,8 @@ def main() -> None:
         sys.stderr.close()
         sys.exit(1)
     except OSError as error:
+        if error.errno == errno.EAGAIN:
+            _fail("no further process can be started; raise the limit (ulimit -u) and type the same command again.", 1)
         if error.errno != errno.ENOSPC:
             raise
         _drop_output()
@@ -306,27 +308,6 @@ def _overridden(config: "StudyConfig", trials: int | None, seed: int | None) -> 
     return config
 
 
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Turns Ctrl-C and SIGTERM into a wish that is asked for; a second Ctrl-C ends at once."""
-    wished = False
-
-    def wish(signum: int, frame: Any) -> None:
-        nonlocal wished
-        if wished and signum == signal.SIGINT:
-            raise KeyboardInterrupt
-        wished = True
-
-    before = {number: signal.signal(number, wish) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield lambda: wished
-    except KeyboardInterrupt as error:
-        raise StudyInterrupted("interrupted; the same command goes on with the study.") from error
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _read(study_dir: Path, url: str | None) -> "tuple[StudyPaths, StudyData]":
     """A study from its folder.
 
@@ -367,7 +348,7 @@ def _write_report(data: "StudyData", paths: "StudyPaths", folder: Path) -> Path:
     try:
         return write_report(data, folder, winner_files=extra)
     except OSError as error:
-        if error.errno == errno.ENOSPC:
+        if error.errno in (errno.ENOSPC, errno.EAGAIN):
             raise
         raise BadInput(f"the report can't be written to {folder}: {error.strerror}; give another --out.") from error
 

@@ -155,6 +155,8 @@ def _parsed(url: str) -> URL:
         parsed = make_url(url)
     except (SQLAlchemyError, ValueError) as error:  # the URL itself is not shown: it may hold a password
         raise BadInput(f"--storage is not a storage URL; {_EXAMPLES}.") from error
+    if "@" in (parsed.host or ""):
+        raise BadInput("--storage has an @ in its host's name; an @ in a user's name or password is written %40.")
     if "@" in (parsed.database or "") and parsed.get_backend_name() != "sqlite":
         raise BadInput(f"--storage has an @ in its database's name, so a slash is wrong; {_EXAMPLES}.")
     return parsed

@@ -21,7 +21,7 @@ from carbonopt.energy.hardware import describe_hardware, gpu_uuids
 from carbonopt.energy.machine import MachineMeter
 from carbonopt.energy.meter import Meter, ReplayMeter
 from carbonopt.energy.occupancy import GpuMemory
-from carbonopt.errors import StudyInterrupted
+from carbonopt.errors import BEFORE_FIRST_TRIAL, StudyInterrupted
 from carbonopt.inputs import check_unchanged, input_files, looked_into, workload_fingerprint
 from carbonopt.launch.local import LocalLauncher
 from carbonopt.launch.replay import ReplayLauncher
@@ -360,7 +360,12 @@ def _open(
         opened.enter_context(contextlib.closing(launcher))
         # It imports while the meter is set up, and leaves the GPUs alone, whose idle power is measured then.
         display.preparing(launcher.begin(config, paths, fingerprint))
-        meter = MachineMeter(launch.gpus, config.carbon.objective, interrupted)
+        try:
+            meter = MachineMeter(launch.gpus, config.carbon.objective, interrupted)
+        except Exception as error:
+            if interrupted():  # a Ctrl-C also ends the programs that CodeCarbon asks for the CPU, and it fails somehow
+                raise StudyInterrupted(BEFORE_FIRST_TRIAL) from error
+            raise
         opened.pop_all()
     return launcher, meter, memory, hardware
 

@@ -42,6 +42,22 @@ _Loader.add_implicit_resolver(
 )
 
 
+def _decimal(construct: Callable[[yaml.SafeLoader, yaml.ScalarNode], Any]) -> Callable[[Any, yaml.ScalarNode], Any]:
+    def construct_decimal(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
+        # YAML 1.1 reads 1:30 as 90 and 010 as 8.
+        if ":" in node.value or re.match(r"[-+]?0[0-9_]+$", node.value):
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{node.value} is no decimal number; write one, or text in quotes", node.start_mark
+            )
+        return construct(loader, node)
+
+    return construct_decimal
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _decimal(yaml.SafeLoader.construct_yaml_int))
+_Loader.add_constructor("tag:yaml.org,2002:float", _decimal(yaml.SafeLoader.construct_yaml_float))
+
+
 # What may stand in a file of its own, for several studies to share: its path instead of its content.
 PIECES = (("search", "space"), ("carbon",), ("workload", "deepspeed"))
 MAX_MIB = 1  # of a study file and of each piece

@@ -324,6 +324,7 @@ def test_an_unreachable_storage_is_refused_without_its_password(
     [
         "postgresql://u:{s3cret}@127.0.0.1:1/db",
         "postgresql://u@127.0.0.1:1/db?PASSWORD=s3cret",
+        "postgresql://u:p@s3cret@127.0.0.1:1/db",
         "postgresql:///u:s3cret@127.0.0.1/db",
         "sqlite:///no/such/folder/x.db?pwd=s3cret",
         "sqlite://",

@@ -73,6 +73,10 @@ def test_what_a_trial_says_is_heard_and_answered(tmp_path: Path) -> None:
     work.end()
     assert events == [PhaseChanged(phase=Phase.TRAIN), Failed(kind="crash", text="cap"), Exited(code=3)]
     assert work.log_tail() == "last words"
+    again = start("time = 1 / 0", tmp_path)
+    until_exit(again)
+    again.end()
+    assert "ZeroDivisionError" in again.log_tail() and "last words" not in again.log_tail()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, 137), (signal.SIGBUS, 135), (signal.SIGTERM, 143)])

@@ -13,6 +13,7 @@ from test_launch import gone
 
 from carbonopt.analysis import parallel
 from carbonopt.analysis.parallel import in_forks
+from carbonopt.errors import CarbonoptError
 
 
 def test_results_come_in_the_order_of_the_parts_from_a_process_each() -> None:
@@ -35,11 +36,11 @@ def test_a_fork_that_dies_is_noticed() -> None:
     def work(part: Callable[[], object]) -> object:
         return part()
 
-    with pytest.raises(RuntimeError, match="ended with code -9"):
+    with pytest.raises(CarbonoptError, match="ended with code -9"):
         in_forks(work, [lambda: os.kill(os.getpid(), signal.SIGKILL), int])
 
 
-def test_forks_of_a_killed_parent_end_with_their_part() -> None:
+def test_forks_of_a_killed_parent_end_with_it() -> None:
     script = """
         import os, time
         from carbonopt.analysis.parallel import in_forks
@@ -48,7 +49,7 @@ def test_forks_of_a_killed_parent_end_with_their_part() -> None:
             os.write(1, f"{os.getpid()}\\n".encode())  # at once, or lines of several processes mix
             time.sleep(seconds)
 
-        in_forks(work, [2, 2, 60])
+        in_forks(work, [60, 60, 60])
     """
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True) as parent:
         pids = [int(parent.stdout.readline()) for _ in range(3)]
@@ -57,6 +58,26 @@ def test_forks_of_a_killed_parent_end_with_their_part() -> None:
     while not all(gone(pid) for pid in pids):
         assert time.monotonic() < until
         time.sleep(0.1)
+
+
+def test_forks_end_with_a_parent_that_ends_early_whatever_it_does_at_a_sigterm() -> None:
+    script = """
+        import os, signal, time
+        from carbonopt.analysis.parallel import in_forks
+
+        def work(seconds):
+            os.write(1, f"{os.getpid()}\\n".encode())
+            time.sleep(seconds)
+            raise KeyboardInterrupt
+
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        in_forks(work, [60, 60, 1])
+    """
+    argv = [sys.executable, "-c", textwrap.dedent(script)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as parent:
+        pids = [int(parent.stdout.readline()) for _ in range(3)]
+        parent.wait(20)
+    assert all(gone(pid) for pid in pids)
 
 
 def test_one_process_for_each_core_and_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,6 +170,24 @@ def test_a_killed_trial_is_a_failed_trial_and_the_study_goes_on(slow_study: dict
     assert workers(folder) == []
 
 
+@pytest.mark.parametrize("after_s", [0.0, 0.3, 0.6])
+def test_a_ctrl_c_while_codecarbon_asks_for_the_cpu(
+    after_s: float, tiny_study: dict, write_study, tmp_path: Path
+) -> None:
+    """It also ends the programs that CodeCarbon starts for that, without which it fails."""
+    folder = tmp_path / "out"
+    command = start(write_study(tiny_study), folder)
+    wait_for(lambda: workers(folder))  # the template is begun just before
+    time.sleep(after_s)
+    os.killpg(command.pid, signal.SIGINT)
+    _, errors = command.communicate(timeout=60)
+    assert (command.returncode, errors.splitlines()[-1]) == (
+        130,
+        "carbonopt: interrupted before the first trial; the same command begins again.",
+    )
+    wait_for(lambda: workers(folder) == [], 1.0)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_interrupted_while_operators_are_compiled(number: int, tiny_study: dict, write_study, tmp_path: Path) -> None:
     """Neither compilers, nor the lock that would make everyone wait for ever, nor half a prepared folder is left."""

@@ -14,7 +14,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # From the ground up: a room may import those before it.
 ORDER = [
     ["errors", "units"],
-    ["trial"],
+    ["interruption", "trial"],
     ["config"],
     ["channel", "paths", "record", "study_file"],
     ["analysis"],

@@ -320,5 +320,23 @@ def test_what_ends_a_process_is_reported(body, kind, exit_code, capfd):
         assert "Traceback" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("error", ["ValueError", "Diverged", "BadInput"])
+def test_what_ends_a_process_is_reported_also_where_the_log_is_full(error):
+    script = f"""
+from carbonopt.channel import Speaker
+from carbonopt.train.failures import BadInput, Diverged, reported
+with reported(Speaker.inherited()):
+    raise {error}("not as it should be")
+"""
+    ours, theirs = socket.socketpair()
+    with Path("/dev/full").open("wb", buffering=0) as full, theirs:
+        number = theirs.fileno()
+        env = os.environ | {CHANNEL_FD: str(number)}
+        subprocess.run([sys.executable, "-c", script], stderr=full, env=env, pass_fds=[number])
+    listener = Listener(ours)
+    assert listener.receive(timeout_s=1).text.endswith("not as it should be")
+    listener.close()
+
+
 def test_perplexity_of_a_divergence_is_no_number():
     assert math.isnan(EvalPoint(step=1, tokens=1, nll_sum=None, eval_tokens=1).perplexity)

@@ -1,5 +1,6 @@
 """Work in several processes at once."""
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -7,9 +8,12 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
+from carbonopt.errors import CarbonoptError
+
 Part = TypeVar("Part")
 Result = TypeVar("Result")
 
+_PR_SET_PDEATHSIG = 1
 _MOST = 16  # more forks take longer to begin than they save
 
 
@@ -22,18 +26,19 @@ def in_forks(work: Callable[[Part], Result], parts: Sequence[Part]) -> list[Resu
     """What `work` makes of each part, in their order. Each is done by a fork of this process, which has all imports and
     data already; the last one is done here.
 
-    A fork ends with its part. The workers of a pool would outlive a killed parent: they wait for work on a pipe that
-    they hold open among themselves.
+    A fork ends with its part, or with this process. The workers of a pool would outlive a killed parent: they wait for
+    work on a pipe that they hold open among themselves.
 
     Raises:
         Exception: the first that `work` raised.
-        RuntimeError: if a fork died.
+        CarbonoptError: if a fork died.
+        BlockingIOError: if no further process can be started.
     """
     context = multiprocessing.get_context("fork")
     forks = []
     for part in parts[:-1]:
         here, there = context.Pipe(duplex=False)
-        fork = context.Process(target=_do, args=(work, part, there), daemon=True)
+        fork = context.Process(target=_do, args=(work, part, there, os.getpid()), daemon=True)
         fork.start()
         there.close()
         forks.append((fork, here))
@@ -41,8 +46,12 @@ def in_forks(work: Callable[[Part], Result], parts: Sequence[Part]) -> list[Resu
     return [*(_result(fork, here) for fork, here in forks), *last]
 
 
-def _do(work: Callable[[Part], Result], part: Part, there: Connection) -> None:
+def _do(work: Callable[[Part], Result], part: Part, there: Connection, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's, which ends its forks
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # that is how it ends them, whatever it does itself at a SIGTERM
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before
+        return
     try:
         there.send((work(part), None))
     except Exception as error:  # noqa: BLE001, the parent raises it
@@ -54,7 +63,10 @@ def _result(fork: multiprocessing.process.BaseProcess, here: Connection) -> Any:
         result, error = here.recv()
     except EOFError:
         fork.join()
-        raise RuntimeError(f"a process that had part of the work ended with code {fork.exitcode}") from None
+        raise CarbonoptError(
+            f"a process that had part of the work ended with code {fork.exitcode}, as one does that the kernel kills "
+            "where memory is short; type the same command again."
+        ) from None
     fork.join()
     if error is not None:
         raise error

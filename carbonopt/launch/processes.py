@@ -106,6 +106,7 @@ class WorkProcesses:
         job = {"argv": argv, "ranks": ranks, "extensions": self._extensions, "scratch": self._scratch}
         try:
             with log.open("ab") as output:
+                self._log_begins = output.tell()  # what stands before is of earlier calls of the study
                 self._guard = start(job, environment, lifeline_read, theirs.fileno(), output)
         except BaseException:
             os.close(self._lifeline)
@@ -152,5 +153,7 @@ class WorkProcesses:
 
     def log_tail(self) -> str:
         """The last lines of the log, for the user to read beside the error."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        with self.log.open("rb") as said:
+            said.seek(self._log_begins)
+            lines = said.read().decode(errors="replace").splitlines()
         return "\n".join(lines[-LOG_TAIL_LINES:])

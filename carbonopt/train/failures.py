@@ -3,7 +3,7 @@
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from carbonopt.channel import FailureKind, Speaker
@@ -42,21 +42,26 @@ def reported(speaker: Speaker | None, peak_memory_gib: Callable[[], float] | Non
     try:
         yield outcome
     except BadInput as error:
-        print(error, file=sys.stderr)
+        _log(str(error))
         fail("bad_input", str(error), BAD_INPUT_EXIT)
     except Diverged as error:
-        print(error, file=sys.stderr)
+        _log(str(error))
         fail("diverged", str(error), FINISHED_EXIT)
     except ConnectionError as error:  # the study is gone: nobody is left to be told
-        print(error, file=sys.stderr)
+        _log(str(error))
         outcome.exit_code = CRASH_EXIT
     except Exception as error:  # noqa: BLE001, the process ends here; the study and the log get all there is to know
-        traceback.print_exc()
+        _log(traceback.format_exc())
         if is_out_of_memory(error):
             used = peak_memory_gib() if peak_memory_gib is not None else None
             fail("out_of_memory", _first_sentence(error), OUT_OF_MEMORY_EXIT, used)
         else:
             fail("crash", f"{type(error).__name__}: {_first_sentence(error)}", CRASH_EXIT)
+
+
+def _log(text: str) -> None:
+    with suppress(OSError):  # a full disk shall not keep the study from being told
+        print(text, file=sys.stderr, flush=True)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -142,7 +142,7 @@ def training_settings(config: StudyConfig, record: TrialRecord, versions: dict[s
     if ratio is not None and record.total_steps is not None:
         head += f"# warmup_steps is {100 * ratio:.4g} % of the trial's {record.total_steps} steps, rounded up.\n"
     if has_own_step(config, record.params):
-        head += "# The optimizer step of bf16 without ZeRO is that of steps.py. DeepSpeed's took more time and energy.\n"
+        head += "# The optimizer step of bf16 without ZeRO is steps.py's. DeepSpeed's own took more time and energy.\n"
     return head + as_yaml(arguments)
 
 
