@@ -104,7 +104,7 @@ def run(
         finally:
             trackers.close()
             display.close()
-        interrupted.at_once = True  # what was measured is stored
+        interrupted.ends_at_once()  # what was measured is stored
         page = _write_report(data, paths, paths.report)
     met = _print_recommendation(data)
     print(f"\nReport: {_printable(str(page))}")

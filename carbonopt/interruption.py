@@ -12,14 +12,19 @@ class Wish:
     """That a command ends, by Ctrl-C, SIGTERM or SIGHUP: it is asked for; a second Ctrl-C ends it at once."""
 
     def __init__(self) -> None:
-        self.at_once = False  # set where nobody asks
-        self._wished = False
+        self._wished = self._at_once = False
 
     def __call__(self) -> bool:
         return self._wished
 
+    def ends_at_once(self) -> None:
+        """From here on nobody asks: what was heard before ends the command, and so does what is heard later."""
+        self._at_once = True
+        if self._wished:
+            raise KeyboardInterrupt
+
     def heard(self, signum: int, frame: Any) -> None:
-        if self.at_once or (self._wished and signum == signal.SIGINT):
+        if self._at_once or (self._wished and signum == signal.SIGINT):
             raise KeyboardInterrupt
         self._wished = True
 

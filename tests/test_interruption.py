@@ -18,8 +18,11 @@ def test_a_signal_is_a_wish_and_ends_at_once_where_nobody_asks(number: int) -> N
         assert wish()
     assert signal.getsignal(number) == before
     with pytest.raises(StudyInterrupted), interruptible() as wish:
-        wish.at_once = True
+        wish.ends_at_once()
         os.kill(os.getpid(), number)
+    with pytest.raises(StudyInterrupted), interruptible() as wish:
+        os.kill(os.getpid(), number)
+        wish.ends_at_once()
 
 
 def test_a_second_ctrl_c_ends_at_once() -> None:
