@@ -238,9 +238,10 @@ def test_digits_of_spread_difference_and_uncertainty():
     assert spread(1234.5, 67.0) == "1,234 ± 67"
     assert spread(4.346, 0.0) == "4.346 ± 0.000"
     assert spread(4.346, 1e-15) == "4.34600 ± 0.00000"
-    assert [difference_text(one) for one in (0.031, -0.0004, 0.0, 2.5, None)] == [
+    assert [difference_text(one) for one in (0.031, -0.0004, 8e-7, 0.0, 2.5, None)] == [
         "+3.1 %",
         "-0.04 %",
+        "+0 %",
         "+0 %",
         "+250 %",
         "–",

@@ -10,6 +10,7 @@ from carbonopt.analysis.repeats import Spread
 from carbonopt.trial import Frozen, TrialParams
 
 MISSING = "–"
+_NO_DIFFERENCE = 1e-5  # 0.001 %
 
 
 class Scale(Frozen):
@@ -93,8 +94,10 @@ def two_decimals_text(fraction: float | None) -> str:
 
 
 def difference_text(fraction: float | None) -> str:
-    """A relative difference with its sign, two significant digits."""
-    return MISSING if fraction is None else f"{_two_digits(100 * fraction, '+')} %"
+    """A relative difference with its sign, two significant digits; next to nothing is 0."""
+    if fraction is None:
+        return MISSING
+    return "+0 %" if abs(fraction) < _NO_DIFFERENCE else f"{_two_digits(100 * fraction, '+')} %"
 
 
 def uncertainty_text(fraction: float | None) -> str:
