@@ -1,9 +1,14 @@
 """What other work on the machine did to the trials is said, first of all where the saving rests on it."""
 
+import json
+from pathlib import Path
+
 import pytest
 from small_studies import study, trial
 
 from carbonopt.analysis.recommend import recommend
+from carbonopt.cli import _print_recommendation
+from carbonopt.report.build import write_report
 from carbonopt.report.crowding import CROWDED, crowding, doubted
 
 
@@ -60,3 +65,13 @@ def test_a_repeat_of_what_is_compared_counts() -> None:
     (found,) = crowding(data, recommend(data))
     assert "saving can't be trusted" in found
     assert doubted(data, recommend(data)) == (found,)
+
+
+def test_a_doubt_stands_beside_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for wait, doubtful in ((0.04, False), (0.5, True)):
+        data = study(trial(0, 4e-3), trial(1, 1e-3, core_wait=wait))
+        write_report(data, tmp_path)
+        lead = json.loads((tmp_path / "data" / "report.json").read_text())["shown"]["lead"]
+        assert _print_recommendation(data)
+        said = capsys.readouterr().out
+        assert [("can't be trusted" in text) for text in (lead, said)] == [doubtful, doubtful]
