@@ -31,6 +31,7 @@ class Wish:
 
 @contextmanager
 def interruptible() -> Iterator[Wish]:
+    """Raises StudyInterrupted where a wish ends the body at once."""
     wish = Wish()
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup

@@ -150,8 +150,9 @@ def has_own_step(config: StudyConfig, params: TrialParams) -> bool:
     """Whether its optimizer steps are not DeepSpeed's (see `carbonopt.train.steps`)."""
     if config.workload is None or not isinstance(config.launch, LocalLaunch):
         return False
-    checks = config.workload.deepspeed.get("bf16", {}).get("check_grad_overflow", False)
-    return params.zero_stage == 0 and params.precision == "bf16" and not checks
+    given = config.workload.deepspeed.get("bf16")
+    keeps_deepspeeds = isinstance(given, dict) and bool(given.get("check_grad_overflow"))
+    return params.zero_stage == 0 and params.precision == "bf16" and not keeps_deepspeeds
 
 
 def training_arguments(config: StudyConfig, record: TrialRecord) -> dict[str, Any]:
