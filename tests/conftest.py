@@ -13,8 +13,10 @@ ROOT = Path(__file__).parent.parent
 
 # Tests run beside each other: no trial shall take its first half second to find that out.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-# A shell that starts pytest in the background has it ignore Ctrl-C, and so would all that the tests start.
+# A shell that starts pytest in the background has it ignore Ctrl-C, nohup has it ignore the end of its terminal, and so
+# would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 BATCHES, RATES, EPOCHS = (16, 32, 64), (1e-4, 1e-3, 4e-3), (1, 2, 4)
 
