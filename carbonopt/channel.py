@@ -98,7 +98,7 @@ class Speaker:
     def stage(self, stage: Stage, kernels: Kernels | None = None) -> None:
         self._say(StageBegun(stage=stage, kernels=kernels))
 
-    def progress(self, step: int, total_steps: int, core_wait: Callable[[], float | None] | None = None) -> None:
+    def progress(self, step: int, total_steps: int, core_wait: Callable[[], float | None] | None) -> None:
         """A sign of life; at most two a second go out, the rest cost nothing: only then `core_wait` is asked."""
         now = time.monotonic()
         if now - self._last_progress >= self.PROGRESS_INTERVAL_S:

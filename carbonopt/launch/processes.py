@@ -106,7 +106,7 @@ class WorkProcesses:
         job = {"argv": argv, "ranks": ranks, "extensions": self._extensions, "scratch": self._scratch}
         try:
             with log.open("ab") as output:
-                self._log_begins = output.tell()  # what stands before is of earlier calls of the study
+                self._log_begins = output.tell()
                 self._guard = start(job, environment, lifeline_read, theirs.fileno(), output)
         except BaseException:
             os.close(self._lifeline)
@@ -153,7 +153,11 @@ class WorkProcesses:
 
     def log_tail(self) -> str:
         """The last lines of the log, for the user to read beside the error."""
-        with self.log.open("rb") as said:
-            said.seek(self._log_begins)
-            lines = said.read().decode(errors="replace").splitlines()
-        return "\n".join(lines[-LOG_TAIL_LINES:])
+        return "\n".join(said_since(self._log_begins, self.log).splitlines()[-LOG_TAIL_LINES:])
+
+
+def said_since(begins: int, log: Path) -> str:
+    """What stands in a log from this byte on: it is appended to, and before that are earlier calls of the study."""
+    with log.open("rb") as said:
+        said.seek(begins)
+        return said.read().decode(errors="replace")

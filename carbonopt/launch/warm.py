@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from carbonopt.channel import Exited
 from carbonopt.errors import CarbonoptError
-from carbonopt.launch.processes import WorkProcesses, run_module
+from carbonopt.launch.processes import WorkProcesses, run_module, said_since
 from carbonopt.launch.template import MESSAGE_BYTES
 
 _PATIENCE_S = 10.0  # with a fork that doesn't say its number
@@ -38,7 +38,7 @@ class Template:
         log.parent.mkdir(parents=True, exist_ok=True)
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with log.open("ab") as output:
-            self._log_begins = output.tell()  # what stands before is of earlier calls of the study
+            self._log_begins = output.tell()
             self._process = subprocess.Popen(
                 run_module("carbonopt.launch.template", str(theirs.fileno()), module, str(log.parent)),
                 env=dict(environment),
@@ -99,9 +99,7 @@ class Template:
             code = self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
             return f"the process to fork from doesn't answer (log: {self._log})"
-        with self._log.open("rb") as output:
-            output.seek(self._log_begins)
-            said = output.read().decode(errors="replace").split("\n")
+        said = said_since(self._log_begins, self._log).split("\n")
         last = next((line.strip() for line in reversed(said) if line.strip()), "it said nothing")
         return f"the process to fork from ended with code {128 - code if code < 0 else code}: {last} (log: {self._log})"
 
