@@ -144,9 +144,11 @@ def recommend(
     paths, data = _read(study_dir, storage)
     if as_json:
         from carbonopt.analysis.recommend import recommend as recommend_for
+        from carbonopt.report.crowding import doubted
 
         recommendation = recommend_for(data, target)
-        print(json.dumps(recommendation.as_json(), indent=2, allow_nan=False))
+        answer = {**recommendation.as_json(), "doubts": doubted(data, recommendation)}
+        print(json.dumps(answer, indent=2, allow_nan=False))
         met = recommendation.met
     else:
         from carbonopt.folder import is_locked

@@ -68,6 +68,7 @@ def test_the_recommendation_has_the_contracts_keys(finished: Path) -> None:
     assert set(answer) == {
         "target_perplexity", "met", "trial", "params", "perplexity", "emissions_kg_co2e", "energy_kwh", "baseline",
         "saving_fraction", "pareto_front", "study", "confidence", "ties", "lost_repeats", "set_aside",
+        "doubts",
     }  # fmt: skip
     assert set(answer["study"]) == {"trials", "energy_kwh", "emissions_kg_co2e", "break_even_runs"}
     assert answer["met"] is True

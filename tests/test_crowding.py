@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+import typer
 from small_studies import study, trial
 
+from carbonopt import cli
 from carbonopt.analysis.recommend import recommend
 from carbonopt.cli import _print_recommendation
 from carbonopt.report.build import write_report
@@ -67,11 +69,18 @@ def test_a_repeat_of_what_is_compared_counts() -> None:
     assert doubted(data, recommend(data)) == (found,)
 
 
-def test_a_doubt_stands_beside_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_doubt_stands_beside_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    """In the report, the terminal, the model card and what scripts read."""
     for wait, doubtful in ((0.04, False), (0.5, True)):
         data = study(trial(0, 4e-3), trial(1, 1e-3, core_wait=wait))
         write_report(data, tmp_path)
         lead = json.loads((tmp_path / "data" / "report.json").read_text())["shown"]["lead"]
+        card = " ".join((tmp_path / "winner" / "model_card.md").read_text().split())
         assert _print_recommendation(data)
         said = capsys.readouterr().out
-        assert [("can't be trusted" in text) for text in (lead, said)] == [doubtful, doubtful]
+        monkeypatch.setattr(cli, "_read", lambda *arguments, data=data: (None, data))
+        with pytest.raises(typer.Exit):
+            cli.recommend(tmp_path, as_json=True)
+        for_scripts = json.loads(capsys.readouterr().out)["doubts"]
+        found = [("can't be trusted" in text) for text in (lead, said, card.replace("\\", ""), "".join(for_scripts))]
+        assert found == [doubtful] * 4

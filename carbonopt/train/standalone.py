@@ -13,6 +13,7 @@ import functools
 import json
 import math
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -363,3 +364,8 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # All is written. Gloo's threads outlive their group, and one that still drops a tensor while the interpreter is
+    # taken down would abort the process, and with it the other ranks: github.com/pytorch/pytorch/issues/190489
+    os._exit(0)
