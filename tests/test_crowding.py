@@ -70,17 +70,34 @@ def test_a_repeat_of_what_is_compared_counts() -> None:
 
 
 def test_a_doubt_stands_beside_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
-    """In the report, the terminal, the model card and what scripts read."""
+    """In the report, in the terminal and in what scripts read."""
     for wait, doubtful in ((0.04, False), (0.5, True)):
-        data = study(trial(0, 4e-3), trial(1, 1e-3, core_wait=wait))
+        data = study(trial(0, 4e-3, 4.5), trial(1, 1e-3, core_wait=wait))
         write_report(data, tmp_path)
         lead = json.loads((tmp_path / "data" / "report.json").read_text())["shown"]["lead"]
-        card = " ".join((tmp_path / "winner" / "model_card.md").read_text().split())
         assert _print_recommendation(data)
         said = capsys.readouterr().out
+        assert [("the saving can't be trusted" in text) for text in (lead, said)] == [doubtful, doubtful]
+
         monkeypatch.setattr(cli, "_read", lambda *arguments, data=data: (None, data))
-        with pytest.raises(typer.Exit):
-            cli.recommend(tmp_path, as_json=True)
-        for_scripts = json.loads(capsys.readouterr().out)["doubts"]
-        found = [("can't be trusted" in text) for text in (lead, said, card.replace("\\", ""), "".join(for_scripts))]
-        assert found == [doubtful] * 4
+        for target, trusted in ((None, not doubtful), (4.6, True)):  # for 4.6 the baseline is the answer
+            with pytest.raises(typer.Exit):
+                cli.recommend(tmp_path, target=target, as_json=True)
+            answer = json.loads(capsys.readouterr().out)
+            assert answer["trial"] == (1 if target is None else 0)
+            assert answer["doubts"] == ([] if trusted else list(doubted(data, recommend(data))))
+
+
+def test_a_model_card_doubts_what_it_says_itself(tmp_path: Path) -> None:
+    def card(*waits: float) -> str:
+        stopped = trial(2, 1.1e-3, state="pruned", stop_reason="cap", core_wait=waits[2])
+        data = study(trial(0, 4e-3, 4.5, core_wait=waits[0]), trial(1, 1e-3, core_wait=waits[1]), stopped)
+        assert recommend(data).trial == 1
+        write_report(data, tmp_path)
+        return (tmp_path / "winner" / "model_card.md").read_text().replace("\\", "")
+
+    assert "Other work" not in card(0.5, 0.04, 0.04)  # the baseline, of which it says nothing
+    own = "Other work on the machine kept it waiting for the cores, for 50 % of the time that it could have used them: "
+    assert f"{own}this energy and these emissions are too high." in card(0.04, 0.5, 0.04)
+    search = "Other work on the machine slowed the search: trial 2, stopped for emitting more than the best one, may be"
+    assert f"{search} cheaper than that." in card(0.04, 0.04, 0.5)

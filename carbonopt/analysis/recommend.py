@@ -98,7 +98,7 @@ class Recommendation(Frozen):
         return self.trial is not None
 
     def as_json(self) -> dict[str, Any]:
-        """What `carbonopt recommend --json` prints."""
+        """What `carbonopt recommend --json` prints, but for the `doubts`, which are sentences."""
         answer: dict[str, Any] = {
             "target_perplexity": self.target_perplexity,
             "met": self.met,

@@ -41,15 +41,34 @@ def doubted(data: StudyData, rec: Recommendation) -> tuple[str, ...]:
     return crowding(data, rec) if _doubts(list(filter(is_crowded, data.records)), rec) else ()
 
 
+def doubts_of_winner(data: StudyData, rec: Recommendation) -> tuple[str, ...]:
+    """For its model card, which gives what training it took and calls that the least, and compares it with no other."""
+    assert rec.trial is not None
+    crowded = list(filter(is_crowded, data.records))
+    found = []
+    if own := _of({rec.trial: "the recommended one"}, crowded):
+        wait = max(record.core_wait or 0.0 for record in own)
+        found.append(
+            f"Other work on the machine kept it waiting for the cores, for {percent_text(wait)} of the time that it "
+            "could have used them: this energy and these emissions are too high."
+        )
+    found += [f"Other work on the machine slowed the search: {words}." for words in _capped(crowded)]
+    return tuple(found)
+
+
 def _doubts(crowded: Sequence[TrialRecord], rec: Recommendation) -> list[str]:
     if not rec.met:
         return []
-    found = ["the saving can't be trusted"] if _of(_compared(rec), crowded) else []
-    if capped := [record.trial for record in crowded if record.stop_reason == StopReason.CAP]:
-        named = ", ".join(map(str, capped[:_NAMED])) + (" and others" if capped[_NAMED:] else "")
-        trials = "trial" if len(capped) == 1 else "trials"
-        found.append(f"{trials} {named}, stopped for emitting more than the best one, may be cheaper than that")
-    return found
+    return [*(["the saving can't be trusted"] if _of(_compared(rec), crowded) else []), *_capped(crowded)]
+
+
+def _capped(crowded: Sequence[TrialRecord]) -> list[str]:
+    capped = [record.trial for record in crowded if record.stop_reason == StopReason.CAP]
+    if not capped:
+        return []
+    named = ", ".join(map(str, capped[:_NAMED])) + (" and others" if capped[_NAMED:] else "")
+    trials = "trial" if len(capped) == 1 else "trials"
+    return [f"{trials} {named}, stopped for emitting more than the best one, may be cheaper than that"]
 
 
 def _compared(rec: Recommendation) -> dict[int, str]:

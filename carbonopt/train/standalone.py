@@ -366,6 +366,6 @@ if __name__ == "__main__":
     main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # All is written. Gloo's threads outlive their group, and one that still drops a tensor while the interpreter is
-    # taken down would abort the process, and with it the other ranks: github.com/pytorch/pytorch/issues/190489
+    # All is written. DeepSpeed holds on to groups, and so to Gloo's threads; one that still drops a tensor while the
+    # interpreter is taken down aborts the process, and with it the others: github.com/pytorch/pytorch/issues/190489
     os._exit(0)

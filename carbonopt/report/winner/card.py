@@ -10,7 +10,7 @@ from typing import Any
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.config import Dataset, LocalLaunch, Model, StudyConfig
 from carbonopt.record import Hardware, StudyData
-from carbonopt.report.crowding import doubted
+from carbonopt.report.crowding import doubts_of_winner
 from carbonopt.report.energy import COMPONENTS
 from carbonopt.report.markdown import escape
 from carbonopt.report.quantities import (
@@ -110,7 +110,7 @@ def _words(data: StudyData, recommendation: Recommendation) -> list[str]:
             f"{emissions_text(recommendation.study_emissions_kg_co2e)}."
         )
     )
-    return [*parts, *map(escape, doubted(data, recommendation))]
+    return [*parts, *map(escape, doubts_of_winner(data, recommendation))]
 
 
 def _again(data: StudyData, record: TrialRecord, needed: dict[str, list[recorded.Recorded]]) -> list[str]:
