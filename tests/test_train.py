@@ -31,6 +31,7 @@ from carbonopt.channel import (
     StageBegun,
 )
 from carbonopt.errors import BadInput
+from carbonopt.launch.environment import programs_path
 from carbonopt.paths import PreparedFolder
 from carbonopt.train.exits import BAD_INPUT_EXIT, CRASH_EXIT, FINISHED_EXIT, OUT_OF_MEMORY_EXIT
 from carbonopt.train.failures import Diverged, reported
@@ -91,6 +92,7 @@ def start(module: str, spec: dict, folder: Path, world_size: int = 1, stop=None,
         env = os.environ | environment | {
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": port, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore",
+            "PATH": programs_path(os.environ),  # as trials: with another ninja they would all compile operators anew
         }  # fmt: skip
         descriptors = [theirs.fileno()] if rank == 0 else []
         if descriptors:
