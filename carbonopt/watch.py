@@ -173,7 +173,7 @@ class TrialWatch:
                 self._begin(stage)
             case Progress(step=step, total_steps=total, core_wait=core_wait):
                 self._total_steps, self._step = total, step
-                if not self._evals:
+                if core_wait is not None:
                     self._core_wait = core_wait
                 self._project(step, total)
                 self.progress(step, total, self._train_kwh())

@@ -146,7 +146,8 @@ def test_a_trial_above_the_cap_is_pruned(tmp_path: Path) -> None:
 def test_how_long_it_waited_for_cores_is_known_before_the_first_evaluation_too(tmp_path: Path) -> None:
     early = 'say("Progress", step=1, total_steps=100, core_wait=0.4)\n'
     later = 'evaluated(50, 2.0, core_wait=0.5)\nsay("Progress", step=51, total_steps=100)\n'
-    for script, known in ((early, 0.4), (early + later, 0.5)):
+    evaluating = 'say("Progress", step=50, total_steps=100)\n'  # from there on it is left to the evaluations
+    for script, known in ((early, 0.4), (early + evaluating, 0.4), (early + evaluating + later, 0.5)):
         record = watched(script + "time.sleep(600)", tmp_path, timeout_s=1.0)
         assert (record.state, record.core_wait) == (TrialState.TIMEOUT, known)
 
