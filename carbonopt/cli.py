@@ -368,8 +368,10 @@ def _print_recommendation(data: "StudyData", target: float | None = None, *, run
     print(_printable(recommendation_text(recommendation)))
     own = data.config.target.perplexity
     its_own = "" if recommendation.target_perplexity == own else f", whose own target is {own:g},"
-    said = f"The study{its_own} ended: {data.ended}."
-    ended = said if data.ended is not None else not_ended(data, recommendation, running)
+    if data.ended is None:
+        ended = not_ended(data, recommendation, running)
+    else:
+        ended = f"The study{its_own} ended: {data.ended}."
     missing, doubts = what_is_missing(data, recommendation), doubted(data, recommendation)
     for line in (*missing, *doubts, audited(data, audit(data)), ended):
         if line:

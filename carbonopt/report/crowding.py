@@ -1,6 +1,6 @@
 """Trials that other work on the machine slowed down, in words."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.record import StudyData
@@ -19,7 +19,7 @@ def is_crowded(record: TrialRecord) -> bool:
 
 def crowding(data: StudyData, rec: Recommendation) -> tuple[str, ...]:
     """A sentence on the trials that waited for cores, and on what of the answer is in doubt; empty if none waited."""
-    crowded = list(filter(is_crowded, data.records))
+    crowded = _crowded(data)
     if not crowded:
         return ()
     compared = _compared(rec)
@@ -38,15 +38,15 @@ def crowding(data: StudyData, rec: Recommendation) -> tuple[str, ...]:
 
 def doubted(data: StudyData, rec: Recommendation) -> tuple[str, ...]:
     """The sentence where it puts the answer in doubt: it belongs beside the answer then."""
-    return crowding(data, rec) if _doubts(list(filter(is_crowded, data.records)), rec) else ()
+    return crowding(data, rec) if _doubts(_crowded(data), rec) else ()
 
 
 def doubts_of_winner(data: StudyData, rec: Recommendation) -> tuple[str, ...]:
     """For its model card, which gives what training it took and calls that the least, and compares it with no other."""
     assert rec.trial is not None
-    crowded = list(filter(is_crowded, data.records))
+    crowded = _crowded(data)
     found = []
-    if own := _of({rec.trial: "the recommended one"}, crowded):
+    if own := _of({rec.trial}, crowded):
         wait = max(record.core_wait or 0.0 for record in own)
         found.append(
             f"Other work on the machine kept it waiting for the cores, for {percent_text(wait)} of the time that it "
@@ -56,10 +56,15 @@ def doubts_of_winner(data: StudyData, rec: Recommendation) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _crowded(data: StudyData) -> list[TrialRecord]:
+    return list(filter(is_crowded, data.records))
+
+
 def _doubts(crowded: Sequence[TrialRecord], rec: Recommendation) -> list[str]:
     if not rec.met:
         return []
-    return [*(["the saving can't be trusted"] if _of(_compared(rec), crowded) else []), *_capped(crowded)]
+    found = ["the saving can't be trusted"] if _of(_compared(rec), crowded) else []
+    return [*found, *_capped(crowded)]
 
 
 def _capped(crowded: Sequence[TrialRecord]) -> list[str]:
@@ -76,6 +81,6 @@ def _compared(rec: Recommendation) -> dict[int, str]:
     return found if rec.trial is None else {**found, rec.trial: "the recommended one"}
 
 
-def _of(compared: Mapping[int, str], crowded: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Runs of what the saving is a comparison of."""
-    return [one for one in crowded if (one.trial if one.repeat_of is None else one.repeat_of) in compared]
+def _of(trials: Collection[int], crowded: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Runs of these trials' configurations, repeats included."""
+    return [one for one in crowded if (one.trial if one.repeat_of is None else one.repeat_of) in trials]

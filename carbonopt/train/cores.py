@@ -12,7 +12,7 @@ _ENOUGH_FOR_A_TEAM = 2**20  # elements; from 2**15 on torch divides a sum among 
 
 
 class CoreWait:
-    """Of this process's threads, over all windows between `begin` and `end`."""
+    """Of this process's threads, over all windows between `begin` and `end`; `end` again makes the last one longer."""
 
     def __init__(self) -> None:
         self._ran_s = self._waited_s = 0.0
@@ -25,11 +25,11 @@ class CoreWait:
         ran_s, waited_s = _thread_times_s()
         self._ran_s += max(0.0, ran_s - self._began[0])  # a thread that has ended meanwhile takes its times along
         self._waited_s += max(0.0, waited_s - self._began[1])
+        self._began = ran_s, waited_s
 
     def so_far(self) -> float | None:
         """`share`, with the window that has begun."""
         self.end()
-        self.begin()
         return self.share
 
     @property
