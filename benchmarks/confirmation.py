@@ -12,12 +12,12 @@ import sys
 
 import numpy as np
 
+from carbonopt.analysis.confirmation import plan
 from carbonopt.analysis.recommend import recommend
-from carbonopt.config import Confirm
-from carbonopt.confirm import plan
-from carbonopt.record import Intensity, Provenance, StudyData
-from carbonopt.study_file import parse_study
-from carbonopt.trial import TrialParams, TrialRecord, TrialState
+from carbonopt.core.config import Confirm
+from carbonopt.core.study import Intensity, Provenance, StudyData
+from carbonopt.core.trial import TrialParams, TrialRecord, TrialState
+from carbonopt.study.file import parse_study
 
 TRIALS, TARGET = 25, 10.0
 EMISSIONS_DEVIATION = 0.02
@@ -39,7 +39,7 @@ def empty_study() -> StudyData:
         "launch": {"kind": "replay", "table": "none.jsonl"},
     }
     intensity = Intensity(g_co2e_per_kwh=100, source="simulated")
-    provenance = Provenance(hardware=None, versions={}, intensity=intensity, known={}, study_file="")
+    provenance = Provenance(hardware=None, versions={}, intensity=intensity, energy_source={}, study_file="")
     return StudyData(config=parse_study(raw, "benchmark"), records=(), sessions=(), provenance=provenance)
 
 
@@ -94,7 +94,7 @@ def main(studies: int) -> None:
                 records.append(truth.run(len(records), due.trial, due.seed))
             answer = recommend(data)
             repeats += len(records) - TRIALS
-            if answer.confidence is not None and answer.confidence.holds:
+            if answer.confidence is not None and answer.confidence.confirmed:
                 holds += 1
                 holds_above += truth.log_over_target[answer.trial] > 0
         print(f"| {name} | {above / met:.1%} | {holds / met:.0%} | {holds_above / holds:.1%} | {repeats / met:.1f} |")

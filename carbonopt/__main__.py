@@ -1,5 +1,5 @@
 """`python -m carbonopt`: the command line."""
 
-from carbonopt.cli import main
+from carbonopt.cli.app import main
 
 main()

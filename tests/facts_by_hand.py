@@ -2,9 +2,9 @@
 
 from carbonopt.analysis.batch import AtBatch, BatchEffect, Spanned
 from carbonopt.analysis.comparison import AtEqualQuality, Comparison, Saving
+from carbonopt.analysis.diminishing_returns import DiminishingReturns, Milestone
 from carbonopt.analysis.influence import Effect, Influence, NotKnown, Objective, Parameter
 from carbonopt.analysis.regions import InRegion
-from carbonopt.analysis.returns import Milestone, Returns
 
 
 def spanned(middle: float) -> Spanned:
@@ -78,7 +78,7 @@ _POINTS = tuple(
     )
     for number in range(1, 9)
 )
-RETURNS = Returns(
+RETURNS = DiminishingReturns(
     trial=0,
     total_steps=80,
     points=_POINTS,

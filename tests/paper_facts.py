@@ -1,8 +1,8 @@
 """Facts made by hand, for the tests of the paper: what each analysis could say of a small study."""
 
 from carbonopt.analysis.batch import AtBatch, BatchEffect, Spanned
+from carbonopt.analysis.diminishing_returns import DiminishingReturns, Milestone
 from carbonopt.analysis.influence import Effect, Influence, NotKnown, Objective, Parameter
-from carbonopt.analysis.returns import Milestone, Returns
 
 
 def spanned(lowest: float) -> Spanned:
@@ -69,7 +69,7 @@ INFLUENCE = (learned("emissions", 7e-4), learned("perplexity", 5.0))
 NOT_KNOWN = tuple(NotKnown(objective=objective, trials=1, needed=8) for objective in ("emissions", "perplexity"))
 
 
-def returns(trial: int) -> Returns:
+def returns(trial: int) -> DiminishingReturns:
     """Eight evaluations of a run that overfits at its end."""
     perplexities = (14.0, 9.0, 7.0, 6.1, 5.6, 5.31, 5.28, 5.4)
     points = tuple(
@@ -83,7 +83,7 @@ def returns(trial: int) -> Returns:
         )
         for k, perplexity in enumerate(perplexities)
     )
-    return Returns(
+    return DiminishingReturns(
         trial=trial,
         total_steps=400,
         points=points,

@@ -3,9 +3,8 @@
 import math
 from typing import Any
 
-from carbonopt.record import CarbonTrace, Hardware, IdlePower, Intensity, Provenance, SessionLedger, StudyData
-from carbonopt.study_file import parse_study
-from carbonopt.trial import (
+from carbonopt.core.study import CarbonTrace, Hardware, IdlePower, Intensity, Provenance, SessionLedger, StudyData
+from carbonopt.core.trial import (
     Durations,
     Energy,
     EvalPoint,
@@ -16,7 +15,8 @@ from carbonopt.trial import (
     TrialRecord,
     TrialState,
 )
-from carbonopt.units import emissions_kg_co2e, kwh_from_joules
+from carbonopt.core.units import emissions_kg_co2e, kwh_from_joules
+from carbonopt.study.file import parse_study
 
 INTENSITY_G_PER_KWH = 230.0
 
@@ -76,7 +76,7 @@ def study(*records: TrialRecord, name: str = "small", target: float = 6.0, **cha
             hardware=Hardware(cpu="a CPU", cpu_cores=8, ram_gib=64, gpus=("a GPU",), driver="1.2"),
             versions={"torch": "2.13.0"},
             intensity=Intensity(g_co2e_per_kwh=INTENSITY_G_PER_KWH, source="given in the study file"),
-            known={"gpu": "measured", "cpu": "modelled"},
+            energy_source={"gpu": "measured", "cpu": "modelled"},
             study_file=f"name: {name}\n",
         ),
         "ended": "all trials done",
@@ -125,7 +125,7 @@ def gpu_study(*records: TrialRecord, outer: float = 1.0, **changes) -> StudyData
         idle=(IdlePower(gpu=0, power_w=100.0, spread_w=0.72, windows=5, tick_s=0.1),),
     )
     known = {"cpu": "modelled", "ram": "modelled", "gpu": "measured"}
-    provenance = study().provenance.model_copy(update={"known": known})
+    provenance = study().provenance.model_copy(update={"energy_source": known})
     return study(*records, **{"sessions": (session,), "provenance": provenance, **changes})
 
 

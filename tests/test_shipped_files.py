@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from carbonopt.checked import check
+from carbonopt.cli.check import describe_study
 from carbonopt.energy.intensity import reference_intensity
-from carbonopt.estimate import describe_study
-from carbonopt.study_file import load_study
+from carbonopt.study.check import check
+from carbonopt.study.file import load_study
 from carbonopt.train.deepspeed_keys import check_deepspeed_keys
 
 ROOT = Path(__file__).parent.parent

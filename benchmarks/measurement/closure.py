@@ -14,9 +14,9 @@ import psutil
 import yaml
 
 from carbonopt.analysis.footprint import footprint
-from carbonopt.paths import StudyPaths
-from carbonopt.storage import StudyStorage
-from carbonopt.storage_url import connect, storage_url
+from carbonopt.storage.paths import StudyPaths
+from carbonopt.storage.study import StudyStorage
+from carbonopt.storage.url import connect, storage_url
 
 KILL_AFTER_S = 15.0  # of a trial: most of its set-up is over
 

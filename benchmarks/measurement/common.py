@@ -5,9 +5,9 @@ import json
 from importlib.metadata import version
 from pathlib import Path
 
-from carbonopt.config import LocalLaunch, StudyConfig
+from carbonopt.core.config import LocalLaunch, StudyConfig
 from carbonopt.energy.hardware import describe_hardware
-from carbonopt.study_file import load_study
+from carbonopt.study.file import load_study
 
 HERE = Path(__file__).parent
 

@@ -32,8 +32,8 @@ def trial(spec_file: str) -> int:
     """A trial's rank, with a clock in it."""
     from transformers import TrainerControl
 
-    from carbonopt.channel import Speaker
     from carbonopt.train import loop, ranks, worker
+    from carbonopt.train.client import Speaker
 
     study, block, dose, out = json.loads(os.environ[PLAN])
     timings: dict[str, list] = {"waits_s": [], "measured_s": [], "unmeasured_s": []}
@@ -116,12 +116,13 @@ def main() -> None:
     parser.add_argument("--dose", type=float, default=1.0)
     options = parser.parse_args()
 
-    from carbonopt import study
-    from carbonopt.launch.environment import rank_environments
-    from carbonopt.launch.local import LocalLauncher
-    from carbonopt.launch.processes import WorkProcesses
-    from carbonopt.paths import StudyPaths, write_json
-    from carbonopt.trackers import open_trackers
+    from carbonopt.core.files import write_json
+    from carbonopt.engines.local import LocalLauncher
+    from carbonopt.engines.process.environment import rank_environments
+    from carbonopt.engines.process.processes import WorkProcesses
+    from carbonopt.storage.paths import StudyPaths
+    from carbonopt.study import loop as study
+    from carbonopt.study.trackers import open_trackers
 
     class Timed(LocalLauncher):
         def start(self, spec, log):

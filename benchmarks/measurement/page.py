@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from carbonopt.units import joules_from_kwh
+from carbonopt.core.units import joules_from_kwh
 
 REPORTS = Path(__file__).parent.parent.parent / "reports"
 PHASES = ("setup", "train", "eval")
@@ -81,7 +81,7 @@ def _windows(found: dict[str, Result]) -> str:
             "## Two readings of the same windows",
             "`windows.py`: full load (matrix products), the device synchronised at both ends.",
             _table(
-                ["GPUs", "Window (s)", "Windows", "Counter (kJ)", "CodeCarbon (kJ)", "Difference (%)",
+                ["GPUs", "Window (s)", "EnergyWindows", "Counter (kJ)", "CodeCarbon (kJ)", "Difference (%)",
                  "Counter's ticks (± %)"],
                 rows,
             ),
@@ -89,7 +89,7 @@ def _windows(found: dict[str, Result]) -> str:
             "last column is what the counter's own ticks leave open at full power: tick × power ÷ √6 of a window's "
             "energy. Here it is an upper bound, since the GPUs stand still at a window's edge.",
             "Idle, before the load and with no CUDA context:",
-            _table(["GPUs", "GPU", "Idle power (W)", "Windows of 1 s", "Counter's tick (s)"], idle),
+            _table(["GPUs", "GPU", "Idle power (W)", "EnergyWindows of 1 s", "Counter's tick (s)"], idle),
         ]
     )  # fmt: skip
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import common
 
+from carbonopt.core.space import SearchSpace
+from carbonopt.core.trial import Phase, TrialSpec
 from carbonopt.energy.hardware import gpu_uuids
 from carbonopt.energy.machine import MachineMeter
-from carbonopt.launch.local import LocalLauncher
-from carbonopt.paths import StudyPaths
-from carbonopt.space import SearchSpace
-from carbonopt.trial import Phase, TrialSpec
-from carbonopt.watch import Rules, TrialWatch
+from carbonopt.engines.local import LocalLauncher
+from carbonopt.storage.paths import StudyPaths
+from carbonopt.study.supervisor import Rules, TrialWatch
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Windows of 2, 10 and 60 s under full load: the GPUs' counters against CodeCarbon's reading of the same windows.
+"""EnergyWindows of 2, 10 and 60 s under full load: the GPUs' counters against CodeCarbon's reading of the same windows.
 
 python benchmarks/measurement/windows.py OUT.json [--gpus 0 1]
 """
@@ -8,9 +8,9 @@ import time
 import common
 import torch
 
+from carbonopt.core.trial import Phase
+from carbonopt.core.units import joules_from_kwh
 from carbonopt.energy.machine import MachineMeter
-from carbonopt.trial import Phase
-from carbonopt.units import joules_from_kwh
 
 REPEATS = {2.0: 5, 10.0: 2, 60.0: 1}  # by seconds of a window
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import common
 
-from carbonopt.config import LocalLaunch
-from carbonopt.launch.environment import work_environment
+from carbonopt.core.config import LocalLaunch
+from carbonopt.engines.process.environment import work_environment
 
 ROOT = Path(__file__).parents[2]
 START = {"global_batch_size": 8, "micro_batch_size_per_gpu": 8, "learning_rate": 5.0e-3, "epochs": 1, "zero_stage": 0}
@@ -74,8 +74,8 @@ def bare(prepared: Path, *, fused: bool) -> None:
     import torch.nn.functional as F
     from transformers import AutoConfig, AutoModelForCausalLM, get_linear_schedule_with_warmup
 
-    from carbonopt.paths import PreparedFolder
-    from carbonopt.train.packing import MicroBatches, open_tokens, total_steps
+    from carbonopt.core.files import PreparedFolder
+    from carbonopt.train.data.packing import MicroBatches, open_tokens, total_steps
 
     folder = PreparedFolder(prepared)
     summary = folder.read_summary()

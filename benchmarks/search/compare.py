@@ -21,15 +21,15 @@ from pathlib import Path
 
 import optuna
 
-from carbonopt.config import StudyConfig
+from carbonopt.core.config import StudyConfig
+from carbonopt.core.space import SearchSpace
+from carbonopt.core.trial import Phase, StopReason, TrialSpec, TrialState
+from carbonopt.core.units import joules_from_kwh
 from carbonopt.energy.meter import ReplayMeter
-from carbonopt.launch.replay import RecordedRun, ReplayLauncher, read_table
-from carbonopt.search.sampler import distributions
+from carbonopt.engines.replay import RecordedRun, ReplayLauncher, read_table
+from carbonopt.search.optuna_samplers import distributions
 from carbonopt.search.strategy import Strategy
-from carbonopt.space import SearchSpace
-from carbonopt.trial import Phase, StopReason, TrialSpec, TrialState
-from carbonopt.units import joules_from_kwh
-from carbonopt.watch import Rules, TrialWatch
+from carbonopt.study.supervisor import Rules, TrialWatch
 
 TARGETS = (0.03, 0.10, 0.20)  # above the lowest perplexity
 NEAR = 1.05  # of the cheapest feasible run's energy
@@ -165,7 +165,7 @@ def carbon(table: Table, _: str, target: float, seed: int, goal: str = "recommen
         params = space.params(trial.params)
         spec = TrialSpec(number=number, attempt=1, seed=0, params=params, workload={}, prepared_dir="", trial_dir="")
         rules = Rules(
-            hopeless=strategy.hopeless(study, number, params),
+            should_prune=strategy.should_prune(study, number, params),
             audit=False,
             cap_kg_co2e=best_kwh if goal == "recommend" else None,
             emissions_kg_co2e=lambda kwh: kwh,

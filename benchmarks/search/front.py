@@ -18,7 +18,7 @@ import numpy as np
 import optuna
 from compare import OTHERS, Table, arguments, carbon, final, grouped, print_longest, run_all, training_j, whole
 
-from carbonopt.launch.replay import RecordedRun
+from carbonopt.engines.replay import RecordedRun
 from carbonopt.search.front import front, hypervolume
 
 SHARES = (0.02, 0.05, 0.10, 0.20)  # of the grid's training energy

@@ -14,7 +14,7 @@ import compare
 import converged
 import front
 
-from carbonopt.units import joules_from_kwh
+from carbonopt.core.units import joules_from_kwh
 
 REPORTS = Path(__file__).parent.parent.parent / "reports"
 RESULTS = REPORTS / "search"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from carbonopt.analysis.confidence import Configuration, Evidence, Standing
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.analysis.stages import Speed, Stages, compiles
-from carbonopt.record import StudyData
-from carbonopt.trial import Frozen, TrialParams, TrialRecord, TrialState
+from carbonopt.core.study import StudyData
+from carbonopt.core.trial import Frozen, TrialParams, TrialRecord, TrialState
 
 WORTH_SAYING = 0.01  # of a training's energy: what a first step took more elsewhere
 _ROUNDING = 1e-9  # relative: what two equal figures may differ by
@@ -106,7 +106,7 @@ def amortisation(data: StudyData, rec: Recommendation, found: Stages) -> Amortis
     # What is recommended is the cheapest of the best standing that there is.
     eligible = [one for one in evidence.configurations if standing is None or evidence.standing(one) is standing]
     speeds = {one.trial: one for one in found.speeds}
-    lines = [line for one in eligible if (line := _line(one, speeds, by_first=standing is Standing.OPEN))]
+    lines = [line for one in eligible if (line := _line(one, speeds, by_first=standing is Standing.UNREPLICATED))]
     lines.sort(key=lambda line: (line.trial != rec.trial, line.energy_kwh, line.rank))
     if not lines or (rec.met and lines[0].trial != rec.trial):
         return None

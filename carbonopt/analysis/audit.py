@@ -2,8 +2,8 @@
 
 from carbonopt.analysis.confidence import LEVEL
 from carbonopt.analysis.front import pareto_front
-from carbonopt.record import StudyData
-from carbonopt.trial import Frozen, TrialState
+from carbonopt.core.study import StudyData
+from carbonopt.core.trial import Frozen, TrialState
 
 # A trial that ended otherwise (by the budget, a crash) doesn't tell whether it would have mattered.
 _TELLING = (TrialState.COMPLETE, TrialState.DIVERGED)

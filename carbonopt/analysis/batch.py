@@ -9,9 +9,9 @@ earliest, and its figures are rather too high.
 import statistics
 from collections.abc import Callable, Sequence
 
-from carbonopt.record import StudyData
-from carbonopt.trial import Frozen, TrialRecord, TrialState
-from carbonopt.units import emissions_kg_co2e
+from carbonopt.core.study import StudyData
+from carbonopt.core.trial import Frozen, TrialRecord, TrialState
+from carbonopt.core.units import emissions_kg_co2e
 
 LEAST_STEPS = 10
 LEAST_SHARE = 0.05  # of all its steps

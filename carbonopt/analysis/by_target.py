@@ -7,13 +7,13 @@ from operator import itemgetter
 from carbonopt.analysis.confidence import Configuration, Evidence
 from carbonopt.analysis.footprint import footprint
 from carbonopt.analysis.recommend import Best, break_even_interval, break_even_runs, find_baseline, saving_fraction
-from carbonopt.record import StudyData
-from carbonopt.trial import Frozen
+from carbonopt.core.study import StudyData
+from carbonopt.core.trial import Frozen
 
 LOWEST_PERPLEXITY = 1.0  # each token was certain
 
 
-class Answer(Frozen):
+class TargetRange(Frozen):
     """What is recommended for all targets from `from_perplexity` on, up to and without the next answer's."""
 
     from_perplexity: float  # 1 for the first answer: no perplexity is below
@@ -33,10 +33,10 @@ class Answer(Frozen):
     break_even_interval: tuple[int, int | None] | None
 
 
-def answers(data: StudyData) -> tuple[Answer, ...]:
+def recommendation_by_target(data: StudyData) -> tuple[TargetRange, ...]:
     """A step function of the target, from LOWEST_PERPLEXITY on; sorted, no two neighbours recommend the same.
 
-    For any such target, `answer_for` finds in it what `recommend` would say.
+    For any such target, `target_range_for` finds in it what `recommend` would say.
     """
     own_target = data.config.target.perplexity
     evidence = Evidence.of(data, own_target)
@@ -44,9 +44,9 @@ def answers(data: StudyData) -> tuple[Answer, ...]:
     against = {one.first.trial: one for one in evidence.configurations}.get(baseline.trial) if baseline else None
     study_kg = footprint(data).emissions_kg_co2e
 
-    def answer(lowest: float, only: bool, winner: Configuration | None) -> Answer:
+    def answer(lowest: float, only: bool, winner: Configuration | None) -> TargetRange:
         interval = evidence.saving_interval(winner, against) if winner and against else None
-        return Answer(
+        return TargetRange(
             from_perplexity=lowest,
             study_target_only=only,
             trial=winner.first.trial if winner else None,
@@ -65,7 +65,7 @@ def answers(data: StudyData) -> tuple[Answer, ...]:
     return tuple(answer(*step) for step in _steps(evidence, own_target))
 
 
-def answer_for(found: Sequence[Answer], target_perplexity: float) -> Answer:
+def target_range_for(found: Sequence[TargetRange], target_perplexity: float) -> TargetRange:
     """The answer at a target of LOWEST_PERPLEXITY or more."""
     return next(
         one

@@ -2,9 +2,9 @@
 
 from carbonopt.analysis.confidence import LEVEL, Configuration, configurations
 from carbonopt.analysis.recommend import Recommendation
-from carbonopt.record import StudyData
-from carbonopt.trial import Frozen
-from carbonopt.units import emissions_kg_co2e
+from carbonopt.core.study import StudyData
+from carbonopt.core.trial import Frozen
+from carbonopt.core.units import emissions_kg_co2e
 
 
 class Saving(Frozen):

@@ -14,8 +14,8 @@ from enum import StrEnum
 from functools import cached_property
 
 from carbonopt.analysis.front import objectives
-from carbonopt.record import StudyData
-from carbonopt.trial import Frozen, TrialRecord, TrialState, perplexity
+from carbonopt.core.study import StudyData
+from carbonopt.core.trial import Frozen, TrialRecord, TrialState, perplexity
 
 LEVEL = 0.95
 LARGEST_MARGIN = 500.0  # of a logarithm: beyond it nothing is known, and its exponential is still a number
@@ -25,10 +25,10 @@ NEARLY_AS_CHEAP = 0.05  # of the recommended one's emissions
 class Standing(StrEnum):
     """What is known of a configuration against the target."""
 
-    HOLDS = "holds"  # repeated, and its mean is below the target by more than the error
-    OPEN = "open"  # below the target so far, but it has not run with all its seeds
-    DOUBTFUL = "doubtful"  # it has, and its mean is below the target by less than the error
-    MISSES = "misses"  # its mean is above the target, or it did not fit or diverged with another seed
+    CONFIRMED = "confirmed"  # repeated, and its mean is below the target by more than the error
+    UNREPLICATED = "unreplicated"  # below the target so far, but it has not run with all its seeds
+    INCONCLUSIVE = "inconclusive"  # it has, and its mean is below the target by less than the error
+    REJECTED = "rejected"  # its mean is above the target, or it did not fit or diverged with another seed
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Configuration:
     """A complete trial of the search, and its complete repeats with other seeds."""
 
     runs: tuple[TrialRecord, ...]  # the search's trial first
-    lost: bool = False  # a repeat diverged or did not fit in memory
+    failed_replicate: bool = False  # a repeat diverged or did not fit in memory
 
     @property
     def first(self) -> TrialRecord:
@@ -118,7 +118,7 @@ class Pooled:
         return replace(self, deviation=max(self.deviation, statistics.stdev(values)))
 
 
-class RunnerUp(Frozen):
+class SaferAlternative(Frozen):
     """A configuration that costs hardly more than the recommended one and is surer to meet the target."""
 
     trial: int
@@ -140,8 +140,8 @@ class Confidence(Frozen):
     # At that level, the mean over all seeds is below; None: it ran once, or its runs differ beyond all bounds.
     perplexity_bound: float | None
     emissions_deviation_kg_co2e: float | None  # likewise
-    holds: bool  # the bound is not above the target
-    runner_up: RunnerUp | None  # None: it holds, it has no bound, or no other is as cheap and surer
+    confirmed: bool  # the bound is not above the target
+    safer_alternative: SaferAlternative | None  # None: it holds, it has no bound, or no other is as cheap and surer
 
 
 class Evidence:
@@ -171,20 +171,20 @@ class Evidence:
 
     @property
     def has_repeats(self) -> bool:
-        return any(one.n > 1 or one.lost for one in self.configurations)
+        return any(one.n > 1 or one.failed_replicate for one in self.configurations)
 
     def standing(self, one: Configuration) -> Standing:
         reached = [standing for lowest, standing in self.standings(one) if lowest <= self._target_perplexity]
-        return reached[-1] if reached else Standing.MISSES
+        return reached[-1] if reached else Standing.REJECTED
 
     def standings(self, one: Configuration) -> tuple[tuple[float, Standing], ...]:
         """From which target perplexity on it has which standing; below the first it misses. Whatever this evidence's
         own target is."""
-        if one.lost:
+        if one.failed_replicate:
             return ()
-        before = Standing.OPEN if one.n == 1 or one.n < self._seeds else Standing.DOUBTFUL
+        before = Standing.UNREPLICATED if one.n == 1 or one.n < self._seeds else Standing.INCONCLUSIVE
         bound = self.bound(one)
-        return ((one.perplexity, before),) if bound is None else ((one.perplexity, before), (bound, Standing.HOLDS))
+        return ((one.perplexity, before),) if bound is None else ((one.perplexity, before), (bound, Standing.CONFIRMED))
 
     def bound(self, one: Configuration) -> float | None:
         """At LEVEL, the mean perplexity over all seeds is below; None: it ran once, or its runs differ too much."""
@@ -204,8 +204,8 @@ class Evidence:
             perplexity_deviation=None if noise is None else one.perplexity * noise.deviation,
             perplexity_bound=self.bound(one),
             emissions_deviation_kg_co2e=self._emissions_deviation(one),
-            holds=self.standing(one) is Standing.HOLDS,
-            runner_up=self._runner_up(one),
+            confirmed=self.standing(one) is Standing.CONFIRMED,
+            safer_alternative=self._safer_alternative(one),
         )
 
     def saving_interval(self, one: Configuration, baseline: Configuration) -> tuple[float, float] | None:
@@ -229,14 +229,14 @@ class Evidence:
         ratio = one.emissions_kg_co2e / baseline.emissions_kg_co2e
         return 1 - ratio * math.exp(margin), 1 - ratio * math.exp(-margin)
 
-    def _runner_up(self, winner: Configuration) -> RunnerUp | None:
+    def _safer_alternative(self, winner: Configuration) -> SaferAlternative | None:
         """Of a winner in doubt: the one with the lowest bound among those that cost the same but for the error, or but
         for NEARLY_AS_CHEAP."""
         bound = self.bound(winner)
-        if bound is None or self.emissions is None or self.standing(winner) is Standing.HOLDS:
+        if bound is None or self.emissions is None or self.standing(winner) is Standing.CONFIRMED:
             return None
         found = [
-            RunnerUp(
+            SaferAlternative(
                 trial=one.first.trial,
                 seeds=one.n,
                 perplexity_mean=one.perplexity,
@@ -246,7 +246,7 @@ class Evidence:
             )
             for one in self.configurations
             if winner.emissions_kg_co2e > 0
-            and not one.lost
+            and not one.failed_replicate
             and (surer := self.bound(one)) is not None
             and surer < bound
             and one.emissions_kg_co2e - winner.emissions_kg_co2e
@@ -257,13 +257,13 @@ class Evidence:
     def ties(self, winner: Configuration) -> tuple[int, ...]:
         """Trials whose configurations hold, too, and whose mean emissions differ from the winner's by no more than the
         error."""
-        if self.emissions is None or self.standing(winner) is not Standing.HOLDS:
+        if self.emissions is None or self.standing(winner) is not Standing.CONFIRMED:
             return ()
         return tuple(
             one.first.trial
             for one in self.configurations
             if one is not winner
-            and self.standing(one) is Standing.HOLDS
+            and self.standing(one) is Standing.CONFIRMED
             and abs(one.emissions_kg_co2e - winner.emissions_kg_co2e) <= self.emissions.margin(one.n, winner.n)
         )
 
@@ -288,7 +288,7 @@ def configurations(records: Iterable[TrialRecord]) -> tuple[Configuration, ...]:
     return tuple(
         Configuration(
             runs=(record, *(again for again in repeats_of.get(record.trial, ()) if objectives(again))),
-            lost=any(
+            failed_replicate=any(
                 again.state in (TrialState.DIVERGED, TrialState.INFEASIBLE)
                 for again in repeats_of.get(record.trial, ())
             ),

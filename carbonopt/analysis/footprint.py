@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterable
 
-from carbonopt import units
-from carbonopt.record import StudyData
-from carbonopt.trial import TRIAL_PHASES, Frozen, GpuEnergy, Phase, TrialRecord, TrialState
+from carbonopt.core import units
+from carbonopt.core.study import StudyData
+from carbonopt.core.trial import TRIAL_PHASES, Frozen, GpuEnergy, Phase, TrialRecord, TrialState
 
 
 class Footprint(Frozen):

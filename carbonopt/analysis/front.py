@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 
-from carbonopt.trial import TrialRecord, TrialState
+from carbonopt.core.trial import TrialRecord, TrialState
 
 
 def is_finite(value: float | None) -> bool:

@@ -38,9 +38,9 @@ from threadpoolctl import threadpool_limits
 from carbonopt.analysis.front import objectives
 from carbonopt.analysis.parallel import in_forks, processes
 from carbonopt.analysis.shortfall import AT_THE_END
-from carbonopt.config import Choices, Fixed, Range, Space
-from carbonopt.record import StudyData
-from carbonopt.trial import Frozen, TrialRecord
+from carbonopt.core.config import Choices, Fixed, Range, Space
+from carbonopt.core.study import StudyData
+from carbonopt.core.trial import Frozen, TrialRecord
 
 if TYPE_CHECKING:  # sklearn and optuna take a second to import, which only reports can spare
     from sklearn.gaussian_process import GaussianProcessRegressor

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from carbonopt.errors import CarbonoptError
+from carbonopt.core.errors import CarbonoptError
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")

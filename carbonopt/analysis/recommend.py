@@ -9,9 +9,9 @@ from carbonopt.analysis.confidence import Confidence, Configuration, Evidence, S
 from carbonopt.analysis.footprint import footprint
 from carbonopt.analysis.front import is_finite, objectives, pareto_front
 from carbonopt.analysis.shortfall import Shortfall, shortfall
-from carbonopt.errors import BadInput
-from carbonopt.record import StudyData
-from carbonopt.trial import Frozen, StopReason, TrialParams, TrialRecord, TrialState
+from carbonopt.core.errors import BadInput
+from carbonopt.core.study import StudyData
+from carbonopt.core.trial import Frozen, StopReason, TrialParams, TrialRecord, TrialState
 
 START = "the study's start configuration"
 MOST_ACCURATE = "the most accurate complete trial, which choosing by perplexity alone would take"
@@ -52,13 +52,13 @@ class Closest(Frozen):
         return {**self.model_dump(mode="json"), "params": self.params.as_record()}
 
 
-class SetAside(Frozen):
+class Rejected(Frozen):
     """A cheaper configuration whose first run met the target, but which doesn't hold it by its repeats."""
 
     trial: int
     seeds: int  # that completed
     perplexity: float  # mean over them
-    lost: bool  # with another seed it diverged or did not fit in memory
+    failed_replicate: bool  # with another seed it diverged or did not fit in memory
 
 
 class Recommendation(Frozen):
@@ -90,15 +90,15 @@ class Recommendation(Frozen):
     break_even_interval: tuple[int, int | None] | None  # by the saving's; see there
     confidence: Confidence | None  # None: nothing was recommended, or nothing repeated
     ties: tuple[int, ...]  # trials that hold the target, too, at emissions that can't be told from the winner's
-    set_aside: tuple[SetAside, ...]  # by the emissions of their first runs
-    lost_repeats: tuple[int, ...]  # trials: repeats of the recommended configuration that ended without a result
+    rejected: tuple[Rejected, ...]  # by the emissions of their first runs
+    failed_replicates: tuple[int, ...]  # trials: repeats of the recommended configuration that ended without a result
 
     @property
     def met(self) -> bool:
         return self.trial is not None
 
     def as_json(self) -> dict[str, Any]:
-        """What `carbonopt recommend --json` prints, but for the `doubts`, which are sentences."""
+        """What `carbonopt recommend --json` prints, but for the `caveats`, which are sentences."""
         answer: dict[str, Any] = {
             "target_perplexity": self.target_perplexity,
             "met": self.met,
@@ -118,8 +118,8 @@ class Recommendation(Frozen):
             },
             "confidence": self.confidence.model_dump(mode="json") if self.confidence else None,
             "ties": list(self.ties),
-            "lost_repeats": list(self.lost_repeats),
-            "set_aside": [one.model_dump(mode="json") for one in self.set_aside],
+            "failed_replicates": list(self.failed_replicates),
+            "rejected": [one.model_dump(mode="json") for one in self.rejected],
         }
         if not self.met:
             answer["closest"] = self.closest.as_json() if self.closest else None
@@ -171,8 +171,8 @@ def recommend(data: StudyData, target_perplexity: float | None = None) -> Recomm
         break_even_interval=break_even_interval(spent.emissions_kg_co2e, interval, baseline),
         confidence=evidence.confidence(winner) if winner and evidence.has_repeats else None,
         ties=evidence.ties(winner) if winner else (),
-        set_aside=tuple(_set_aside(evidence, winner, target)) if winner else (),
-        lost_repeats=tuple(_lost_repeats(data.records, winner.first.trial)) if winner else (),
+        rejected=tuple(_rejected(evidence, winner, target)) if winner else (),
+        failed_replicates=tuple(_failed_replicates(data.records, winner.first.trial)) if winner else (),
     )
 
 
@@ -197,12 +197,12 @@ class Best:
     def take(self, one: Configuration, standing: Standing) -> None:
         """As targets rise, a configuration may come again with the next of its standings: one that was once in doubt
         doesn't count any more once one holds."""
-        if standing is Standing.HOLDS:
+        if standing is Standing.CONFIRMED:
             self._holding = _cheaper(self._holding, one, _BY_MEANS)
             self._holding_by_first = _cheaper(self._holding_by_first, one, _BY_FIRST_RUN)
-        if standing is not Standing.MISSES:
+        if standing is not Standing.REJECTED:
             self._met = _cheaper(self._met, one, _BY_FIRST_RUN)
-        if standing is Standing.DOUBTFUL:
+        if standing is Standing.INCONCLUSIVE:
             self._doubtful = _cheaper(self._doubtful, one, _BY_MEANS)
 
     def answer(self, *, confirmed_for_it: bool) -> Configuration | None:
@@ -215,14 +215,16 @@ def _cheaper(best: Configuration | None, one: Configuration, rank: Callable[[Con
     return one if best is None or rank(one) < rank(best) else best
 
 
-def _set_aside(evidence: Evidence, winner: Configuration, target: float) -> Iterator[SetAside]:
+def _rejected(evidence: Evidence, winner: Configuration, target: float) -> Iterator[Rejected]:
     for one in sorted(evidence.configurations, key=_BY_FIRST_RUN):
         met_at_first = one.first.meets(target) and one.rank < winner.rank
-        if met_at_first and evidence.standing(one) is Standing.MISSES:
-            yield SetAside(trial=one.first.trial, seeds=one.n, perplexity=one.perplexity, lost=one.lost)
+        if met_at_first and evidence.standing(one) is Standing.REJECTED:
+            yield Rejected(
+                trial=one.first.trial, seeds=one.n, perplexity=one.perplexity, failed_replicate=one.failed_replicate
+            )
 
 
-def _lost_repeats(records: Iterable[TrialRecord], trial: int) -> Iterator[int]:
+def _failed_replicates(records: Iterable[TrialRecord], trial: int) -> Iterator[int]:
     for record in records:
         ended = record.state is not TrialState.RUNNING and record.stop_reason is not StopReason.INTERRUPTED
         if record.repeat_of == trial and ended and objectives(record) is None:
@@ -298,9 +300,9 @@ def break_even_interval(
 def _closest(records: tuple[TrialRecord, ...], found: Sequence[Configuration]) -> Closest | None:
     """The complete trial with the lowest perplexity, else the unfinished one with the lowest last evaluation."""
     if found:
-        one = _most_accurate([one for one in found if not one.lost] or found)
+        one = _most_accurate([one for one in found if not one.failed_replicate] or found)
         why = "the complete trial with the lowest perplexity"
-        if one.lost:
+        if one.failed_replicate:
             why += "; with another seed it did not complete"
         closest = _as_closest(one.first, one.perplexity, one.emissions_kg_co2e, why)
         return closest.model_copy(update={"seeds": one.n})

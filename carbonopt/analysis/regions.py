@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from carbonopt.analysis.recommend import Recommendation
-from carbonopt.record import Intensity, StudyData
-from carbonopt.trial import Frozen
+from carbonopt.core.study import Intensity, StudyData
+from carbonopt.core.trial import Frozen
 
 
 class InRegion(Frozen):

@@ -6,10 +6,10 @@ from datetime import datetime, timedelta
 from statistics import fmean
 
 from carbonopt.analysis.recommend import Recommendation
-from carbonopt.config import ReplayLaunch
-from carbonopt.record import CarbonTrace, StudyData
-from carbonopt.trial import Frozen
-from carbonopt.units import emissions_kg_co2e
+from carbonopt.core.config import ReplayLaunch
+from carbonopt.core.study import CarbonTrace, StudyData
+from carbonopt.core.trial import Frozen
+from carbonopt.core.units import emissions_kg_co2e
 
 _HOUR_S = 3600
 

@@ -3,9 +3,9 @@
 import math
 from typing import Literal
 
-from carbonopt.config import Choices, Dimension, Fixed
-from carbonopt.record import StudyData
-from carbonopt.trial import Frozen, TrialRecord, TrialState
+from carbonopt.core.config import Choices, Dimension, Fixed
+from carbonopt.core.study import StudyData
+from carbonopt.core.trial import Frozen, TrialRecord, TrialState
 
 # Nats. Seeds change a loss by as much (0.2 to 0.8 % of the perplexity in recorded runs): less is neither up nor down.
 FLAT_NLL = 0.002

@@ -4,15 +4,15 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from carbonopt.config import LocalLaunch, StudyConfig, may_be_other_than
+from carbonopt.core.config import LocalLaunch, StudyConfig, may_be_other_than
+from carbonopt.core.errors import CarbonoptError
 from carbonopt.doctor import build, gpu, host, services
 from carbonopt.doctor.check import Check, Finding, failure
 from carbonopt.doctor.machine import Machine
 from carbonopt.energy.hardware import check_gpus
 from carbonopt.energy.occupancy import gpus_now
-from carbonopt.errors import CarbonoptError
-from carbonopt.launch.environment import work_environment
-from carbonopt.launch.extensions import extensions_folder, needed_operators
+from carbonopt.engines.process.environment import work_environment
+from carbonopt.engines.process.extensions import extensions_folder, needed_operators
 
 __all__ = ["before_run", "examine"]
 

@@ -11,8 +11,8 @@ import carbonopt
 from carbonopt.doctor.check import Finding, failure, ok, warning
 from carbonopt.doctor.machine import Machine, by_hand
 from carbonopt.energy.occupancy import GpuNow
-from carbonopt.launch.environment import ARCH_LIST, programs_path
-from carbonopt.launch.extensions import extensions_folder, lock_at, locks_of
+from carbonopt.engines.process.environment import ARCH_LIST, programs_path
+from carbonopt.engines.process.extensions import extensions_folder, lock_at, locks_of
 
 _OWN = ("optuna", "codecarbon")  # the packages that work in the study's process
 _FOR_WHAT = "offload, torch_compile and fused output layers need it"

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from carbonopt.trial import Frozen
+from carbonopt.core.trial import Frozen
 
 
 class Status(StrEnum):

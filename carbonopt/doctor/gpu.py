@@ -8,13 +8,13 @@ from pathlib import Path
 
 import psutil
 
+from carbonopt.core.errors import BadInput
 from carbonopt.doctor.check import Finding, failure, ok, warning
 from carbonopt.doctor.machine import SMI_S, Machine, ProbeError, by_hand
 from carbonopt.energy.counter import EnergyCounters
 from carbonopt.energy.hardware import REINSTALL_NVML
 from carbonopt.energy.occupancy import GpuNow
-from carbonopt.errors import BadInput
-from carbonopt.launch.environment import VISIBLE_DEVICES
+from carbonopt.engines.process.environment import VISIBLE_DEVICES
 
 _WINDOW_S = 1.0
 _DEAD_AFTER_S = 0.5  # an H200's counter ticks every 0.1 s

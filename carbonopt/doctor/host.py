@@ -7,11 +7,11 @@ from pathlib import Path
 
 import psutil
 
+from carbonopt.core.errors import BadInput
+from carbonopt.core.units import BYTES_PER_GIB
 from carbonopt.doctor.check import Finding, failure, ok, warning
 from carbonopt.energy.codecarbon import power_models
-from carbonopt.errors import BadInput
-from carbonopt.launch.environment import check_environment
-from carbonopt.units import BYTES_PER_GIB
+from carbonopt.engines.process.environment import check_environment
 
 _POWERCAP = Path("/sys/class/powercap")
 _SHM = Path("/dev/shm")  # noqa: S108, not a temporary file

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
-from carbonopt.config import LocalLaunch
+from carbonopt.core.config import LocalLaunch
+from carbonopt.core.errors import BadInput, CarbonoptError, MeasurementError
 from carbonopt.energy.occupancy import GpuNow, gpus_now
-from carbonopt.errors import BadInput, CarbonoptError, MeasurementError
-from carbonopt.launch import guard
-from carbonopt.launch.environment import work_environment
-from carbonopt.launch.extensions import extensions_folder
-from carbonopt.launch.processes import run_module
+from carbonopt.engines.process import guard
+from carbonopt.engines.process.environment import work_environment
+from carbonopt.engines.process.extensions import extensions_folder
+from carbonopt.engines.process.processes import run_module
 from carbonopt.train import probe
 
 _START_S = 180.0  # importing torch and DeepSpeed from a cold network disk

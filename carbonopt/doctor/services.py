@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from carbonopt.doctor.check import Finding, failure, ok, warning
 from carbonopt.doctor.host import disk
-from carbonopt.trackers import has_wandb_key, netrc_file
+from carbonopt.study.trackers import has_wandb_key, netrc_file
 
 _CONFIG = ".codecarbon.config"
 _PREFIX = "codecarbon_"

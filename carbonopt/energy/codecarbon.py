@@ -1,7 +1,7 @@
 """CodeCarbon's running totals: the CPU's and RAM's energy, and a second reading of the GPUs'.
 
 Its own tasks are not used: `flush()` fails while one is open, so a running window could not be read, and what is used
-between two tasks is in neither. Totals read at the windows' edges lose nothing.
+between two tasks is in neither. EnergyTotals read at the windows' edges lose nothing.
 """
 
 import logging
@@ -11,8 +11,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from carbonopt.errors import MeasurementError
-from carbonopt.trial import Frozen
+from carbonopt.core.errors import MeasurementError
+from carbonopt.core.trial import Frozen
 
 # CodeCarbon measures anew only this long after it last did.
 FRESH_AFTER_S = 0.05
@@ -95,7 +95,7 @@ def _hush_codecarbon() -> _Complaints:
     return complaints
 
 
-class Totals(Frozen):
+class EnergyTotals(Frozen):
     """Energy in kWh since the start."""
 
     gpu_kwh: float | None  # None: no GPU is measured
@@ -149,7 +149,7 @@ class CodeCarbonTotals:
             raise
         time.sleep(FRESH_AFTER_S)  # so that the first window doesn't begin with energy from before it
 
-    def read(self) -> Totals:
+    def read(self) -> EnergyTotals:
         """Energy since the start; readings less than FRESH_AFTER_S apart give the same.
 
         Raises:
@@ -163,7 +163,7 @@ class CodeCarbonTotals:
                 f"CodeCarbon must give an energy reading, but gave none; it said: {self._complaints}"
             )
         self._complaints.forget()
-        return Totals(
+        return EnergyTotals(
             # On a machine with GPUs CodeCarbon counts them all when asked for none.
             gpu_kwh=data.gpu_energy if self._has_gpus else None,
             cpu_kwh=data.cpu_energy,

@@ -5,9 +5,9 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
+from carbonopt.core.errors import BEFORE_FIRST_TRIAL, MeasurementError, StudyInterrupted
+from carbonopt.core.study import IdlePower
 from carbonopt.energy.hardware import GpuHandles, energy_mj, lost_gpus
-from carbonopt.errors import BEFORE_FIRST_TRIAL, MeasurementError, StudyInterrupted
-from carbonopt.record import IdlePower
 
 _IDLE_WINDOWS, _IDLE_WINDOW_S = 5, 1.0
 _SHORTEST_WINDOW_S = 0.95  # ten ticks are a little less than a second as often as a little more

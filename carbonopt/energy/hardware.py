@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import psutil
 
-from carbonopt.errors import BadInput, MeasurementError
-from carbonopt.record import Hardware
-from carbonopt.units import BYTES_PER_GIB
+from carbonopt.core.errors import BadInput, MeasurementError
+from carbonopt.core.study import Hardware
+from carbonopt.core.units import BYTES_PER_GIB
 
 _CPU_INFO = Path("/proc/cpuinfo")
 _CPU_INSTEAD = "to run on the CPU, set launch.gpus: []"

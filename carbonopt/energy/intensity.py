@@ -14,10 +14,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from carbonopt.config import Carbon
-from carbonopt.errors import BadInput, hint
-from carbonopt.record import Intensity
-from carbonopt.units import GRAMS_PER_KG
+from carbonopt.core.config import Carbon
+from carbonopt.core.errors import BadInput, hint
+from carbonopt.core.study import Intensity
+from carbonopt.core.units import GRAMS_PER_KG
 
 _G_PER_KWH_FROM_LB_PER_MWH = 0.45359237
 # Direct emissions of each fuel, kg CO2e per kWh: https://github.com/responsibleproblemsolving/energy-usage

@@ -5,13 +5,13 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from carbonopt.energy.codecarbon import FRESH_AFTER_S, CodeCarbonTotals, Totals, has_rapl, power_models
+from carbonopt.core.errors import MeasurementError
+from carbonopt.core.study import EnergySource, IdlePower
+from carbonopt.core.trial import Frozen, Phase
+from carbonopt.core.units import kwh_from_joules
+from carbonopt.energy.codecarbon import FRESH_AFTER_S, CodeCarbonTotals, EnergyTotals, has_rapl, power_models
 from carbonopt.energy.counter import EnergyCounters, measure_idle
-from carbonopt.energy.meter import Objective, Reading, Windows, disagreement
-from carbonopt.errors import MeasurementError
-from carbonopt.record import HowKnown, IdlePower
-from carbonopt.trial import Frozen, Phase
-from carbonopt.units import kwh_from_joules
+from carbonopt.energy.meter import EnergyWindows, Objective, Reading, disagreement
 
 # A component without any energy in so long can only be a dead sensor.
 _LONGEST_ZERO_S = 1.0
@@ -20,16 +20,16 @@ _LONGEST_ZERO_S = 1.0
 _UTILISATION_EVERY_S = 1.0
 
 
-class _Mark(Frozen):
+class CounterSnapshot(Frozen):
     """All running totals at one moment."""
 
     at_s: float
     gpus_j: tuple[float, ...]
-    codecarbon: Totals
+    codecarbon: EnergyTotals
     read_by_s: float  # later than `at_s` by more than a few ms only where other work leaves this process no core
 
 
-class MachineMeter(Windows):
+class MachineMeter(EnergyWindows):
     """Measures the GPUs of these NVML indices, all CPUs and RAM. Implements `Meter`.
 
     GPU energy is that of the GPUs' own counters; CodeCarbon reads the same windows beside them. It takes one to three
@@ -48,10 +48,13 @@ class MachineMeter(Windows):
         objective: Objective = "all",
         interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.known: dict[str, HowKnown] = {"cpu": "measured" if has_rapl() else "modelled", "ram": "modelled"}
+        self.energy_source: dict[str, EnergySource] = {
+            "cpu": "measured" if has_rapl() else "modelled",
+            "ram": "modelled",
+        }
         self.models = power_models()
         if gpu_indices:
-            self.known["gpu"] = "measured"
+            self.energy_source["gpu"] = "measured"
         none = 0.0 if gpu_indices else None
         gpu = {"gpu_kwh": none, "codecarbon_gpu_kwh": none, "idle_gpu_kwh": none, "gpu_variance_kwh2": none}
         super().__init__(Reading(cpu_kwh=0.0, ram_kwh=0.0, objective=objective).model_copy(update=gpu))
@@ -120,10 +123,10 @@ class MachineMeter(Windows):
         if utilisation is not None:
             self._utilisations.append(utilisation)
 
-    def _read(self) -> _Mark:
+    def _read(self) -> CounterSnapshot:
         # The counters first: their reading is the one that is used, and it is the quicker.
         at_s, gpus_j, codecarbon = time.monotonic(), self._counters.read(), self._codecarbon.read()
-        self._latest = _Mark(at_s=at_s, gpus_j=gpus_j, codecarbon=codecarbon, read_by_s=time.monotonic())
+        self._latest = CounterSnapshot(at_s=at_s, gpus_j=gpus_j, codecarbon=codecarbon, read_by_s=time.monotonic())
         return self._latest
 
     def _close_window(self) -> None:
@@ -156,7 +159,7 @@ class MachineMeter(Windows):
             }
         )
 
-    def _between(self, start: _Mark, end: _Mark) -> Reading:
+    def _between(self, start: CounterSnapshot, end: CounterSnapshot) -> Reading:
         def used(since: float | None, until: float | None) -> float | None:
             return None if since is None or until is None else until - since
 

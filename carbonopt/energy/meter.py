@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable
 from typing import Literal, Protocol
 
-from carbonopt.record import HowKnown, IdlePower
-from carbonopt.trial import COMPARED_FROM_S, Frozen, GpuEnergy, Phase
+from carbonopt.core.study import EnergySource, IdlePower
+from carbonopt.core.trial import COMPARED_FROM_S, Frozen, GpuEnergy, Phase
 
 Objective = Literal["all", "gpu"]
 
@@ -80,7 +80,7 @@ def largest(disagreements: Iterable[float | None]) -> float | None:
 class Meter(Protocol):
     """Splits the energy of a study into windows, each of one phase, one after the other without a gap."""
 
-    known: dict[str, HowKnown]  # of gpu, cpu, ram: how its energy is known; absent where not in the figures
+    energy_source: dict[str, EnergySource]  # of gpu, cpu, ram: how its energy is known; absent where not in the figures
     models: dict[str, str]  # of cpu and ram: how what is not measured is modelled, in words
     idle: tuple[IdlePower, ...]  # of each GPU, before the first trial
 
@@ -104,7 +104,7 @@ class Meter(Protocol):
         """Closes the running window and ends the measurement. What was measured can still be taken."""
 
 
-class Windows:
+class EnergyWindows:
     """Closed windows by phase, and which phase is open."""
 
     def __init__(self, nothing: Reading) -> None:
@@ -124,12 +124,12 @@ class Windows:
         return self._closed.get(phase, self._nothing)
 
 
-class ReplayMeter(Windows):
+class ReplayMeter(EnergyWindows):
     """Takes energy from a table of recorded runs instead of this machine. Implements `Meter`."""
 
     def __init__(self) -> None:
         super().__init__(Reading(gpu_kwh=0.0))
-        self.known: dict[str, HowKnown] = {"gpu": "recorded"}
+        self.energy_source: dict[str, EnergySource] = {"gpu": "recorded"}
         self.models: dict[str, str] = {}
         self.idle: tuple[IdlePower, ...] = ()
         self._all = self._nothing

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from carbonopt.core.errors import MeasurementError
+from carbonopt.core.trial import Frozen
+from carbonopt.core.units import BYTES_PER_GIB, now_utc
 from carbonopt.energy.hardware import GpuHandles, expect, gpu_count, gpu_name, gpu_uuid, open_nvml
-from carbonopt.errors import MeasurementError
-from carbonopt.trial import Frozen
-from carbonopt.units import BYTES_PER_GIB, now_utc
 
 # What the next trial's rank may hold while it waits (see `launch.warm`), which is no leak: CUDA's context, the kernels
 # and NCCL's buffers, up to 1 GiB, and about as much again while it practises a step.

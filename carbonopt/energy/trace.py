@@ -11,9 +11,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import fmean
 
-from carbonopt.errors import BadInput
-from carbonopt.record import CarbonTrace
-from carbonopt.study_file import read_text
+from carbonopt.core.errors import BadInput
+from carbonopt.core.files import read_text
+from carbonopt.core.study import CarbonTrace
 
 MAX_HOURS = 10 * 366 * 24  # ten years
 MAX_MIB = 64  # a row for each minute of two years

@@ -8,32 +8,32 @@ from pydantic_core import to_json  # many times as fast as Python's own where li
 from carbonopt.analysis.amortisation import amortisation
 from carbonopt.analysis.audit import audit
 from carbonopt.analysis.batch import batch_effect
-from carbonopt.analysis.by_target import answers
+from carbonopt.analysis.by_target import recommendation_by_target
 from carbonopt.analysis.comparison import comparison
 from carbonopt.analysis.confidence import by_means
+from carbonopt.analysis.diminishing_returns import diminishing_returns
 from carbonopt.analysis.footprint import footprint
 from carbonopt.analysis.front import knee
 from carbonopt.analysis.influence import influence
 from carbonopt.analysis.recommend import recommend
 from carbonopt.analysis.regions import regions
-from carbonopt.analysis.repeats import repeats
+from carbonopt.analysis.replicates import repeats
 from carbonopt.analysis.repricing import repricing
-from carbonopt.analysis.returns import returns
 from carbonopt.analysis.stages import stages
+from carbonopt.core.files import REPORT_JSON, replaced, write_bytes
+from carbonopt.core.format import count_text
+from carbonopt.core.study import StudyData
 from carbonopt.energy.intensity import countries
-from carbonopt.folder import replaced
-from carbonopt.paths import REPORT_JSON, write_bytes
-from carbonopt.record import StudyData
-from carbonopt.report import energy, influence_tables, limits, markdown, page, place, sections, tables, winner, words
+from carbonopt.export import winner
+from carbonopt.report import energy, influence_tables, limits, markdown, page, place, sections, tables, words
 from carbonopt.report import stages as stage_tables
-from carbonopt.report.crowding import doubted
+from carbonopt.report.cpu_contention import doubted
 from carbonopt.report.data import EVALUATIONS_CSV, TRIALS_CSV, TRIALS_PARQUET, data_files
 from carbonopt.report.facts import Facts
 from carbonopt.report.paper.files import NAMES as PAPER_NAMES
 from carbonopt.report.paper.files import paper_files
 from carbonopt.report.points import GROUPS, Scatter, scatter
 from carbonopt.report.provenance import provenance
-from carbonopt.report.quantities import count_text
 from carbonopt.report.targets import target_steps
 from carbonopt.report.view import View
 
@@ -52,12 +52,12 @@ def facts_of(data: StudyData) -> Facts:
     rec, found = recommend(data), stages(data)
     return Facts(
         recommendation=rec,
-        answers=answers(data),
+        recommendation_by_target=recommendation_by_target(data),
         knee=knee(by_means(data.records)),
         comparison=comparison(data, rec),
         influence=influence(data),
         batch=batch_effect(data),
-        returns=returns(data, rec),
+        diminishing_returns=diminishing_returns(data, rec),
         spent=footprint(data),
         stages=found,
         amortisation=amortisation(data, rec, found),
@@ -119,10 +119,10 @@ def build_view(data: StudyData, facts: Facts, plot: Scatter) -> View:
         tiles=words.tiles(rec, facts.comparison),
         sentence=words.sentence(data, rec, repeated, facts.comparison),
         figure_note=_figure_note(data, plot),
-        targets=target_steps(data, facts.answers),
+        targets=target_steps(data, facts.recommendation_by_target),
         influence=influence_tables.influence(facts.influence),
         batch=sections.batch(facts.batch),
-        returns=sections.returns(facts.returns),
+        returns=sections.returns(facts.diminishing_returns),
         regions=sections.regions(facts.regions),
         comparison=sections.comparison(rec, facts.comparison),
         trade_offs=tables.trade_offs(data, rec),

@@ -7,11 +7,9 @@ from functools import partial
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from carbonopt.analysis.batch import AtBatch, BatchEffect, Spanned
+from carbonopt.analysis.diminishing_returns import ENOUGH, DiminishingReturns
 from carbonopt.analysis.influence import Influence, NotKnown
-from carbonopt.analysis.returns import ENOUGH, Returns
-from carbonopt.report.influence_tables import effect_scale, effect_text
-from carbonopt.report.points import Axis, frame
-from carbonopt.report.quantities import (
+from carbonopt.core.format import (
     Scale,
     emissions_scale,
     emissions_text,
@@ -24,8 +22,10 @@ from carbonopt.report.quantities import (
     tick_text,
     value_text,
 )
+from carbonopt.core.trial import Frozen
+from carbonopt.report.influence_tables import effect_scale, effect_text
+from carbonopt.report.points import Axis, frame
 from carbonopt.report.sections import spanned_text
-from carbonopt.trial import Frozen
 
 # The view box, in its own units: text of 11 units is 11 pixels where the chart is as wide as that.
 WIDTH, HEIGHT = 320, 210
@@ -158,7 +158,7 @@ def _over_batch(
     return _over_names(title, x_title, f"{what} ({unit}), lowest to highest", outcomes, "minimum")
 
 
-def returns(found: Returns | None, target_perplexity: float) -> tuple[Chart, ...]:
+def returns(found: DiminishingReturns | None, target_perplexity: float) -> tuple[Chart, ...]:
     """Perplexity over the emissions of one run, with where to stop."""
     if found is None:
         return ()

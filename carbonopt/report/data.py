@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from carbonopt.trial import TrialRecord
+from carbonopt.core.trial import TrialRecord
 
 if TYPE_CHECKING:
     import pyarrow

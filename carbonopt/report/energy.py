@@ -2,13 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 
-from carbonopt import units
 from carbonopt.analysis.footprint import Footprint, summed
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.analysis.repricing import Repricing
-from carbonopt.energy.codecarbon import FRESH_AFTER_S
-from carbonopt.record import StudyData
-from carbonopt.report.quantities import (
+from carbonopt.core import units
+from carbonopt.core.format import (
     MISSING,
     Scale,
     count_text,
@@ -19,8 +17,10 @@ from carbonopt.report.quantities import (
     percent_text,
     uncertainty_text,
 )
+from carbonopt.core.study import StudyData
+from carbonopt.core.trial import COMPARED_FROM_S, LARGEST_DISAGREEMENT, GpuEnergy, Phase, TrialRecord
+from carbonopt.energy.codecarbon import FRESH_AFTER_S
 from carbonopt.report.view import Cell, Column, Table, columns, number, word
-from carbonopt.trial import COMPARED_FROM_S, LARGEST_DISAGREEMENT, GpuEnergy, Phase, TrialRecord
 
 PHASES = {
     Phase.PREPARE: "preparation, at each start of carbonopt run",
@@ -67,7 +67,7 @@ def by_state(data: StudyData, rec: Recommendation, spent: Footprint) -> Table:
 
 def by_component(data: StudyData, spent: Footprint) -> Table:
     """Training energy by component, how each is known, and its share of what the objective counts."""
-    energies, known = spent.train_by_component_kwh, data.provenance.known
+    energies, known = spent.train_by_component_kwh, data.provenance.energy_source
     scale = energy_scale(energies.values())
     counted_kwh = sum(energy_kwh for component, energy_kwh in energies.items() if is_counted(data, component))
     rows = []
@@ -276,7 +276,11 @@ def _component_kwh(record: TrialRecord, component: str) -> float | None:
 
 
 def _component_label(data: StudyData, component: str, twice: bool) -> str:
-    how = "by its counter" if component == "gpu" and twice else data.provenance.known.get(component, "not known how")
+    how = (
+        "by its counter"
+        if component == "gpu" and twice
+        else data.provenance.energy_source.get(component, "not known how")
+    )
     return f"{component.upper()} {how}" + ("" if is_counted(data, component) else ", not counted")
 
 

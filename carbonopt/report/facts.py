@@ -6,29 +6,29 @@ from typing import Any
 from carbonopt.analysis.amortisation import Amortisation
 from carbonopt.analysis.audit import Audit
 from carbonopt.analysis.batch import BatchEffect
-from carbonopt.analysis.by_target import Answer
+from carbonopt.analysis.by_target import TargetRange
 from carbonopt.analysis.comparison import Comparison
+from carbonopt.analysis.diminishing_returns import DiminishingReturns
 from carbonopt.analysis.footprint import Footprint
 from carbonopt.analysis.influence import Influence, NotKnown
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.analysis.regions import InRegion
-from carbonopt.analysis.repeats import Repeats
+from carbonopt.analysis.replicates import Repeats
 from carbonopt.analysis.repricing import Repricing
-from carbonopt.analysis.returns import Returns
 from carbonopt.analysis.stages import Stages
-from carbonopt.trial import Frozen
+from carbonopt.core.trial import Frozen
 
 
 class Facts(Frozen):
     """What the analysis of a study found."""
 
     recommendation: Recommendation
-    answers: tuple[Answer, ...]  # for every target
+    recommendation_by_target: tuple[TargetRange, ...]  # for every target
     knee: int | None  # the front's, by trial number; None: fewer than three trials on it
     comparison: Comparison | None  # None: nothing is recommended, or it is its own baseline
     influence: tuple[Influence | NotKnown, ...]  # emissions, then perplexity
     batch: BatchEffect | None  # None: fewer than two batch sizes were tried
-    returns: Returns | None  # None: no complete trial to look into
+    diminishing_returns: DiminishingReturns | None  # None: no complete trial to look into
     spent: Footprint
     stages: Stages
     amortisation: Amortisation | None  # None: no first step was measured, or not the recommended one's

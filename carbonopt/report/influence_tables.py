@@ -1,7 +1,7 @@
 """What each parameter does to emissions and perplexity, in sentences and tables, or why that can't be said."""
 
 from carbonopt.analysis.influence import Effect, Gap, Influence, NotKnown
-from carbonopt.report.quantities import (
+from carbonopt.core.format import (
     Scale,
     count_text,
     emissions_scale,

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 from carbonopt.analysis.footprint import Footprint
 from carbonopt.analysis.recommend import Recommendation
-from carbonopt.analysis.repeats import Repeats, repeats_of
+from carbonopt.analysis.replicates import Repeats, repeats_of
 from carbonopt.analysis.repricing import Repricing
-from carbonopt.config import ReplayLaunch
-from carbonopt.record import StudyData
-from carbonopt.report.crowding import crowding
-from carbonopt.report.quantities import count_text, percent_text, two_decimals_text
-from carbonopt.report.winner.files import has_own_step
-from carbonopt.trial import LARGEST_DISAGREEMENT, TrialState
+from carbonopt.core.config import ReplayLaunch
+from carbonopt.core.format import count_text, percent_text, two_decimals_text
+from carbonopt.core.study import StudyData
+from carbonopt.core.trial import LARGEST_DISAGREEMENT, TrialState
+from carbonopt.export.settings import has_own_step
+from carbonopt.report.cpu_contention import cpu_contention
 
 FEW_TRIALS = 10  # completed; below this the front is a sketch
 # Of the target. A rule of thumb for what another seed can change, from recorded runs on an H200 (SEEDS_CHANGE).
@@ -28,7 +28,7 @@ def limits(
 
 def modelled_components(data: StudyData) -> str:
     """Of which the energy is not measured, such as 'CPU and RAM'; empty where all of it is."""
-    return " and ".join(name.upper() for name, how in data.provenance.known.items() if how == "modelled")
+    return " and ".join(name.upper() for name, how in data.provenance.energy_source.items() if how == "modelled")
 
 
 def _of_the_search(data: StudyData, rec: Recommendation, repeated: Sequence[Repeats]) -> list[str]:
@@ -48,7 +48,7 @@ def _of_the_search(data: StudyData, rec: Recommendation, repeated: Sequence[Repe
     if rec.met and rec.baseline is not None and not rec.baseline.meets_target:
         found.append("The baseline misses the target, so the comparison is between two different qualities.")
     sure = rec.confidence
-    if sure is not None and sure.holds:
+    if sure is not None and sure.confirmed:
         tried = len({record.repeat_of for record in data.records} - {None})
         found.append(
             f"The confidence is that of one configuration; {tried} ran with several seeds, and each that is tried is "
@@ -119,7 +119,7 @@ def _of_the_measurement(data: StudyData, rec: Recommendation, spent: Footprint) 
             "A replay: energy and perplexity come from a table of recorded runs, and nothing was trained. What the "
             "study spent is what those runs would have cost."
         )
-    elif "gpu" not in data.provenance.known:
+    elif "gpu" not in data.provenance.energy_source:
         found.append("No GPU is in these figures.")
     if spent.unmeasured_trials:
         numbers = ", ".join(map(str, spent.unmeasured_trials))
@@ -128,7 +128,7 @@ def _of_the_measurement(data: StudyData, rec: Recommendation, spent: Footprint) 
         found.append(
             "The meter's own set-up, 1 to 3 s at each start of carbonopt run before its first window, is not counted."
         )
-    found += crowding(data, rec)
+    found += cpu_contention(data, rec)
     found += _disagreements(data)
     for what, fraction in (("GPUs' energy", spent.gpu_closure), ("whole energy", spent.closure)):
         if fraction is not None and abs(fraction - 1) > CLOSURE_TOLERANCE:

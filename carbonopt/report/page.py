@@ -9,17 +9,17 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
-from carbonopt.analysis.by_target import LOWEST_PERPLEXITY, answer_for
+from carbonopt.analysis.by_target import LOWEST_PERPLEXITY, target_range_for
 from carbonopt.analysis.recommend import Recommendation
-from carbonopt.record import StudyData
+from carbonopt.core.format import perplexity_text, plus_minus_text
+from carbonopt.core.study import StudyData
+from carbonopt.core.trial import TrialState
 from carbonopt.report import charts
 from carbonopt.report.facts import Facts
 from carbonopt.report.markdown import NO_TRIAL, NOTHING_TO_DRAW
 from carbonopt.report.points import CELLS, COLOURS, LABELS, Axis, Point, Scatter, layers
-from carbonopt.report.quantities import perplexity_text, plus_minus_text
 from carbonopt.report.stages import LONGER_RUNS
 from carbonopt.report.view import Cell, Table, View, shown_directions
-from carbonopt.trial import TrialState
 
 PAGE_ROWS = 100  # of a long table shown at once
 
@@ -66,7 +66,7 @@ def render(view: View, data: StudyData, plot: Scatter, facts: Facts, png: bytes 
         target_number=repr(rec.target_perplexity).removesuffix(".0"),  # as a reader would type it
         effects=charts.influence(facts.influence),
         batch_charts=charts.batch(facts.batch),
-        returns_charts=charts.returns(facts.returns, rec.target_perplexity),
+        returns_charts=charts.returns(facts.diminishing_returns, rec.target_perplexity),
         page_rows=PAGE_ROWS,
         nothing_to_draw=NOTHING_TO_DRAW,
         no_trial=NO_TRIAL,
@@ -94,7 +94,7 @@ def content(view: View, data: StudyData, plot: Scatter, facts: Facts) -> dict[st
                 "row": rows.get(answer.trial),
                 **step.model_dump(),
             }
-            for answer, step in zip(facts.answers, view.targets, strict=True)
+            for answer, step in zip(facts.recommendation_by_target, view.targets, strict=True)
         ],
         "tables": {
             "all-trials": by_column(view.trials),
@@ -152,8 +152,10 @@ def _order(cell: Cell) -> tuple[int, float, str]:
 
 
 def _step_of_target(facts: Facts) -> int:
-    answer = answer_for(facts.answers, max(facts.recommendation.target_perplexity, LOWEST_PERPLEXITY))
-    return facts.answers.index(answer)
+    answer = target_range_for(
+        facts.recommendation_by_target, max(facts.recommendation.target_perplexity, LOWEST_PERPLEXITY)
+    )
+    return facts.recommendation_by_target.index(answer)
 
 
 def figure(data: StudyData, plot: Scatter, facts: Facts) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from carbonopt.errors import BadInput
-from carbonopt.paths import REPORT_JSON
-from carbonopt.record import StudyData
+from carbonopt.core.errors import BadInput
+from carbonopt.core.files import REPORT_JSON
+from carbonopt.core.study import StudyData
 
 
 def identity(data: StudyData) -> dict[str, Any]:

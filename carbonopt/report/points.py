@@ -8,10 +8,10 @@ from typing import Literal, get_args
 from carbonopt.analysis.confidence import configurations
 from carbonopt.analysis.front import is_finite
 from carbonopt.analysis.recommend import Recommendation
-from carbonopt.analysis.repeats import Repeats
-from carbonopt.record import StudyData
-from carbonopt.trial import Frozen, TrialRecord, TrialState
-from carbonopt.units import emissions_unit
+from carbonopt.analysis.replicates import Repeats
+from carbonopt.core.study import StudyData
+from carbonopt.core.trial import Frozen, TrialRecord, TrialState
+from carbonopt.core.units import emissions_unit
 
 Group = Literal["complete", "front", "stopped", "failed"]
 GROUPS: tuple[Group, ...] = get_args(Group)

@@ -6,14 +6,14 @@ Files by name only: a report is for others, a path tells of its maker's machine.
 import json
 from pathlib import Path
 
-from carbonopt.config import Carbon, LocalLaunch, Workload
-from carbonopt.estimate import budget_text, goal_text, pruning_text, sampler_text
-from carbonopt.record import CarbonTrace, Hardware, IdlePower, SessionLedger, StudyData
+from carbonopt.core.config import Carbon, LocalLaunch, Workload
+from carbonopt.core.format import count_text, intensity_text
+from carbonopt.core.study import CarbonTrace, Hardware, IdlePower, SessionLedger, StudyData
+from carbonopt.core.trial import Prepared
+from carbonopt.core.units import human_duration
 from carbonopt.report.energy import COMPONENTS
-from carbonopt.report.quantities import count_text, intensity_text
+from carbonopt.report.study_text import budget_text, goal_text, pruning_text, sampler_text
 from carbonopt.report.view import Table, columns, word
-from carbonopt.trial import Prepared
-from carbonopt.units import human_duration
 
 
 def provenance(data: StudyData) -> Table:
@@ -95,7 +95,7 @@ def _search(data: StudyData) -> list[tuple[str, str]]:
 
 def _energy(data: StudyData) -> list[tuple[str, str]]:
     """How each component is known, what counts of them, and what the GPUs draw idle."""
-    known = data.provenance.known
+    known = data.provenance.energy_source
     names = [name for name in COMPONENTS if name in known]
     twice = any(record.gpu_energy_kwh for record in data.records)
     by_counter = " by its own energy counter, and beside it by CodeCarbon"

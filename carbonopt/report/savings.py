@@ -3,7 +3,7 @@
 from carbonopt.analysis.comparison import AtEqualQuality, Comparison
 from carbonopt.analysis.confidence import LEVEL
 from carbonopt.analysis.recommend import Baseline, Recommendation
-from carbonopt.report.quantities import count_text, emissions_text, energy_text, interval_text, percent_text
+from carbonopt.core.format import count_text, emissions_text, energy_text, interval_text, percent_text
 
 WITHIN_NOISE = "within the noise"
 SPREAD_UNKNOWN = "run-to-run spread not known"

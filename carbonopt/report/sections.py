@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 
 from carbonopt.analysis.batch import AtBatch, BatchEffect, Spanned
 from carbonopt.analysis.comparison import AtEqualQuality, Comparison
+from carbonopt.analysis.diminishing_returns import ENOUGH, DiminishingReturns, Milestone
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.analysis.regions import InRegion
-from carbonopt.analysis.returns import ENOUGH, Milestone, Returns
-from carbonopt.report.quantities import (
+from carbonopt.core.format import (
     MISSING,
     count_text,
     difference_text,
@@ -176,7 +176,7 @@ def _of_the_batch(found: BatchEffect) -> tuple[str, ...]:
     )
 
 
-def returns(found: Returns | None) -> Part:
+def returns(found: DiminishingReturns | None) -> Part:
     """Diminishing returns inside one run, and where to stop."""
     if found is None:
         return Part(
@@ -217,7 +217,7 @@ def returns(found: Returns | None) -> Part:
     )
 
 
-def _where_to_stop(found: Returns) -> tuple[str, ...]:
+def _where_to_stop(found: DiminishingReturns) -> tuple[str, ...]:
     def at(point: Milestone) -> str:
         return (
             f"step {point.step} of {found.total_steps} ({emissions_text(point.emissions_kg_co2e)}, perplexity "

@@ -5,17 +5,10 @@ from itertools import pairwise
 
 from carbonopt.analysis.amortisation import WORTH_SAYING, Amortisation, AsFirst, CheapestFrom, NotCompared
 from carbonopt.analysis.stages import Speed, Stages, StoppedEarly
-from carbonopt.report.quantities import (
-    MISSING,
-    energy_scale,
-    energy_text,
-    percent_text,
-    rate_text,
-    seconds_text,
-)
+from carbonopt.core.format import MISSING, energy_scale, energy_text, percent_text, rate_text, seconds_text
+from carbonopt.core.trial import Kernels, Stage
 from carbonopt.report.savings import sure_of
 from carbonopt.report.view import Cell, Part, Table, columns, number, word
-from carbonopt.trial import Kernels, Stage
 
 _NAMES = {
     Stage.IMPORTS: "starting the processes, importing",

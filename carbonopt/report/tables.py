@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 
-from carbonopt import units
 from carbonopt.analysis.confidence import Configuration, Standing, by_means, configurations
 from carbonopt.analysis.front import knee
 from carbonopt.analysis.recommend import Recommendation
-from carbonopt.analysis.repeats import Repeats
-from carbonopt.record import StudyData
-from carbonopt.report.quantities import (
+from carbonopt.analysis.replicates import Repeats
+from carbonopt.core import units
+from carbonopt.core.format import (
     MISSING,
     Scale,
     emissions_scale,
@@ -18,8 +17,9 @@ from carbonopt.report.quantities import (
     spread_text,
     value_text,
 )
+from carbonopt.core.study import StudyData
+from carbonopt.core.trial import StopReason, TrialParams, TrialRecord, TrialState
 from carbonopt.report.view import Cell, Column, Table, columns, number, word
-from carbonopt.trial import StopReason, TrialParams, TrialRecord, TrialState
 
 STOPPED_BECAUSE = {
     StopReason.TARGET: "target out of reach",
@@ -28,10 +28,10 @@ STOPPED_BECAUSE = {
     StopReason.INTERRUPTED: "interrupted",
 }
 STANDINGS = {
-    Standing.HOLDS: "confirmed",
-    Standing.DOUBTFUL: "in doubt",
-    Standing.OPEN: "in doubt",
-    Standing.MISSES: "refuted",
+    Standing.CONFIRMED: "confirmed",
+    Standing.INCONCLUSIVE: "in doubt",
+    Standing.UNREPLICATED: "in doubt",
+    Standing.REJECTED: "refuted",
 }
 FAILURE_TEXT_LENGTH = 160  # characters; the whole text is in the exported record
 

@@ -3,10 +3,9 @@
 import math
 from collections.abc import Sequence
 
-from carbonopt.analysis.by_target import Answer
+from carbonopt.analysis.by_target import TargetRange
 from carbonopt.analysis.confidence import LEVEL
-from carbonopt.record import StudyData
-from carbonopt.report.quantities import (
+from carbonopt.core.format import (
     count_text,
     emissions_text,
     energy_text,
@@ -15,12 +14,13 @@ from carbonopt.report.quantities import (
     percent_text,
     perplexity_text,
 )
+from carbonopt.core.study import StudyData
+from carbonopt.core.trial import TrialParams
 from carbonopt.report.savings import compared, pays_back_from_to, sure_of
 from carbonopt.report.view import TargetStep
-from carbonopt.trial import TrialParams
 
 
-def target_steps(data: StudyData, answers: Sequence[Answer]) -> tuple[TargetStep, ...]:
+def target_steps(data: StudyData, answers: Sequence[TargetRange]) -> tuple[TargetStep, ...]:
     """One for each answer, in their order."""
     params = {record.trial: record.params for record in data.records}
     steps = []
@@ -38,17 +38,17 @@ def target_steps(data: StudyData, answers: Sequence[Answer]) -> tuple[TargetStep
     return tuple(steps)
 
 
-def _end(answers: Sequence[Answer], index: int) -> float:
+def _end(answers: Sequence[TargetRange], index: int) -> float:
     """Where the answer is first not the answer any more."""
     return next((one.from_perplexity for one in answers[index + 1 :] if not one.study_target_only), math.inf)
 
 
-def _next_number(answers: Sequence[Answer], index: int) -> str:
+def _next_number(answers: Sequence[TargetRange], index: int) -> str:
     following = next(at for at in range(index + 1, len(answers)) if not answers[at].study_target_only)
     return number_from(answers[following].from_perplexity, _end(answers, following))
 
 
-def _answer(answer: Answer, params: dict[int, TrialParams]) -> str:
+def _answer(answer: TargetRange, params: dict[int, TrialParams]) -> str:
     if answer.trial is None:
         return "No trial meets such a target."
     runs = "one run, which may have been lucky" if answer.seeds == 1 else f"means of {answer.seeds} seeds"

@@ -6,11 +6,11 @@ from collections import Counter
 from carbonopt.analysis.comparison import comparison
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.analysis.shortfall import Edge, Shortfall, Trend
-from carbonopt.config import Fixed, LocalLaunch
-from carbonopt.record import StudyData
-from carbonopt.report.quantities import count_text, percent_text, perplexity_text, value_text
+from carbonopt.core.config import Fixed, LocalLaunch
+from carbonopt.core.format import count_text, percent_text, perplexity_text, value_text
+from carbonopt.core.study import StudyData
+from carbonopt.core.trial import StopReason, TrialState
 from carbonopt.report.savings import at_equal_quality
-from carbonopt.trial import StopReason, TrialState
 
 
 def what_is_missing(data: StudyData, rec: Recommendation) -> tuple[str, ...]:

@@ -7,11 +7,9 @@ from carbonopt.analysis.audit import Audit
 from carbonopt.analysis.comparison import Comparison
 from carbonopt.analysis.footprint import Footprint
 from carbonopt.analysis.recommend import Recommendation
-from carbonopt.analysis.repeats import Repeats, repeats_of
-from carbonopt.config import LocalLaunch, ReplayLaunch
-from carbonopt.record import StudyData
-from carbonopt.report.energy import COMPONENTS, NET_UNKNOWN_BECAUSE, difference_of, is_counted
-from carbonopt.report.quantities import (
+from carbonopt.analysis.replicates import Repeats, repeats_of
+from carbonopt.core.config import LocalLaunch, ReplayLaunch
+from carbonopt.core.format import (
     count_text,
     difference_text,
     emissions_scale,
@@ -26,6 +24,9 @@ from carbonopt.report.quantities import (
     two_decimals_text,
     uncertainty_text,
 )
+from carbonopt.core.study import StudyData
+from carbonopt.core.trial import GpuEnergy, Phase
+from carbonopt.report.energy import COMPONENTS, NET_UNKNOWN_BECAUSE, difference_of, is_counted
 from carbonopt.report.savings import (
     baseline_name,
     but_at_equal_quality,
@@ -42,7 +43,6 @@ from carbonopt.report.savings import (
 )
 from carbonopt.report.unmet import what_is_missing
 from carbonopt.report.view import Tile
-from carbonopt.trial import GpuEnergy, Phase
 
 
 def headline(rec: Recommendation, found: Comparison | None) -> str:
@@ -54,7 +54,7 @@ def headline(rec: Recommendation, found: Comparison | None) -> str:
         reached = perplexity_text(rec.closest.perplexity)
         closest = f"Trial {rec.closest.trial} came closest: {reached}{mean_of(rec)}."
         return f"No trial reached the target perplexity of {target}. {closest}"
-    if rec.confidence is not None and not rec.confidence.holds:
+    if rec.confidence is not None and not rec.confidence.confirmed:
         return (
             f"No configuration is confirmed to meet the target perplexity of {target}; trial {rec.trial} reached it "
             f"with {emissions_text(rec.emissions_kg_co2e)}."
@@ -124,19 +124,19 @@ def confidence(rec: Recommendation) -> tuple[str, ...]:
     """What the repeats with other seeds say of the recommendation, a sentence each; nothing where there are none."""
     sure, lost = rec.confidence, list[str]()
     target = f"the target of {perplexity_text(rec.target_perplexity)}"
-    if rec.lost_repeats:
-        which = f"trial{'s' if len(rec.lost_repeats) > 1 else ''} {' and '.join(map(str, rec.lost_repeats))}"
+    if rec.failed_replicates:
+        which = f"trial{'s' if len(rec.failed_replicates) > 1 else ''} {' and '.join(map(str, rec.failed_replicates))}"
         lost.append(f"Repeats of it with other seeds, {which}, ended without a result.")
     if sure is None and not lost:
         return ()
     found = _of_the_repeats(rec, target) + lost
-    for one in rec.set_aside:
+    for one in rec.rejected:
         mean = f"its mean over {count_text(one.seeds, 'seed')} ({perplexity_text(one.perplexity)}) misses it"
         found.append(
             f"Trial {one.trial} was cheaper and met the target with its first seed, but "
-            f"{'with another one it diverged or did not fit in memory' if one.lost else mean}."
+            f"{'with another one it diverged or did not fit in memory' if one.failed_replicate else mean}."
         )
-    if sure is not None and (other := sure.runner_up) is not None:
+    if sure is not None and (other := sure.safer_alternative) is not None:
         change = other.emissions_difference
         emits = f"{percent_text(abs(change))} {'more' if change > 0 else 'less'}" if change else "as much"
         found.append(
@@ -158,7 +158,7 @@ def _of_the_repeats(rec: Recommendation, target: str) -> list[str]:
         return [f"It ran with one seed only: whether it meets {target} with others is not known."]
     if sure.perplexity_bound is None:
         return [f"Its {sure.seeds} runs differ beyond all bounds: whether it meets {target} is not known."]
-    verdict = "meets" if sure.holds else "does not prove that it meets"
+    verdict = "meets" if sure.confirmed else "does not prove that it meets"
     return [
         f"Over {sure.seeds} seeds: {_pooled_spreads(rec)}.",
         f"With {percent_text(sure.level)} confidence its mean perplexity is at most "
@@ -231,7 +231,7 @@ def sentence(data: StudyData, rec: Recommendation, repeated: Sequence[Repeats], 
     pasted into a paper; None without a recommendation."""
     if not rec.met or rec.params is None:
         return None
-    intensity, known = data.provenance.intensity, data.provenance.known
+    intensity, known = data.provenance.intensity, data.provenance.energy_source
     parts = [f"{name.upper()} {known[name]}" for name in COMPONENTS if name in known and is_counted(data, name)]
     training = _training(data, rec)
     if training is not None and parts:
@@ -269,7 +269,7 @@ def _bound(rec: Recommendation) -> str:
     if sure is None or sure.perplexity_bound is None:
         return ""
     bound, level = perplexity_text(sure.perplexity_bound), percent_text(sure.level)
-    unconfirmed = "" if sure.holds else ", so that it is not confirmed to meet the target"
+    unconfirmed = "" if sure.confirmed else ", so that it is not confirmed to meet the target"
     return f", with a mean perplexity of at most {bound} at {level} confidence{unconfirmed}"
 
 
@@ -322,7 +322,7 @@ def closure(data: StudyData, spent: Footprint) -> str:
         )
     if not checks:
         return "The sum was not checked by a reading of the whole."
-    modelled = any(how == "modelled" for name, how in data.provenance.known.items() if is_counted(data, name))
+    modelled = any(how == "modelled" for name, how in data.provenance.energy_source.items() if is_counted(data, name))
     return (
         f"{' '.join(checks)} This checks the book-keeping, that no window was lost or counted twice, not the sensors: "
         f"both sides read the same counters{', and what is modelled is the same model on both' if modelled else ''}."

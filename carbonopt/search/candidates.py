@@ -39,7 +39,7 @@ class Candidates:
         )
 
     @property
-    def endless(self) -> bool:
+    def infinite(self) -> bool:
         """Whether there are more configurations than can be listed."""
         return self._listed is None
 

@@ -10,7 +10,7 @@ from optuna.trial import FrozenTrial
 from optuna.trial import TrialState as OptunaState
 from pydantic import Field, ValidationError
 
-from carbonopt.trial import Frozen, TrialParams, TrialRecord, TrialState
+from carbonopt.core.trial import Frozen, TrialParams, TrialRecord, TrialState
 
 # User attributes of a trial in a study that is not carbonopt's. Only `values` of complete trials are needed; with
 # these, stopped and running trials teach as well.
@@ -67,7 +67,7 @@ class Observation:
     total_steps: int | None
     cost_per_step: float | None = None
     cost: float | None = None  # of the training of a complete trial
-    beside: float | None = None  # spent beside the training: set-up, evaluations
+    overhead_cost: float | None = None  # spent beside the training: set-up, evaluations
     complete: bool = False
     out_of_memory: bool = False
     peak_memory_gib: float | None = None
@@ -133,7 +133,7 @@ def of_record(record: TrialRecord) -> Observation:
         total_steps=total,
         cost_per_step=per_step,
         cost=energy.train if complete and energy else None,
-        beside=energy.total - energy.train if ended and energy else None,
+        overhead_cost=energy.total - energy.train if ended and energy else None,
         complete=complete,
         out_of_memory=record.state == TrialState.INFEASIBLE,
         peak_memory_gib=record.peak_memory_gib,

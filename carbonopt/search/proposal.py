@@ -16,9 +16,10 @@ import numpy as np
 from optuna.distributions import BaseDistribution
 from scipy.special import log_ndtr, ndtr
 
-from carbonopt.search.costs import SettingModel, chance_to_fit, distinct
-from carbonopt.search.curves import CurveModel, Points
-from carbonopt.search.features import Encoder, sequences_per_epoch
+from carbonopt.search.models.costs import SettingModel, distinct
+from carbonopt.search.models.curves import CurveModel, Points
+from carbonopt.search.models.features import Encoder, sequences_per_epoch
+from carbonopt.search.models.memory import chance_to_fit
 from carbonopt.search.observation import Observation
 
 Array = np.ndarray
@@ -95,9 +96,9 @@ class Knowledge:
         return [one for one, mean in zip(met, expected, strict=True) if mean <= limit]
 
     @property
-    def beside(self) -> float:
+    def overhead_cost(self) -> float:
         """What a trial costs beside its training, the mean of those that ended."""
-        known = [one.beside for one in self.observations if one.beside is not None]
+        known = [one.overhead_cost for one in self.observations if one.overhead_cost is not None]
         return sum(known) / len(known) if known else 0.0
 
     def steps(self, configurations: Sequence[Mapping[str, Any]]) -> Array:
@@ -160,7 +161,7 @@ def propose(
         target_nll: nats per token.
         best_cost: of the cheapest complete trial that meets the target; infinite while there is none.
         by_mean: the answer is a configuration whose mean over all seeds meets the target, not a lucky run. Of an
-            endless space, too: it has lucky runs without end, and the search would go from neighbour to neighbour of a
+            infinite space, too: it has lucky runs without end, and the search would go from neighbour to neighbour of a
             configuration that misses by less than the noise.
 
     Returns:
@@ -197,7 +198,7 @@ def propose(
     mean_cost = costs.mean(1)
     cheaper = (costs < best_cost).mean(1)
     trying = mean_cost * (meets + (1 - meets) * SPENT_ON_A_MISS)
-    spend = cheaper * trying + (1 - cheaper) * SPENT_ON_A_PROBE * mean_cost + knowledge.beside
+    spend = cheaper * trying + (1 - cheaper) * SPENT_ON_A_PROBE * mean_cost + knowledge.overhead_cost
     worth = np.where(allowed & (cheaper > 0), (often / DRAWS + 1e-6 * meets * cheaper) / spend, -1.0)
     index = int(worth.argmax())
     saved = best_cost * value if math.isfinite(best_cost) else np.array(math.inf)

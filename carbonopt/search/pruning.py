@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from carbonopt.search.curves import one_blas_thread
+from carbonopt.core.trial import EvalPoint
+from carbonopt.search.models.curves import one_blas_thread
 from carbonopt.search.observation import Observation
 from carbonopt.search.proposal import Knowledge
-from carbonopt.trial import EvalPoint
 
 # How many standard deviations above the target the expected end must lie. The model's tails are heavier than normal, so
 # the curve itself has to say the same: the straight line through its last points must miss the target. It says nothing
@@ -62,7 +62,7 @@ class Forecast:
     front: bool = False
 
     @one_blas_thread
-    def hopeless(self, evals: Sequence[EvalPoint], total_steps: int) -> bool:
+    def should_prune(self, evals: Sequence[EvalPoint], total_steps: int) -> bool:
         """Whether the trial can't matter any more, by its evaluations."""
         target_nll = self._dominating_nll(evals, total_steps) if self.front else self.target_nll
         if target_nll is None or not all(math.isfinite(point.nll) for point in evals):

@@ -1,150 +1,238 @@
-"""Proposals: Optuna's samplers, kept to configurations that can exist and were not run before."""
+"""The sampler that counts what its proposals cost.
 
-from collections.abc import Mapping
-from typing import Any
+It serves carbonopt's studies, and anybody's Optuna study of two objectives, cost and perplexity, both minimized, whose
+parameters have carbonopt's names (`global_batch_size`, `learning_rate`, `epochs`, ...); see `observation` for the user
+attributes that let it learn from unfinished trials, too.
+"""
+
+import math
+import time
+import zlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
-import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
-from optuna.study import Study
-from optuna.trial import FrozenTrial, TrialState
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler
+from optuna.search_space import IntersectionSearchSpace
+from optuna.study import Study, StudyDirection
+from optuna.trial import FrozenTrial
 
-from carbonopt.config import Choices
-from carbonopt.space import SearchSpace, is_integer
+from carbonopt.search.candidates import Candidates, Values, draw
+from carbonopt.search.front import on_front, propose_for_front
+from carbonopt.search.models.curves import one_blas_thread
+from carbonopt.search.models.features import check_dimensions
+from carbonopt.search.observation import Observation, observe
+from carbonopt.search.proposal import Knowledge, Proposal, first, propose
 
-# How often the inner sampler is asked before a random valid configuration is taken: one that has settled on a region
-# where nothing new can exist would be asked for ever, and a Gaussian process is fitted anew each time.
-ATTEMPTS = 8
-RANDOM_ATTEMPTS = 50
+CENTRES = 3  # good trials, near which more of a large space are looked at
+SHORT_FIT_FROM = 30  # trials; from here on the models' parameters hardly change
+
+# System attribute of a trial: the values that its worker is about to give it. Several workers see by it what the
+# others have in mind; Optuna itself stores a value only when the trial asks for it.
+CLAIM = "carbonopt:claim"
+WITHDRAW_S = 2.0  # how long a worker waits for another one to withdraw the same claim
 
 
-def distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
-    """Optuna's form of the free dimensions."""
-    found: dict[str, BaseDistribution] = {}
-    for name, dimension in space.free().items():
-        if isinstance(dimension, Choices):
-            found[name] = CategoricalDistribution(dimension.choices)
-        elif is_integer(name):
-            found[name] = IntDistribution(
-                int(dimension.low), int(dimension.high), log=dimension.log, step=int(dimension.step or 1)
+@dataclass(frozen=True)
+class NextTrial:
+    """The next trial's values, what is expected of it, and what that is concluded from."""
+
+    values: Values | None  # None: nothing is left that could be the answer
+    proposal: Proposal | None  # None for the first trial, of which nothing can be expected, and for the front's
+    knowledge: Knowledge
+    untried: int  # configurations among which the choice was
+    meeting: frozenset[int]  # trials that meet the target, as far as is known by now
+
+
+class CarbonSampler(BaseSampler):
+    """Proposes the configuration that is most likely to be the cheapest one meeting the target, for its energy.
+
+    Args:
+        target_perplexity: what a trial has to reach.
+        goal: "recommend": the cheapest configuration that meets the target. "front": the whole trade-off of cost
+            and perplexity, whatever the target; see `front`.
+        valid: whether a combination of values can exist; None: all can.
+        listed: all combinations that can exist, where they are known.
+        complete: adds what is fixed to the values of the dimensions that move.
+        confirmed: whether the answer will be run again with other seeds before it is believed: a configuration's mean
+            has to meet the target then, as the model knows it, and one lucky run is no answer.
+        memory_gib: of a device, to stay away from configurations that don't fit.
+        search_space: the dimensions. None: they are those of the trials that have ended; until one has, values are
+            random, and workers that begin at once may take the same.
+        seed: of the draws; with the trials' numbers it decides every proposal. None: another one each time.
+
+    Several workers, threads or processes, can work on one study: no two run the same configuration while others are
+    left.
+
+    Raises:
+        ValueError: if an argument is out of its range; later, when a trial is asked for, if the study has not two
+            objectives to minimize, `valid` refuses everything, or a dimension's values or a trial's user attributes
+            can't be what their names say.
+    """
+
+    def __init__(
+        self,
+        target_perplexity: float,
+        *,
+        goal: Literal["recommend", "front"] = "recommend",
+        valid: Callable[[Values], bool] | None = None,
+        listed: Sequence[Mapping[str, Any]] | None = None,
+        complete: Callable[[Values], Mapping[str, Any]] = dict,
+        confirmed: bool = False,
+        memory_gib: float | None = None,
+        search_space: Mapping[str, BaseDistribution] | None = None,
+        seed: int | None = 0,
+    ) -> None:
+        if not 1 <= target_perplexity < math.inf:
+            raise ValueError(f"target_perplexity must be a finite number of at least 1, but got {target_perplexity!r}.")
+        if goal not in ("recommend", "front"):
+            raise ValueError(f"goal must be 'recommend' or 'front', but got {goal!r}.")
+        if memory_gib is not None and not memory_gib > 0:
+            raise ValueError(f"memory_gib must be above 0, or None where it is not known, but got {memory_gib!r}.")
+        self._target_nll = math.log(target_perplexity)
+        self._goal = goal
+        self._valid = valid or (lambda values: True)
+        self._listed = listed
+        self._complete = complete
+        self._confirmed = confirmed
+        self._memory_gib = memory_gib
+        self._seed = int(np.random.default_rng().integers(2**32)) if seed is None else seed
+        self._given_space = search_space
+        self._search_space = IntersectionSearchSpace(include_pruned=True)
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        if study.directions != [StudyDirection.MINIMIZE] * 2:
+            found = ", ".join(direction.name.lower() for direction in study.directions)
+            raise ValueError(
+                "the study must have two objectives, cost and perplexity, both to minimize, but has "
+                f"{found}; create it with directions=['minimize', 'minimize']."
             )
-        else:
-            found[name] = FloatDistribution(dimension.low, dimension.high, log=dimension.log, step=dimension.step)
-    return found
-
-
-def exhausted(study: Study, space: SearchSpace) -> bool:
-    """Whether every configuration of a finite space has been run or is running."""
-    combinations = space.combinations
-    if combinations is None:
-        return False
-    names = list(space.free())
-    run = {_key(names, trial.params) for trial in study.get_trials(deepcopy=False) if trial.params or not names}
-    return all(_key(names, values) in run for values in combinations)
-
-
-def make_sampler(name: str, space: SearchSpace, seed: int, trial_number: int) -> "ValidSampler":
-    """One of Optuna's samplers, for one proposal.
-
-    It is seeded by the study's seed and the trial's number, so that an interrupted study proposes what the
-    uninterrupted one would have.
-    """
-    one_seed = int(np.random.default_rng([seed, trial_number]).integers(2**31))
-    inner: BaseSampler
-    match name:
-        case "tpe":
-            inner = TPESampler(seed=one_seed, multivariate=True)
-        case "nsga2":
-            inner = NSGAIISampler(seed=one_seed, population_size=10)
-        case "gp":
-            inner = GPSampler(seed=one_seed, n_startup_trials=10)
-        case "random":
-            inner = RandomSampler(seed=one_seed)
-        case "grid":
-            inner = _ShuffledGrid(space, seed)
-        case _:
-            raise ValueError(f"unknown sampler {name}")
-    return ValidSampler(inner, space, one_seed)
-
-
-class ValidSampler(BaseSampler):
-    """Asks the inner sampler again until its proposal can exist and is new.
-
-    Optuna's samplers know no constraint between dimensions (a micro batch must divide its global batch), and TPE
-    proposes failed and known configurations again. Training here is deterministic, so a repeat would cost its energy
-    for nothing.
-    """
-
-    def __init__(self, inner: BaseSampler, space: SearchSpace, seed: int) -> None:
-        self._inner = inner
-        self._space = space
-        self._distributions = distributions(space)
-        self._fallback = RandomSampler(seed=seed)
-        self._rng = np.random.default_rng(seed)
-
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        return self._distributions
+        space = self._search_space.calculate(study) if self._given_space is None else self._given_space
+        check_dimensions(space)
+        return {name: one for name, one in space.items() if not one.single()}
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        names = list(self._distributions)
-        others = (one for one in study.get_trials(deepcopy=False) if one.number != trial.number)
-        known = {_key(names, one.params) for one in others}
-        # Single-valued distributions carry nothing to learn from, and some samplers refuse them.
-        movable = {name: dist for name, dist in search_space.items() if not dist.single()}
-        for sampler in [self._inner] * ATTEMPTS + [self._fallback] * RANDOM_ATTEMPTS:
-            values = sampler.sample_relative(study, trial, movable)
-            for name, distribution in search_space.items():
-                if name not in values:
-                    values[name] = sampler.sample_independent(study, trial, name, distribution)
-            if self._space.rule_broken(values) is None and _key(names, values) not in known:
+        if search_space.keys() <= trial.system_attrs.get("fixed_params", {}).keys():
+            return {}  # in the queue with all its values
+        while True:
+            trials = [one for one in study.get_trials(deepcopy=False) if one.number != trial.number]
+            values = self.plan(trials, search_space, trial.number).values
+            if values is None:  # nothing can be the answer any more, but the study goes on
+                rng = np.random.default_rng([self._seed, trial.number])
+                candidates = self._candidates(search_space)
+                values = next(iter(candidates.untried(_tried(trials, search_space), (), rng)), None)
+                if values is None:
+                    return candidates.any(rng)
+            if _claim(study, trial, values):
                 return values
-        combinations = self._space.combinations or []
-        left = [values for values in combinations if _key(names, values) not in known]
-        # Nothing new is left only for an interrupted trial that is asked for again, with its own values already set.
-        return left[int(self._rng.integers(len(left)))] if left else {}
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        return self._fallback.sample_independent(study, trial, param_name, param_distribution)
+        rng = np.random.default_rng([self._seed, trial.number, zlib.crc32(param_name.encode())])
+        return draw(param_distribution, rng)
 
-    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        self._inner.before_trial(study, trial)
+    def knowledge(self, trials: Sequence[FrozenTrial], distributions: Mapping[str, BaseDistribution]) -> Knowledge:
+        """What these trials have taught."""
+        observations = [found for one in trials if (found := observe(one)) is not None]
+        effort = 40 if len(observations) < SHORT_FIT_FROM else 12
+        return Knowledge(distributions, observations, self._memory_gib, effort)
 
-    def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Any) -> None:
-        self._inner.after_trial(study, trial, state, values)
+    @one_blas_thread
+    def plan(
+        self,
+        trials: Sequence[FrozenTrial],
+        distributions: Mapping[str, BaseDistribution],
+        number: int,
+        refuted: Collection[int] = (),
+    ) -> NextTrial:
+        """The next trial, after these.
+
+        Args:
+            number: that the trial will have; it decides the draws.
+            refuted: numbers of trials that don't count as meeting the target, since repeats of them missed it.
+        """
+        rng = np.random.default_rng([self._seed, number])
+        knowledge = self.knowledge(trials, distributions)
+        meeting = self.meeting(knowledge, refuted)
+        met = frozenset(meeting)
+        cheapest = sorted((one.cost, number) for number, one in meeting.items() if one.cost is not None)
+        if self._goal == "front":
+            shown = [one.number for one in on_front(knowledge.observations)]
+            good = {int(number) for number in rng.permutation(shown)[:CENTRES]}
+        else:
+            good = {number for _, number in cheapest[:CENTRES]}
+        best = [one for one in trials if one.number in good]
+        centres = [
+            {name: one.params[name] for name in distributions}
+            for one in best
+            if distributions.keys() <= one.params.keys()
+        ]
+        space = self._candidates(distributions)
+        candidates = space.untried(_tried(trials, distributions), centres, rng)
+        if not candidates:
+            return NextTrial(None, None, knowledge, 0, met)
+        completed = [{**values, **self._complete(values)} for values in candidates]
+        if not any(one.curve for one in knowledge.observations):
+            likely = np.flatnonzero(knowledge.likely_to_fit(completed))
+            index = likely[first([completed[index] for index in likely], rng)]
+            return NextTrial(candidates[index], None, knowledge, len(candidates), met)
+        if self._goal == "front":
+            index = propose_for_front(completed, knowledge)
+            return NextTrial(candidates[index], None, knowledge, len(candidates), met)
+        best_cost = cheapest[0][0] if cheapest else math.inf
+        by_mean = self._confirmed or space.infinite
+        proposal = propose(completed, knowledge, self._target_nll, best_cost, rng, by_mean=by_mean)
+        values = None if proposal is None else candidates[proposal.index]
+        return NextTrial(values, proposal, knowledge, len(candidates), met)
+
+    def meeting(self, knowledge: Knowledge, refuted: Collection[int]) -> dict[int, Observation]:
+        """The trials that meet the target as far as is known, by number."""
+        found = knowledge.meeting(self._target_nll, by_mean=self._confirmed)
+        return {one.number: one for one in found if one.number not in refuted}
+
+    def _candidates(self, distributions: Mapping[str, BaseDistribution]) -> Candidates:
+        return Candidates(distributions, self._valid, self._listed)
 
 
-class _ShuffledGrid(BaseSampler):
-    """Every combination that can exist, once, in an order drawn from the seed: a GPU drifts as it warms up."""
-
-    def __init__(self, space: SearchSpace, seed: int) -> None:
-        self._combinations = space.combinations or []
-        self._order = np.random.default_rng(seed).permutation(len(self._combinations)).tolist()
-
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        return {}
-
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        run = [one.params for one in study.get_trials(deepcopy=False) if one.number != trial.number]
-        for index in self._order:
-            if self._combinations[index] not in run:
-                return dict(self._combinations[index])
-        return {}  # only for an interrupted trial that is asked for again, with its own values already set
-
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        raise AssertionError("a grid proposes all dimensions at once")
+def _tried(trials: Sequence[FrozenTrial], distributions: Mapping[str, BaseDistribution]) -> set[tuple]:
+    """The values that trials have, or are about to have."""
+    return {tuple(values.get(name) for name in distributions) for values in map(_values_of, trials)}
 
 
-def _key(names: list[str], values: Mapping[str, Any]) -> tuple:
-    return tuple(values.get(name) for name in names)
+def _values_of(trial: FrozenTrial) -> Values:
+    """Those that a trial has; of one that has not ended, those that it is going to have, too."""
+    if trial.state.is_finished():
+        return trial.params
+    return {**trial.system_attrs.get(CLAIM, {}), **trial.system_attrs.get("fixed_params", {}), **trial.params}
 
 
-optuna.logging.set_verbosity(optuna.logging.WARNING)  # its INFO lines would break the live display
+def _claim(study: Study, trial: FrozenTrial, values: Values) -> bool:
+    """Whether a trial may have these values, since no other one that runs has claimed them.
+
+    Of two workers that claim the same, the one that writes last sees the other's claim. The higher number withdraws at
+    once; the lower one waits for that, and withdraws itself where the higher one had been first.
+    """
+
+    def claim(values: Values) -> None:
+        study._storage.set_trial_system_attr(trial._trial_id, CLAIM, values)
+
+    claim(values)
+    deadline = time.monotonic() + WITHDRAW_S
+    while True:
+        trials = study.get_trials(deepcopy=False)
+        same_claims = [one.number for one in trials if one.number != trial.number and _shares(_values_of(one), values)]
+        if not same_claims:
+            return True
+        if min(same_claims) < trial.number or time.monotonic() > deadline:
+            claim({})
+            return False
+        time.sleep(0.05)
+
+
+def _shares(one: Values, other: Values) -> bool:
+    return all(name in one and one[name] == value for name, value in other.items())

@@ -11,14 +11,14 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 from optuna.trial import TrialState as OptunaState
 
-from carbonopt.config import StudyConfig
-from carbonopt.confirm import refuted
-from carbonopt.search.carbon import CarbonSampler, Plan
+from carbonopt.analysis.confirmation import refuted
+from carbonopt.core.config import StudyConfig
+from carbonopt.core.space import SearchSpace
+from carbonopt.core.trial import EvalPoint, TrialParams, TrialRecord
+from carbonopt.core.units import human_energy
+from carbonopt.search.optuna_samplers import distributions, exhausted, make_sampler
 from carbonopt.search.pruning import Forecast
-from carbonopt.search.sampler import distributions, exhausted, make_sampler
-from carbonopt.space import SearchSpace
-from carbonopt.trial import EvalPoint, TrialParams, TrialRecord
-from carbonopt.units import human_energy
+from carbonopt.search.sampler import CarbonSampler, NextTrial
 
 _AUDIT = 1  # keeps the audits' draws apart from the proposals'
 
@@ -46,7 +46,7 @@ class Strategy:
             memory_gib=memory_gib,
             seed=config.search.seed,
         )
-        self._planned: tuple[int, Plan] | None = None
+        self._planned: tuple[int, NextTrial] | None = None
 
     def why_ended(self, study: Study, number: int) -> str | None:
         """Why no further trial is worth it, in words; None if trial `number` is."""
@@ -85,7 +85,9 @@ class Strategy:
         values = self._plan(study, number).values
         return _Planned({} if values is None else {**self._single, **values}, self.distributions)
 
-    def hopeless(self, study: Study, number: int, params: TrialParams) -> Callable[[Sequence[EvalPoint], int], bool]:
+    def should_prune(
+        self, study: Study, number: int, params: TrialParams
+    ) -> Callable[[Sequence[EvalPoint], int], bool]:
         """Whether trial `number` can't matter any more, given its evaluations and its total steps."""
         forecast = Forecast(
             self._plan(study, number).knowledge,
@@ -94,7 +96,7 @@ class Strategy:
             math.log(self._config.target.perplexity),
             front=self._config.search.goal == "front",
         )
-        return forecast.hopeless
+        return forecast.should_prune
 
     def meeting(self, study: Study, number: int) -> frozenset[int]:
         """The trials that meet the target as far as is known before trial `number`: the cheapest one is its cap.
@@ -108,7 +110,7 @@ class Strategy:
         draw = np.random.default_rng([self._config.search.seed, number, _AUDIT]).random()
         return bool(draw < self._config.search.pruning.audit)
 
-    def _plan(self, study: Study, number: int) -> Plan:
+    def _plan(self, study: Study, number: int) -> NextTrial:
         if self._planned is None or self._planned[0] != number:
             trials = [one for one in study.get_trials(deepcopy=False) if one.number != number]
             refuted = self._refuted(trials)
@@ -116,7 +118,7 @@ class Strategy:
                 plan = self._carbon.plan(trials, self._movable, number, refuted)
             else:
                 knowledge = self._carbon.knowledge(trials, self._movable)
-                plan = Plan(None, None, knowledge, 0, frozenset(self._carbon.meeting(knowledge, refuted)))
+                plan = NextTrial(None, None, knowledge, 0, frozenset(self._carbon.meeting(knowledge, refuted)))
             self._planned = (number, plan)
         return self._planned[1]
 

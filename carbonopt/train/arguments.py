@@ -5,9 +5,9 @@ import math
 import os
 from typing import TYPE_CHECKING, Any
 
-from carbonopt.config import Space, Workload
-from carbonopt.errors import BadInput, hint
-from carbonopt.trial import TrialParams
+from carbonopt.core.config import Space, Workload
+from carbonopt.core.errors import BadInput, hint
+from carbonopt.core.trial import TrialParams
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from carbonopt.config import Workload
-from carbonopt.errors import BadInput
+from carbonopt.core.config import Workload
+from carbonopt.core.errors import BadInput
+from carbonopt.core.trial import TrialParams
 from carbonopt.train.deepspeed_keys import check_deepspeed_keys
-from carbonopt.trial import TrialParams
 
 # DeepSpeed's default of 5e8 elements allocates 1 GB (half precision) twice over, whatever the model's size.
 _BUCKET_ELEMENTS = 50_000_000

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from carbonopt.errors import BadInput, hint
+from carbonopt.core.errors import BadInput, hint
 
 _DATA_PARALLEL = "carbonopt trains data-parallel with ZeRO only"
 _OWN_DATA = "carbonopt feeds the data itself"

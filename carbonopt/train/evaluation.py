@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from carbonopt.train import ranks
-from carbonopt.train.packing import IGNORED, Tokens, sequence_count, sequences
+from carbonopt.train.data.packing import IGNORED, Tokens, sequence_count, sequences
 
 _USEFUL_TOKENS = 2**15  # in a forward pass
 _SHARE_FOR_LOGITS = 16  # one such part of the memory

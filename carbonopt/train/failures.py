@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from carbonopt.channel import FailureKind, Speaker
-from carbonopt.errors import BadInput
-from carbonopt.train.exits import BAD_INPUT_EXIT, CRASH_EXIT, FINISHED_EXIT, OUT_OF_MEMORY_EXIT
+from carbonopt.core.errors import BadInput
+from carbonopt.core.events import BAD_INPUT_EXIT, CRASH_EXIT, FINISHED_EXIT, OUT_OF_MEMORY_EXIT, FailureKind
+from carbonopt.train.client import Speaker
 
 # How an allocation that fails outside torch's own allocator is worded; torch raises it as a plain RuntimeError.
 _OUT_OF_MEMORY_WORDS = (

@@ -9,16 +9,17 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from carbonopt.channel import Evaluated, Speaker
+from carbonopt.core.events import Evaluated
+from carbonopt.core.trial import EvalPoint, Kernels, Phase, Stage
 from carbonopt.train import ranks
-from carbonopt.train.batches import BatchesAhead
-from carbonopt.train.cores import CoreWait, MakesRoom
+from carbonopt.train.client import Speaker
+from carbonopt.train.cpu_wait import CpuWait, MakesRoom
+from carbonopt.train.data.packing import Tokens
+from carbonopt.train.data.prefetch import BatchesAhead
 from carbonopt.train.evaluation import evaluate, token_nll
 from carbonopt.train.failures import Diverged
+from carbonopt.train.fast_step import install_fast_step
 from carbonopt.train.output_layer import FusedOutputLayer
-from carbonopt.train.packing import Tokens
-from carbonopt.train.steps import hasten
-from carbonopt.trial import EvalPoint, Kernels, Phase, Stage
 
 _LOSS_CHECK_STEPS = 50  # reading the loss waits for the GPU; between two evaluations this often is enough
 
@@ -73,7 +74,7 @@ class TrialTrainer(Trainer):
 
 
 @dataclass(frozen=True)
-class Plan:
+class EvaluationSchedule:
     """When a trial is evaluated and on what."""
 
     total_steps: int
@@ -97,18 +98,18 @@ def _kernels() -> Kernels | None:
 class Evaluations(TrainerCallback):
     """Evaluates at the planned steps, tells the study, and stops on all ranks when the study says so."""
 
-    def __init__(self, plan: Plan, loss: TokenLoss, speaker: Speaker | None) -> None:
+    def __init__(self, plan: EvaluationSchedule, loss: TokenLoss, speaker: Speaker | None) -> None:
         self._plan = plan
         self._loss = loss
         self._speaker = speaker  # rank 0's
-        self._cores = CoreWait()
+        self._cores = CpuWait()
         self._room = MakesRoom()
         self.trainer: Trainer | None = None  # set once it exists; its engine exists when training begins
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:  # model, engine and optimizer are ready here, and no step was made yet
-        hasten(self.trainer.model_wrapped, ranks.world_size())  # type: ignore[union-attr]
+        install_fast_step(self.trainer.model_wrapped, ranks.world_size())  # type: ignore[union-attr]
         if ranks.device().type == "cpu":
             self._room.start()
         self._enter(Phase.TRAIN)
@@ -163,14 +164,17 @@ class Evaluations(TrainerCallback):
         ranks.together()
         finite = math.isfinite(nll_sum)
         peak_memory_gib = ranks.largest(ranks.peak_memory_gib())
-        core_wait = self._cores.share  # where one rank's kernel tells it, all do
-        core_wait = None if core_wait is None else ranks.largest(core_wait)
+        cpu_wait_fraction = self._cores.share  # where one rank's kernel tells it, all do
+        cpu_wait_fraction = None if cpu_wait_fraction is None else ranks.largest(cpu_wait_fraction)
         stop = False
         if self._speaker is not None:
             tokens = step * plan.tokens_per_step
             point = EvalPoint(step=step, tokens=tokens, nll_sum=nll_sum if finite else None, eval_tokens=eval_tokens)
             told = Evaluated(
-                point=point, total_steps=plan.total_steps, peak_memory_gib=peak_memory_gib, core_wait=core_wait
+                point=point,
+                total_steps=plan.total_steps,
+                peak_memory_gib=peak_memory_gib,
+                cpu_wait_fraction=cpu_wait_fraction,
             )
             stop = self._speaker.evaluated(told) is not None
         stop = bool(ranks.from_rank_0(int(stop)))

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from carbonopt.config import Model, Workload
-from carbonopt.errors import BadInput, hint
+from carbonopt.core.config import Model, Workload
+from carbonopt.core.errors import BadInput, hint
 from carbonopt.train.output_layer import FusedOutputLayer
 
 if TYPE_CHECKING:

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
-from carbonopt.channel import Speaker
-from carbonopt.config import Space, Workload, may_be_other_than, values_of
-from carbonopt.errors import BadInput
-from carbonopt.paths import PreparedFolder, write_json
+from carbonopt.core.config import Space, Workload, may_be_other_than, values_of
+from carbonopt.core.errors import BadInput
+from carbonopt.core.files import PreparedFolder, write_json
+from carbonopt.core.trial import Frozen, Phase, Prepared
+from carbonopt.train.client import Speaker
 from carbonopt.train.failures import reported
-from carbonopt.trial import Frozen, Phase, Prepared
 
 # What takes seconds to import.
 _IMPORTED_AHEAD = ("deepspeed.runtime.config", "transformers.training_args", "transformers.models.auto.modeling_auto")
@@ -66,23 +66,23 @@ def prepare(spec: PrepareSpec) -> Prepared:
 def _make(spec: PrepareSpec, folder: PreparedFolder) -> Prepared:
     from carbonopt.train import ranks
     from carbonopt.train.arguments import check_training_arguments
+    from carbonopt.train.data.packing import sequence_count
+    from carbonopt.train.data.text import read_text
+    from carbonopt.train.data.tokens import make_encoder
     from carbonopt.train.deepspeed_keys import check_deepspeed_keys
     from carbonopt.train.model import check_model, check_output_layer, fetch_weights, model_config, parameter_count
-    from carbonopt.train.packing import sequence_count
-    from carbonopt.train.text import read_text
-    from carbonopt.train.tokens import make_encoder
     from carbonopt.train.versions import package_versions
 
     workload = spec.workload
     ranks.check_devices()
     check_deepspeed_keys(workload.deepspeed)
     check_training_arguments(workload.training_arguments, spec.space)
-    with _blamed("dataset"):
+    with as_bad_input("dataset"):
         text = read_text(workload.dataset)
-    with _blamed("tokenizer"):
+    with as_bad_input("tokenizer"):
         encoder = make_encoder(workload, *text)
         train, evaluation = encoder.encode(text.train), encoder.encode(text.evaluation)
-    with _blamed("model"):
+    with as_bad_input("model"):
         config = model_config(workload.model, encoder.tokenizer, encoder.vocab_size)
         check_model(config, workload, encoder.vocab_size)
         for kind in values_of(spec.space.output_layer):
@@ -120,7 +120,7 @@ def _make(spec: PrepareSpec, folder: PreparedFolder) -> Prepared:
 
 
 def _load_ops(spec: PrepareSpec) -> None:
-    from carbonopt.train.ops import load_ops
+    from carbonopt.train.deepspeed_ops import load_ops
 
     load_ops(with_cpu_adam=may_be_other_than(spec.space.offload, "none"))
 
@@ -137,7 +137,7 @@ def _eval_batch_size(vocab_size: int, sequence_length: int, eval_sequences: int)
 
 
 @contextmanager
-def _blamed(part: str) -> Iterator[None]:
+def as_bad_input(part: str) -> Iterator[None]:
     """What a library raises while it reads what the user gave is about that: one sentence, traceback in the log."""
     try:
         yield

@@ -11,7 +11,7 @@ import select
 import sys
 from typing import TextIO
 
-from carbonopt.trial import Frozen
+from carbonopt.core.trial import Frozen
 
 _MATRIX = 4096  # rows and columns
 _PRODUCTS = 50  # before the GPUs are waited for
@@ -41,7 +41,7 @@ class Stack(Frozen):
 def stack() -> Stack:
     import torch
 
-    from carbonopt.train.ops import op_builders
+    from carbonopt.train.deepspeed_ops import op_builders
     from carbonopt.train.versions import package_versions
 
     gpus, gpu_error = _gpus()
@@ -97,7 +97,7 @@ def _op(builder) -> Op:
     from deepspeed.git_version_info import installed_ops
     from torch.utils.cpp_extension import LIB_EXT
 
-    from carbonopt.train.ops import build_folder
+    from carbonopt.train.deepspeed_ops import build_folder
 
     if installed_ops.get(builder.name, False):  # DeepSpeed was installed with it
         return Op(name=builder.name, built=True, lock=None)
@@ -112,7 +112,7 @@ def _op(builder) -> Op:
 
 def build() -> None:
     """Compiles what trials will load and isn't there yet. One that is locked is left alone."""
-    from carbonopt.train.ops import op_builders
+    from carbonopt.train.deepspeed_ops import op_builders
 
     for builder in op_builders(with_cpu_adam=True):
         op = _op(builder)

@@ -6,9 +6,9 @@ import resource
 import torch
 import torch.distributed as dist
 
-from carbonopt.channel import GPU_UUIDS
-from carbonopt.errors import BadInput
-from carbonopt.units import BYTES_PER_GIB
+from carbonopt.core.errors import BadInput
+from carbonopt.core.events import GPU_UUIDS
+from carbonopt.core.units import BYTES_PER_GIB
 
 
 def rank() -> int:

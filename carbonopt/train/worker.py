@@ -14,19 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from carbonopt.channel import CHANNEL_FD, Speaker
-from carbonopt.config import Workload
-from carbonopt.errors import BadInput
-from carbonopt.paths import PreparedFolder, write_json
+from carbonopt.core.config import Workload
+from carbonopt.core.errors import BadInput
+from carbonopt.core.events import CHANNEL_FD
+from carbonopt.core.files import PreparedFolder, write_json
+from carbonopt.core.trial import Prepared, Stage, TrialSpec
 from carbonopt.train import ranks
+from carbonopt.train.client import Speaker
+from carbonopt.train.data.packing import MicroBatches, open_tokens, total_steps
 from carbonopt.train.failures import reported
-from carbonopt.train.packing import MicroBatches, open_tokens, total_steps
-from carbonopt.trial import Prepared, Stage, TrialSpec
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
-    from carbonopt.train.loop import Plan, TrialTrainer
+    from carbonopt.train.loop import EvaluationSchedule, TrialTrainer
     from carbonopt.train.output_layer import FusedOutputLayer
 
 SAVE_MODEL = "CARBONOPT_SAVE_MODEL"  # environment variable: 1 keeps the trained model in the trial's folder
@@ -40,7 +41,7 @@ def run_trial(spec: TrialSpec, speaker: Speaker | None) -> dict[str, Any]:
         BadInput: if the parameters don't go with each other or with the data set.
         Diverged: when a loss is not finite.
     """
-    from carbonopt.train import warm  # noqa: F401, all imports at once; a fork has them already
+    from carbonopt.train import imports as warm  # noqa: F401, all imports at once; a fork has them already
     from carbonopt.train.versions import package_versions
 
     _begin(speaker, Stage.DATA)
@@ -73,12 +74,14 @@ def _check_ranks(spec: TrialSpec) -> None:
         )
 
 
-def _plan(spec: TrialSpec, workload: Workload, prepared: Prepared, folder: PreparedFolder, steps: int) -> "Plan":
+def _plan(
+    spec: TrialSpec, workload: Workload, prepared: Prepared, folder: PreparedFolder, steps: int
+) -> "EvaluationSchedule":
     from carbonopt.train.evaluation import evaluation_steps
-    from carbonopt.train.loop import Plan
+    from carbonopt.train.loop import EvaluationSchedule
 
     batch_size = workload.eval_batch_size_per_gpu or prepared.eval_batch_size_per_gpu
-    return Plan(
+    return EvaluationSchedule(
         total_steps=steps,
         evaluation_steps=tuple(evaluation_steps(steps, workload.evaluations)),
         eval_tokens=open_tokens(folder.evaluation),
@@ -89,7 +92,7 @@ def _plan(spec: TrialSpec, workload: Workload, prepared: Prepared, folder: Prepa
 
 
 def _trainer(
-    spec: TrialSpec, workload: Workload, folder: PreparedFolder, plan: "Plan", speaker: Speaker | None
+    spec: TrialSpec, workload: Workload, folder: PreparedFolder, plan: "EvaluationSchedule", speaker: Speaker | None
 ) -> "TrialTrainer":
     from carbonopt.train.loop import Evaluations, TokenLoss, TrialTrainer
 
@@ -120,7 +123,7 @@ def _arguments_and_model(
     """In the order that each kind of model needs (see `random_model` and `pretrained_model`)."""
     from transformers import AutoConfig, set_seed
 
-    from carbonopt.train import ahead
+    from carbonopt.train import prefetch as ahead
     from carbonopt.train.arguments import max_grad_norm, training_arguments
     from carbonopt.train.deepspeed_config import deepspeed_config
     from carbonopt.train.model import fuse_output_layer, pretrained_model, random_model, with_lora

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from carbonopt import __version__
-from carbonopt.config import Dataset, StudyConfig
+from carbonopt.core.config import Dataset, StudyConfig
 
 _ENTRIES = {
     "carbonopt": r"""@misc{carbonopt,

@@ -9,8 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from carbonopt.analysis.batch import BatchEffect, Spanned
+from carbonopt.analysis.diminishing_returns import ENOUGH, DiminishingReturns, Milestone
 from carbonopt.analysis.footprint import Footprint
-from carbonopt.analysis.returns import ENOUGH, Milestone, Returns
+from carbonopt.core.format import emissions_scale, energy_scale, percent_text
+from carbonopt.core.trial import Phase
 from carbonopt.report.paper.style import (
     BLUE,
     GREEN,
@@ -23,8 +25,6 @@ from carbonopt.report.paper.style import (
     ticks_at,
     wants_log,
 )
-from carbonopt.report.quantities import emissions_scale, energy_scale, percent_text
-from carbonopt.trial import Phase
 
 BATCH_HEIGHT_IN = 3.1
 RETURNS_HEIGHT_IN = 2.3
@@ -130,7 +130,7 @@ def _over_batch(
     plain_ticks(axes.yaxis, log)
 
 
-def returns(found: Returns | None, target_perplexity: float) -> Draw | None:
+def returns(found: DiminishingReturns | None, target_perplexity: float) -> Draw | None:
     """Perplexity over emissions inside one run; None where no run has two evaluations of known energy."""
     if found is None or len(found.points) < 2:
         return None
@@ -159,7 +159,7 @@ def returns(found: Returns | None, target_perplexity: float) -> Draw | None:
     return draw
 
 
-def _milestones(found: Returns) -> list[tuple[Milestone, list[str]]]:
+def _milestones(found: DiminishingReturns) -> list[tuple[Milestone, list[str]]]:
     """With their names, which one evaluation may have several of: marks on one another would hide all but one."""
     named: dict[int, tuple[Milestone, list[str]]] = {}
     enough = found.enough if found.enough.step < found.lowest.step else None

@@ -17,7 +17,7 @@ def figures(facts: Facts, plot: Scatter) -> dict[str, dict[str, bytes]]:
         "batch": (charts.batch(facts.batch), charts.BATCH_HEIGHT_IN),
         "influence": (influence.importance(learned), influence.importance_height_in(learned)),
         "effects": (influence.effects(learned), influence.effects_height_in(learned)),
-        "returns": (charts.returns(facts.returns, rec.target_perplexity), charts.RETURNS_HEIGHT_IN),
+        "returns": (charts.returns(facts.diminishing_returns, rec.target_perplexity), charts.RETURNS_HEIGHT_IN),
         "energy": (charts.energy(facts.spent), charts.ENERGY_HEIGHT_IN),
     }
     return {name: pictures(typeset(draw), height_in) for name, (draw, height_in) in drawn.items() if draw is not None}

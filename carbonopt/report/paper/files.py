@@ -3,7 +3,7 @@
 import re
 
 from carbonopt import __version__
-from carbonopt.record import StudyData
+from carbonopt.core.study import StudyData
 from carbonopt.report.facts import Facts
 from carbonopt.report.paper.bibliography import bibliography
 from carbonopt.report.paper.figures import figures

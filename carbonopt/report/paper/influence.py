@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from carbonopt.analysis.influence import Effect, Influence, NotKnown, Objective, Parameter
+from carbonopt.core.format import percent_text, value_text
 from carbonopt.report.influence_tables import effect_scale
 from carbonopt.report.paper.style import BLUE, VERMILION, Draw, legend, plain_ticks, ticks_at, wants_log
-from carbonopt.report.quantities import percent_text, value_text
 
 MOST_EFFECTS = 4  # parameters whose effects are drawn: those that matter most
 LOOKS: dict[Objective, dict[str, Any]] = {

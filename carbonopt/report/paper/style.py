@@ -13,8 +13,8 @@ from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
+from carbonopt.core.format import tick_text
 from carbonopt.report.points import LOG_FROM_RATIO
-from carbonopt.report.quantities import tick_text
 
 WIDTH_IN = 3.5  # one column of a two-column paper
 DPI = 300

@@ -7,18 +7,18 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from carbonopt import __version__
 from carbonopt.analysis.influence import NotKnown
 from carbonopt.analysis.recommend import Recommendation
-from carbonopt.config import Choices, Dimension, Fixed, ReplayLaunch, Workload
-from carbonopt.estimate import SAMPLERS
-from carbonopt.record import StudyData
+from carbonopt.core.config import Choices, Dimension, Fixed, ReplayLaunch, Workload
+from carbonopt.core.format import count_text, emissions_text, energy_text, perplexity_text, value_text
+from carbonopt.core.study import StudyData
+from carbonopt.core.units import human_duration
 from carbonopt.report.energy import COMPONENTS, is_counted
 from carbonopt.report.facts import Facts
 from carbonopt.report.paper.bibliography import dataset_key, sampler_key
 from carbonopt.report.paper.escape import Tex, escape
-from carbonopt.report.quantities import count_text, emissions_text, energy_text, perplexity_text, value_text
 from carbonopt.report.savings import at_equal_quality, interval_of, of_it_repeats, pays_back_from_to, trials_and_repeats
+from carbonopt.report.study_text import SAMPLERS
 from carbonopt.report.view import Table, View
 from carbonopt.report.words import confidence
-from carbonopt.units import human_duration
 
 _ENVIRONMENT = Environment(  # noqa: S701 - `finalize` escapes for LaTeX, which autoescape can't
     loader=PackageLoader("carbonopt.report.paper"),
@@ -69,7 +69,7 @@ def statement(data: StudyData, facts: Facts, view: View) -> str:
     """Energy and emissions of the recommended run and of the search, where, for how long, and how they are known."""
     rec = facts.recommendation
     record = next((record for record in data.records if record.trial == rec.trial), None)
-    known = data.provenance.known
+    known = data.provenance.energy_source
     ways = {
         how: [name.upper() for name in COMPONENTS if known.get(name) == how and is_counted(data, name)]
         for how in ("measured", "modelled")
@@ -82,7 +82,7 @@ def statement(data: StudyData, facts: Facts, view: View) -> str:
         run_energy=energy_text(rec.energy_kwh),
         run_emissions=emissions_text(rec.emissions_kg_co2e),
         run_took=human_duration(record.duration_s.total) if record and record.duration_s else None,
-        confirmed=rec.confidence is None or rec.confidence.holds,
+        confirmed=rec.confidence is None or rec.confidence.confirmed,
         seeds=rec.confidence.seeds if rec.confidence else 1,
         study_energy=energy_text(rec.study_energy_kwh),
         study_emissions=emissions_text(rec.study_emissions_kg_co2e),
@@ -179,7 +179,7 @@ def _unknown(facts: Facts, view: View) -> tuple[str, ...]:
     return (
         *(view.batch.sentences if facts.batch is None else ()),
         *(view.influence.sentences if not is_learned(facts) else ()),
-        *(view.returns.sentences if facts.returns is None else ()),
+        *(view.returns.sentences if facts.diminishing_returns is None else ()),
     )
 
 

@@ -1,0 +1,92 @@
+"""Diminishing returns inside one run: what each further gram bought, and where stopping would have been enough."""
+
+import itertools
+import math
+
+from carbonopt.analysis.recommend import Recommendation
+from carbonopt.core.study import StudyData
+from carbonopt.core.trial import DEFAULT_LR_SCHEDULER, Frozen, TrialParams, TrialRecord, TrialState, rate_decays
+from carbonopt.core.units import emissions_kg_co2e
+
+ENOUGH = 0.01  # an evaluation within this share above the lowest perplexity is as good for most ends
+
+
+class Milestone(Frozen):
+    """One evaluation of the run."""
+
+    step: int
+    share: float  # of all its steps
+    energy_kwh: float  # of the training window up to here
+    emissions_kg_co2e: float  # likewise, PUE in
+    perplexity: float
+    # Perplexity gained since the evaluation before, per kg CO2e. None: the first one, or nothing was emitted since.
+    gained_per_kg_co2e: float | None
+
+
+class DiminishingReturns(Frozen):
+    trial: int  # the recommended one, else the closest, if it completed
+    total_steps: int
+    points: tuple[Milestone, ...]  # by step; only evaluations of known energy and finite perplexity
+    lowest: Milestone
+    enough: Milestone  # the first within ENOUGH of the lowest perplexity
+    saved_fraction: float  # of the run's emissions, had it been stopped there
+    first_meeting: Milestone | None  # the first at or below the target
+    rate_decays: bool  # the learning rate falls over the run: a run planned to be that short would end lower
+
+
+def diminishing_returns(data: StudyData, rec: Recommendation) -> DiminishingReturns | None:
+    """Looks into the recommended trial, else into the closest one if it completed. Of a configuration that was repeated
+    it is the search's own trial.
+
+    None: there is no such trial, its energy by step is not known, or no energy was used.
+    """
+    trial = rec.trial if rec.trial is not None else rec.closest.trial if rec.closest else None
+    record = next((one for one in data.records if one.trial == trial), None)
+    if record is None or record.state is not TrialState.COMPLETE or record.energy_kwh is None:
+        return None
+    total_steps = record.total_steps or (record.evals[-1].step if record.evals else 0)
+    points = _milestones(data, record, total_steps)
+    if not points or not record.energy_kwh.train > 0:
+        return None
+    lowest = min(points, key=lambda point: point.perplexity)
+    enough = next(point for point in points if point.perplexity <= lowest.perplexity * (1 + ENOUGH))
+    return DiminishingReturns(
+        trial=record.trial,
+        total_steps=total_steps,
+        points=points,
+        lowest=lowest,
+        enough=enough,
+        saved_fraction=0.0 if enough.step >= total_steps else 1 - enough.energy_kwh / record.energy_kwh.train,
+        first_meeting=next((point for point in points if point.perplexity <= rec.target_perplexity), None),
+        rate_decays=_rate_decays(data, record.params),
+    )
+
+
+def _milestones(data: StudyData, record: TrialRecord, total_steps: int) -> tuple[Milestone, ...]:
+    intensity, pue = data.provenance.intensity.g_co2e_per_kwh, data.config.carbon.pue
+    points = [
+        Milestone(
+            step=point.step,
+            share=point.step / total_steps,
+            energy_kwh=point.train_energy_kwh,
+            emissions_kg_co2e=emissions_kg_co2e(point.train_energy_kwh, intensity, pue),
+            perplexity=point.perplexity,
+            gained_per_kg_co2e=None,
+        )
+        for point in record.evals
+        if point.train_energy_kwh is not None and math.isfinite(point.perplexity)
+    ]
+    return (*points[:1], *itertools.starmap(_with_gain, itertools.pairwise(points)))
+
+
+def _with_gain(before: Milestone, point: Milestone) -> Milestone:
+    spent_kg = point.emissions_kg_co2e - before.emissions_kg_co2e
+    gained = (before.perplexity - point.perplexity) / spent_kg if spent_kg > 0 else None
+    return point.model_copy(update={"gained_per_kg_co2e": gained})
+
+
+def _rate_decays(data: StudyData, params: TrialParams) -> bool:
+    given = data.config.workload.training_arguments if data.config.workload else {}
+    scheduler = params.lr_scheduler or given.get("lr_scheduler_type", DEFAULT_LR_SCHEDULER)
+    warmup = params.warmup_ratio or given.get("warmup_ratio") or given.get("warmup_steps") or 0.0
+    return rate_decays(scheduler, warmup)

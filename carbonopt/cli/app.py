@@ -1,0 +1,381 @@
+"""The command line: the only room that prints. Contracts: arguments, exit codes and output formats of the README."""
+
+import errno
+import importlib
+import json
+import math
+import os
+import signal
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import carbonopt
+from carbonopt.core.errors import BadInput, CarbonoptError
+
+if TYPE_CHECKING:
+    from carbonopt.core.config import StudyConfig
+    from carbonopt.core.study import StudyData
+    from carbonopt.storage.paths import StudyPaths
+
+# Other rooms are imported inside the commands, so that `--help` and a bad study file are answered at once.
+
+# What the search and the report of `run` take seconds to import.
+_NEEDED_LATER = (
+    "carbonopt.search.strategy",
+    "sklearn.inspection",
+    "carbonopt.report.build",
+    "matplotlib.backends.backend_pdf",
+    "pyarrow.parquet",
+)
+
+EXIT_MET = 0
+EXIT_NOT_MET = 3
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Finds the fine-tuning configuration with the lowest emissions that still reaches a target quality.",
+)
+
+StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="The study file.")]
+StudyDir = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a study, such as runs/quickstart.")]
+StorageUrl = Annotated[
+    str | None, typer.Option("--storage", metavar="URL", help="SQLAlchemy URL of the Optuna storage.")
+]
+
+
+class ExportFormat(StrEnum):
+    JSONL = "jsonl"
+    CSV = "csv"
+
+
+@app.command()
+def run(
+    study: StudyFile,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Default: runs/NAME.")] = None,
+    storage: StorageUrl = None,
+    trials: Annotated[int | None, typer.Option("--trials", min=1, max=10**6, help="Instead of budget.trials.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, max=2**31 - 1, help="Instead of search.seed.")] = None,
+) -> None:
+    """Run a study, or go on with it, and write its report.
+
+    The same command after any interruption reaches the configured total. Ends with 0 if a trial met the target, 3 if
+    none did, 130 if interrupted.
+    """
+    from carbonopt.storage.paths import StudyPaths
+    from carbonopt.study.file import load_study
+
+    config = _overridden(load_study(study), trials, seed)
+    text = study.read_text(encoding="utf-8")
+    paths = StudyPaths(out) if out is not None else StudyPaths.default(config.name)
+
+    from carbonopt.cli.display import LiveDisplay
+    from carbonopt.doctor import before_run
+    from carbonopt.storage.folder import study_folder
+    from carbonopt.storage.study import written
+    from carbonopt.study.check import check
+    from carbonopt.study.loop import run_study
+    from carbonopt.study.stop_request import interruptible
+    from carbonopt.study.trackers import open_trackers
+
+    checked = check(config)
+    findings = before_run(config, paths.root)
+    failures = [f"{finding.name}: {finding.as_text()}" for finding in findings if finding.status == "failure"]
+    if failures:
+        raise BadInput("; ".join(failures))
+    with study_folder(paths), written(str(paths.root)), interruptible() as interrupted:
+        display = LiveDisplay(config)
+
+        def warn() -> None:
+            for finding in findings:
+                if finding.status == "warning":
+                    display.warn(f"{finding.name}: {finding.as_text()}")
+
+        trackers = open_trackers(config, paths.trackers, display.warn)
+        try:
+            data = run_study(checked, text, paths, storage, display, trackers, interrupted, warn, _import_ahead)
+        finally:
+            trackers.close()
+            display.close()
+        interrupted.raise_on_signal()  # what was measured is stored
+        page = _write_report(data, paths, paths.report)
+    met = _print_recommendation(data)
+    print(f"\nReport: {_printable(str(page))}")
+    raise typer.Exit(EXIT_MET if met else EXIT_NOT_MET)
+
+
+@app.command()
+def report(
+    study_dir: StudyDir,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR2", help="Default: DIR/report.")] = None,
+    storage: StorageUrl = None,
+) -> None:
+    """Write the report again from the storage."""
+    from carbonopt.core.files import REPORT_JSON
+
+    paths, data = _read(study_dir, storage)
+    folder = out if out is not None else paths.report
+    try:
+        strange = folder.is_dir() and any(folder.iterdir()) and not (folder / REPORT_JSON).exists()
+    except OSError as error:
+        raise BadInput(f"--out {folder} can't be looked into: {error.strerror}; give another folder.") from error
+    if strange:
+        raise BadInput(f"--out {folder} holds other files and no report; give a new folder.")
+    print(_write_report(data, paths, folder))
+
+
+@app.command()
+def recommend(
+    study_dir: StudyDir,
+    target: Annotated[float | None, typer.Option("--target", metavar="X", help="Another target perplexity.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    storage: StorageUrl = None,
+) -> None:
+    """Print the recommendation alone; another target needs no new trial."""
+    if target is not None and not 1 <= target < math.inf:
+        raise BadInput(f"--target must be a number from 1 up, as every perplexity is, but got {target:g}.")
+    paths, data = _read(study_dir, storage)
+    if as_json:
+        from carbonopt.analysis.recommend import recommend as recommend_for
+        from carbonopt.report.cpu_contention import doubted
+
+        recommendation = recommend_for(data, target)
+        answer = {**recommendation.as_json(), "caveats": doubted(data, recommendation)}
+        print(json.dumps(answer, indent=2, allow_nan=False))
+        met = recommendation.met
+    else:
+        from carbonopt.storage.folder import is_locked
+
+        met = _print_recommendation(data, target, running=is_locked(paths))
+    raise typer.Exit(EXIT_MET if met else EXIT_NOT_MET)
+
+
+@app.command()
+def export(
+    study_dir: StudyDir,
+    form: Annotated[ExportFormat, typer.Option("--format", help="One record a trial.")] = ExportFormat.JSONL,
+    storage: StorageUrl = None,
+) -> None:
+    """Print one record a trial, every state included."""
+    _, data = _read(study_dir, storage)
+    records = [record.as_json() for record in data.records]
+    if form is ExportFormat.JSONL:
+        sys.stdout.writelines(json.dumps(record, allow_nan=False) + "\n" for record in records)
+    else:
+        from carbonopt.report.data import csv_text
+
+        sys.stdout.write(csv_text(records))
+
+
+@app.command()
+def check(study: StudyFile) -> None:
+    """Validate a study file; say what the study will do and roughly cost."""
+    from carbonopt.study.file import load_study
+
+    config = load_study(study)
+
+    from carbonopt.cli.check import describe_study
+    from carbonopt.storage.paths import StudyPaths
+    from carbonopt.study.check import check as check_study
+
+    print(_printable(describe_study(check_study(config))))
+    print(f"  folder      {StudyPaths.default(config.name).root}, unless `carbonopt run` is given --out")
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    build: Annotated[bool, typer.Option("--build", help="Compile DeepSpeed's operators now.")] = False,
+) -> None:
+    """Say whether this machine is ready for a study, and if not, what to type.
+
+    Ends with 1 if a check fails, else with 0.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    from carbonopt.doctor import examine
+    from carbonopt.doctor.check import Status
+
+    colours = {Status.OK: "green", Status.WARNING: "yellow", Status.FAILURE: "red"}
+    console = Console(highlight=False, soft_wrap=True)
+    checks = []
+    for check in examine(build):
+        checks.append(check)
+        if not as_json:
+            status = Text(f"{check.status:8}", colours[check.status])
+            console.print(status, _printable(f"{check.name:20} {check.as_text()}"), markup=False)
+    ok = all(check.status != Status.FAILURE for check in checks)
+    if as_json:
+        print(json.dumps({"ok": ok, "checks": [check.as_json() for check in checks]}, indent=2))
+    raise typer.Exit(0 if ok else 1)
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"carbonopt {carbonopt.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        raise BadInput("the working folder must exist, but it was deleted; change to another one: cd ~.") from error
+
+
+# The base of what typer raises for wrong arguments; typer brings its own copy of click and doesn't name this class.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+def main() -> None:
+    """The `carbonopt` command: every error that is ours becomes one sentence on standard error and an exit code."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who called us, who then wants nothing of it
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115, for as long as Python runs
+        getattr(sys, name).reconfigure(errors="backslashreplace")  # for terminals without →
+    sys.unraisablehook = _unraisable
+    try:
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        sys.stdout.flush()
+    except KeyboardInterrupt:  # one that typer didn't see
+        _fail("interrupted.", EXIT_INTERRUPTED)
+    except _UsageError as error:
+        _fail(error.format_message(), EXIT_BAD_INPUT)  # type: ignore[attr-defined]
+    except CarbonoptError as error:
+        _fail(str(error), error.exit_code)
+    except BrokenPipeError:  # `carbonopt export … | head`
+        sys.stderr.close()
+        sys.exit(1)
+    except OSError as error:
+        if error.errno == errno.EAGAIN:
+            _fail("no further process can be started; raise the limit (ulimit -u) and type the same command again.", 1)
+        if error.errno != errno.ENOSPC:
+            raise
+        _drop_output()
+        _fail(f"no space left for {error.filename or 'the output'}; make room and type the same command again.", 1)
+    finally:
+        signal.signal(signal.SIGINT, _end_at_once)  # while Python tidies up, a KeyboardInterrupt would be a traceback
+    if code == EXIT_INTERRUPTED:  # what typer makes of Ctrl-C
+        _fail("interrupted.", code)
+    sys.exit(code)
+
+
+def _end_at_once(signum: int, frame: Any) -> None:
+    os.write(2, b"carbonopt: interrupted.\n")
+    os._exit(EXIT_INTERRUPTED)
+
+
+def _unraisable(error: "sys.UnraisableHookArgs") -> None:
+    """A Ctrl-C that falls into a finalizer is lost there, whatever is done; it only shall not be shown as an error."""
+    if error.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(error)
+
+
+def _drop_output() -> None:
+    """What standard output can't take is not tried again when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _fail(text: str, code: int) -> None:
+    if code == EXIT_BAD_INPUT:  # one sentence, whatever a user put into a name
+        text = " ".join(text.split())
+    print(f"carbonopt: {_printable(text)}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _printable(text: str) -> str:
+    """What users name can hold terminal sequences."""
+    return "".join(sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in text)
+
+
+# ----------------------------------------------------------------------------------------------------------- the parts
+
+
+def _overridden(config: "StudyConfig", trials: int | None, seed: int | None) -> "StudyConfig":
+    if trials is not None:
+        config = config.model_copy(update={"budget": config.budget.model_copy(update={"trials": trials})})
+    if seed is not None:
+        config = config.model_copy(update={"search": config.search.model_copy(update={"seed": seed})})
+    return config
+
+
+def _read(study_dir: Path, url: str | None) -> "tuple[StudyPaths, StudyData]":
+    """A study from its folder.
+
+    Raises:
+        BadInput: if there is none, or it can't be read.
+    """
+    from carbonopt.storage.folder import is_locked
+    from carbonopt.storage.paths import StudyPaths
+    from carbonopt.storage.study import StudyStorage
+    from carbonopt.storage.url import connect, storage_url
+
+    paths = StudyPaths(study_dir)
+    if url is None and not paths.storage.exists() and not paths.storage_pointer.exists():
+        raise BadInput(f"{study_dir} holds no study; give the folder that `carbonopt run` wrote, such as runs/NAME.")
+    try:
+        found = StudyStorage.of_folder(connect(storage_url(paths, url), must_exist=True), paths)
+        return paths, found.read(live=is_locked(paths))
+    except PermissionError as error:
+        raise BadInput(f"{study_dir} can't be read: {error.strerror}; ask its owner for a copy.") from error
+
+
+def _import_ahead() -> None:
+    """A study has time for it when it begins, while its trials' processes import, and none between trials or later."""
+    for module in _NEEDED_LATER:
+        importlib.import_module(module)
+
+
+def _write_report(data: "StudyData", paths: "StudyPaths", folder: Path) -> Path:
+    from carbonopt.analysis.recommend import recommend as recommend_for
+    from carbonopt.report.build import write_report
+
+    winner = recommend_for(data).trial
+    settings = paths.trial(winner) / "ds_config.json" if winner is not None else None
+    try:
+        extra = {"ds_config.json": settings.read_text("utf-8")} if settings is not None and settings.exists() else {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{settings} can't be read: {error}; remove it, and the report makes its own.") from error
+    try:
+        return write_report(data, folder, winner_files=extra)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EAGAIN):
+            raise
+        raise BadInput(f"the report can't be written to {folder}: {error.strerror}; give another --out.") from error
+
+
+def _print_recommendation(data: "StudyData", target: float | None = None, *, running: bool = False) -> bool:
+    from carbonopt.analysis.audit import audit
+    from carbonopt.analysis.recommend import recommend as recommend_for
+    from carbonopt.cli.display import not_ended, recommendation_text
+    from carbonopt.report.cpu_contention import doubted
+    from carbonopt.report.limits import modelled_components
+    from carbonopt.report.unmet import what_is_missing
+    from carbonopt.report.words import audited
+
+    recommendation = recommend_for(data, target)
+    print(_printable(recommendation_text(recommendation)))
+    own = data.config.target.perplexity
+    its_own = "" if recommendation.target_perplexity == own else f", whose own target is {own:g},"
+    if data.ended is None:
+        ended = not_ended(data, recommendation, running)
+    else:
+        ended = f"The study{its_own} ended: {data.ended}."
+    missing, doubts = what_is_missing(data, recommendation), doubted(data, recommendation)
+    for line in (*missing, *doubts, audited(data, audit(data)), ended):
+        if line:
+            print(f"  {_printable(line)}")
+    if recommendation.met and "gpu" not in data.provenance.energy_source and (modelled := modelled_components(data)):
+        print(f"  modelled, not measured: the energy of {modelled}; other work on the machine raises it")
+    return recommendation.met

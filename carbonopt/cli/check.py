@@ -1,0 +1,103 @@
+"""What a study will do and roughly cost, before anything is started."""
+
+from pathlib import Path
+
+from carbonopt.core.config import Confirm, LocalLaunch, Search, StudyConfig
+from carbonopt.core.space import SearchSpace, describe
+from carbonopt.report.study_text import budget_text, goal_text, pruning_text, sampler_text
+from carbonopt.study.check import Checked
+
+
+def describe_study(checked: Checked) -> str:
+    """A study in a few plain lines: what it searches, on what, until when, and the limits of its cost."""
+    config = checked.config
+    lines = [
+        f"{config.name}: the study file is valid.",
+        f"  target      perplexity {config.target.perplexity:g} or lower, with the least emissions",
+        f"  goal        {goal_text(config.search)}",
+        f"  workload    {_workload(config)}",
+        f"  launch      {_launch(config)}",
+        f"  carbon      {_carbon(checked)}",
+        f"  sampler     {sampler_text(config.search)}",
+        f"  prunes      {pruning_text(config.search)}",
+        "  space       " + _space(checked.space),
+        f"  stops       {budget_text(config.budget)}; earlier if {_nothing_left(config.search)}",
+        f"  costs       {_cost(checked)}",
+    ]
+    if config.confirm is not None:
+        lines.insert(-1, f"  confirms    {_confirmation(config.confirm)}")
+    if checked.start is not None:
+        lines.insert(-1, "  begins with " + ", ".join(f"{name} {value}" for name, value in checked.start.items()))
+    return "\n".join(lines)
+
+
+def _workload(config: StudyConfig) -> str:
+    workload = config.workload
+    if workload is None:
+        return "none: recorded runs"
+    model = workload.model.name_or_path or f"{workload.model.from_config['model_type']}, from its configuration"  # type: ignore[index]
+    data = workload.dataset
+    source = data.builtin or data.name_or_path or ", ".join(Path(file).name for file in data.train_files or ())
+    return (
+        f"{model} on {source}, {workload.sequence_length} tokens a sequence, {workload.evaluations} evaluations a trial"
+    )
+
+
+def _launch(config: StudyConfig) -> str:
+    if not isinstance(config.launch, LocalLaunch):
+        return f"replays {config.launch.table}"
+    if config.launch.gpus:
+        return f"this machine's GPUs {', '.join(map(str, config.launch.gpus))}"
+    return f"this machine's CPU, {config.launch.cpu_ranks} rank(s)"
+
+
+def _carbon(checked: Checked) -> str:
+    intensity, carbon = checked.intensity, checked.config.carbon
+    source = ", ".join(part for part in (intensity.place, intensity.source) if part)
+    counted = "the GPUs' counters alone" if carbon.objective == "gpu" else "all that is measured and modelled"
+    lines = [f"{intensity.g_co2e_per_kwh:g} g CO2e/kWh ({source}), PUE {carbon.pue:g}; counts {counted}"]
+    if checked.trace is not None:
+        hours = f"{len(checked.trace.g_co2e_per_kwh):,} hours from {checked.trace.start}"
+        lines.append(f"prices the same joules at other hours by {checked.trace.source} ({hours})")
+    return "\n              ".join(lines)
+
+
+def _space(space: SearchSpace) -> str:
+    combinations = space.combinations
+    count = "infinite"
+    if combinations is not None:
+        count = f"{len(combinations)} configuration{'' if len(combinations) == 1 else 's'} that can exist"
+    dimensions = [f"{name}: {describe(dimension)}" for name, dimension in space.dimensions().items()]
+    return "\n              ".join([count, *dimensions])
+
+
+def _nothing_left(search: Search) -> str:
+    if search.sampler == "carbon" and search.goal == "recommend":
+        return "no configuration is left that could meet the target with less energy"
+    return "every configuration of the space has been run"
+
+
+def _confirmation(confirm: Confirm) -> str:
+    runners_up = {0: "", 1: " and its runner-up"}.get(confirm.runners_up, f" and {confirm.runners_up} runners-up")
+    runs = (1 + confirm.runners_up) * (confirm.seeds - 1)
+    return (
+        f"the winner{runners_up} with {confirm.seeds} seeds each: {runs} runs more, for which budget.trials does not "
+        "count"
+    )
+
+
+def _cost(checked: Checked) -> str:
+    """The bounds that the budget gives; what a step costs, only a trial can tell."""
+    config = checked.config
+    budget = config.budget
+    bounds = []
+    if budget.energy_kwh is not None:
+        bounds.append(budget.energy_kwh)
+    if budget.emissions_kg_co2e is not None:
+        bounds.append(budget.emissions_kg_co2e * 1000 / (checked.intensity.g_co2e_per_kwh * config.carbon.pue))
+    if isinstance(config.launch, LocalLaunch) and config.launch.gpus and budget.hours is not None:
+        # 700 W is the board power of an H100 or H200 SXM, the largest that a rank of this project runs on.
+        bounds.append(budget.hours * 0.7 * len(config.launch.gpus))
+    if not isinstance(config.launch, LocalLaunch):
+        return "nothing: recorded energy is added up, none is used"
+    return f"at most about {min(bounds):.3g} kWh" if bounds else "not bounded by its budget; the first trial will tell"

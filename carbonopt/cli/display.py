@@ -1,0 +1,234 @@
+"""What the command line shows of a running study: a live line on a terminal, one line a trial elsewhere."""
+
+import time
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from carbonopt.analysis import confirmation as confirm
+from carbonopt.analysis.recommend import Recommendation
+from carbonopt.core.config import StudyConfig
+from carbonopt.core.format import count_text, emissions_text, energy_text, percent_text
+from carbonopt.core.study import StudyData
+from carbonopt.core.trial import (
+    LARGEST_DISAGREEMENT,
+    EvalPoint,
+    StopReason,
+    TrialParams,
+    TrialRecord,
+    TrialSpec,
+    TrialState,
+)
+from carbonopt.core.units import human_duration
+from carbonopt.report.cpu_contention import has_cpu_contention
+from carbonopt.report.savings import of_it_repeats, pays_back_from_to, sure_of
+from carbonopt.report.words import confidence, mean_of
+
+
+class LiveDisplay:
+    """Follows a study on standard error. Implements `StudyDisplay`."""
+
+    def __init__(self, config: StudyConfig) -> None:
+        self._config = config
+        self._console = Console(stderr=True, highlight=False)
+        self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+        if self._console.is_terminal:
+            self._live.start()
+        self._began = time.monotonic()
+        self._spent_kwh = 0.0
+        self._ended = 0
+        self._hours_before = 0.0
+        self._running, self._configuration = "", ""
+        self._perplexity = ""
+        self._confirming = False
+        self._best: TrialRecord | None = None
+
+    def warn(self, text: str) -> None:
+        self._print(f"warning: {text}", "yellow")
+
+    def preparing(self, anything: bool) -> None:
+        """`anything`: else an earlier call has prepared all; only processes are started."""
+        text = "preparing the data, the tokenizer and DeepSpeed's ops …" if anything else "starting …"
+        if self._console.is_terminal:
+            self._live.update(Text(text))
+        else:
+            self._print(text)
+
+    def study_started(self, data: StudyData) -> None:
+        self._spent_kwh = data.spent_kwh()
+        self._hours_before = sum(session.duration_s for session in data.sessions[:-1]) / 3600  # the last is this one
+        done = [record for record in data.records if record.state != TrialState.RUNNING]
+        for record in done:
+            self._consider(record)
+        self._ended = sum(record.stop_reason != "interrupted" and record.repeat_of is None for record in done)
+        if self._ended:
+            self._print(f"going on with {self._config.name!r}: {count_text(self._ended, 'trial')} done")
+
+    def trial_started(self, spec: TrialSpec) -> None:
+        self._running = f"trial {spec.number}{_repeats(spec)}"
+        self._configuration = short(spec.params)
+        self._perplexity = ""
+        self._confirming = spec.repeat_of is not None
+        self._refresh("starting")
+
+    def progress(self, step: int, total_steps: int, train_kwh: float) -> None:
+        self._refresh(f"step {step}/{total_steps}{self._perplexity}  {energy_text(train_kwh)}")
+
+    def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None:
+        self._perplexity = f"  perplexity {point.perplexity:.4g}"
+        self._refresh(f"step {point.step}{self._perplexity}  {emissions_text(emissions_kg_co2e)}")
+
+    def trial_ended(self, record: TrialRecord) -> None:
+        self._spent_kwh += record.energy_kwh.total if record.energy_kwh else 0.0
+        self._ended += record.repeat_of is None
+        self._consider(record)
+        self._print(_trial_line(record), "green" if record is self._best else None)
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def _consider(self, record: TrialRecord) -> None:
+        """Keeps the best trial that meets the target."""
+        if not record.meets(self._config.target.perplexity) or record.emissions_kg_co2e is None:
+            return
+        if self._best is None or record.emissions_kg_co2e < (self._best.emissions_kg_co2e or 0.0):
+            self._best = record
+
+    def _refresh(self, what: str) -> None:
+        # In a narrow terminal the end of a line is missing.
+        lines = [f"{self._running}  {what}  {self._configuration}", self._best_so_far(), self._left()]
+        self._live.update(Text("\n".join(lines), overflow="ellipsis", no_wrap=True))
+
+    def _best_so_far(self) -> str:
+        if self._best is None or self._best.emissions_kg_co2e is None:
+            return f"best so far: none meets perplexity {self._config.target.perplexity:g}"
+        return f"best so far: trial {self._best.trial}, {emissions_text(self._best.emissions_kg_co2e)}"
+
+    def _left(self) -> str:
+        budget = self._config.budget
+        elapsed_s = time.monotonic() - self._began
+        parts = [f"used: {human_duration(elapsed_s)}, {energy_text(self._spent_kwh)}"]
+        if self._confirming:
+            parts.append("confirming")
+        elif budget.trials is not None:
+            parts.append(f"trial {self._ended + 1} of {budget.trials}")
+        if budget.hours is not None:
+            left_s = (budget.hours - self._hours_before) * 3600 - elapsed_s
+            parts.append(f"{human_duration(max(0.0, left_s))} left")
+        if budget.energy_kwh is not None:
+            parts.append(f"{energy_text(max(0.0, budget.energy_kwh - self._spent_kwh))} left")
+        return "; ".join(parts)
+
+    def _print(self, text: str, style: str | None = None) -> None:
+        self._console.print(Text(text, style=style or ""), soft_wrap=True)
+
+
+def short(params: TrialParams) -> str:
+    """A configuration in one short line."""
+    words = [
+        f"batch {params.global_batch_size} ({params.micro_batch_size_per_gpu}×{params.gradient_accumulation_steps}"
+        + (f"×{params.world_size} ranks)" if params.world_size > 1 else ")"),
+        f"lr {params.learning_rate:.3g}",
+        f"epochs {params.epochs:g}",
+        f"ZeRO {params.zero_stage}",
+    ]
+    if params.offload != "none":
+        words.append(f"offload {params.offload}")
+    core = set(TrialParams.model_fields) - {"offload", "world_size", "learning_rate", "epochs", "zero_stage"}
+    core -= {"global_batch_size", "micro_batch_size_per_gpu"}
+    words += [f"{name} {value}" for name, value in params.model_dump(include=core, exclude_none=True).items()]
+    return ", ".join(words)
+
+
+def recommendation_text(recommendation: Recommendation) -> str:
+    """The recommendation in a few plain lines."""
+    target = f"{recommendation.target_perplexity:g}"
+    if not recommendation.met or recommendation.params is None:
+        closest = recommendation.closest
+        if closest is None:
+            return f"No trial met perplexity {target}, and none was evaluated."
+        return (
+            f"No trial met perplexity {target}. Closest: trial {closest.trial} with {closest.perplexity:.4g}"
+            f"{mean_of(recommendation)} ({closest.status}: {short(closest.params)})."
+        )
+    assert recommendation.perplexity is not None and recommendation.emissions_kg_co2e is not None
+    lines = [
+        f"Recommended: trial {recommendation.trial}  {short(recommendation.params)}",
+        f"  perplexity {recommendation.perplexity:.4g} (target {target}), "
+        f"{emissions_text(recommendation.emissions_kg_co2e)} for its training",
+        *(f"  {sentence}" for sentence in confidence(recommendation)),
+    ]
+    baseline, saving = recommendation.baseline, recommendation.saving_fraction
+    if baseline is not None and saving is not None:
+        if baseline.trial == recommendation.trial:
+            lines.append(f"  it is the baseline itself ({baseline.why})")
+        else:
+            sure = sure_of(saving, recommendation.saving_interval)
+            kind, share = ("saves", saving) if saving >= 0 else ("emits more by", -saving)
+            lines.append(f"  {kind} {percent_text(share)} ({sure}) against trial {baseline.trial} ({baseline.why})")
+    cost = emissions_text(recommendation.study_emissions_kg_co2e)
+    runs = recommendation.break_even_runs
+    known = pays_back_from_to(recommendation.break_even_interval)
+    paid = "" if runs is None else f"; paid back after {count_text(runs, 'run')}{f' ({known})' if known else ''}"
+    lines.append(f"  the study itself: {cost}{of_it_repeats(recommendation)}{paid}")
+    return "\n".join(lines)
+
+
+def not_ended(data: StudyData, recommendation: Recommendation, running: bool) -> str:
+    """What a study that has not ended has still to do, and what its answer lacks until then."""
+    budget = data.config.budget.trials
+    done = sum(
+        record.repeat_of is None
+        and record.state is not TrialState.RUNNING
+        and record.stop_reason is not StopReason.INTERRUPTED
+        for record in data.records
+    )
+    searching = budget is None or done < budget
+    left = []
+    if searching:
+        left.append("trials" if budget is None else f"at most {budget - done} of {count_text(budget, 'trial')}")
+    if data.config.confirm is not None:
+        due = None if searching else confirm.plan(data, lambda seed, params: True).next
+        if searching:
+            left.append("then the repeats with other seeds")
+        elif due is not None:
+            left.append(f"repeats with other seeds, the next of trial {due.trial}")
+    why = "it still runs" if running else "it was interrupted; the same `carbonopt run` goes on with it"
+    parts = [f"The study has not ended: {why}."]
+    if left:
+        parts.append(f"Left: {', '.join(left)}.")
+    sure = recommendation.confidence
+    if recommendation.met and data.config.confirm is not None and (sure is None or not sure.confirmed):
+        parts.append("Until then the recommendation is not confirmed.")
+    elif recommendation.met:
+        parts.append("Until then the recommendation may change.")
+    return " ".join(parts)
+
+
+def _repeats(trial: TrialSpec | TrialRecord) -> str:
+    return "" if trial.repeat_of is None else f" (trial {trial.repeat_of} with seed {trial.seed})"
+
+
+def _trial_line(record: TrialRecord) -> str:
+    interrupted = record.stop_reason is StopReason.INTERRUPTED
+    state = "interrupted, will be run again" if interrupted else f"{record.state.value:<10}"
+    parts = [f"trial {record.trial:>3}{_repeats(record)}  {state}"]
+    if record.stop_reason and not interrupted:
+        parts.append(f"({record.stop_reason.value})")
+    if record.perplexity is not None:
+        parts.append(f"perplexity {record.perplexity:.4g}")
+    elif record.evals:
+        parts.append(f"perplexity {record.evals[-1].perplexity:.4g} at step {record.evals[-1].step}")
+    if record.emissions_kg_co2e is not None:
+        parts.append(emissions_text(record.emissions_kg_co2e))
+    if record.duration_s is not None:
+        parts.append(human_duration(record.duration_s.total))
+    if record.gpu_disagreement is not None and abs(record.gpu_disagreement) > LARGEST_DISAGREEMENT:
+        parts.append(f"CodeCarbon reads {record.gpu_disagreement:+.1%} against the GPUs' counters")
+    if has_cpu_contention(record):
+        parts.append(f"other work had the cores for {record.cpu_wait_fraction:.0%} of its time")
+    parts.append(short(record.params))
+    if record.failure is not None:
+        parts.append(f"— {record.failure.text.splitlines()[0]} (log: {record.failure.log})")
+    return "  ".join(parts)

@@ -1,0 +1,375 @@
+"""What a study file holds, as frozen models. What a model can check by itself, it refuses."""
+
+import re
+from typing import Annotated, Any, Literal, Union
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+
+from carbonopt.core import trial
+
+
+def _one_line(text: str) -> str:
+    if re.search(r"[\x00-\x1f\x7f-\x9f]", text):
+        raise ValueError(f"must hold no line break and no other control character, but got {text!r}")
+    return text
+
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=200, strip_whitespace=True), AfterValidator(_one_line)]
+
+
+def _not_dots_only(text: str) -> str:
+    if not text.strip("."):
+        raise ValueError(f"must not be of dots only, because a folder is called by it, but got {text!r}; give a word")
+    return text
+
+
+Scalar = bool | int | float | str
+
+
+class Frozen(trial.Frozen):
+    """What a user gives; its numbers are finite."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+# ---------------------------------------------------------------------------------------------------------- workload
+
+
+class Model(Frozen):
+    """A Hugging Face model: by hub name or local folder with its weights, or from a configuration with random ones."""
+
+    name_or_path: Name | None = None
+    from_config: dict[str, Any] | None = None  # model_type and the fields of that type's configuration class
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "Model":
+        _exactly_one(self, "name_or_path", "from_config")
+        if self.from_config is not None and "model_type" not in self.from_config:
+            raise ValueError("from_config needs model_type, such as gpt2 or llama")
+        return self
+
+
+class Tokenizer(Frozen):
+    """By name or folder, a byte-level BPE trained on the training text, or one token a character or byte."""
+
+    name_or_path: Name | None = None
+    train_bpe: Annotated[int, Field(ge=257, le=1_000_000)] | None = None  # vocabulary size; 256 bytes and end of text
+    kind: Literal["char", "byte"] | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "Tokenizer":
+        _exactly_one(self, "name_or_path", "train_bpe", "kind")
+        return self
+
+
+class Dataset(Frozen):
+    """Where the text comes from: built in, a hub name or folder, or files (text, jsonl, csv, parquet)."""
+
+    builtin: Literal["python-docs"] | None = None
+    name_or_path: Name | None = None
+    config: str | None = None  # the hub data set's configuration
+    train_split: str = "train"
+    eval_split: str = "validation"
+    train_files: tuple[str, ...] | None = None
+    eval_files: tuple[str, ...] | None = None  # none: the last eval_fraction of the training rows
+    text_column: str = "text"
+    eval_fraction: float = Field(default=0.1, gt=0, lt=1)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "Dataset":
+        _exactly_one(self, "builtin", "name_or_path", "train_files")
+        if self.train_files is not None and not self.train_files:
+            raise ValueError("train_files must name at least one file")
+        if self.eval_files is not None and not self.eval_files:
+            raise ValueError("eval_files must name at least one file; leave it out to hold back eval_fraction")
+        if self.eval_files is not None and self.train_files is None:
+            raise ValueError("eval_files needs train_files beside it")
+        return self
+
+
+class Workload(Frozen):
+    """What every trial trains and how it is judged; the same for all trials of a study."""
+
+    task: Literal["causal_lm"] = "causal_lm"
+    model: Model
+    tokenizer: Tokenizer | None = None  # none: the model's own
+    dataset: Dataset
+    sequence_length: int = Field(ge=2, le=1_048_576)  # tokens
+    evaluations: int = Field(default=8, ge=1, le=1000)  # at even fractions of a trial; the last one is at its end
+    eval_batch_size_per_gpu: int | None = Field(default=None, ge=1)  # none: the micro batch, at least 8
+    training_arguments: dict[str, Any] = Field(default_factory=dict)  # more of transformers.TrainingArguments
+    deepspeed: dict[str, Any] = Field(default_factory=dict)  # more of the DeepSpeed configuration
+
+    @model_validator(mode="after")
+    def _tokenizer_source(self) -> "Workload":
+        if self.tokenizer is None and self.model.name_or_path is None:
+            raise ValueError("a model from_config has no tokenizer of its own: give workload.tokenizer")
+        return self
+
+
+# ------------------------------------------------------------------------------------------------------------ search
+
+
+class Choices(Frozen):
+    """One of these."""
+
+    choices: tuple[Scalar, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _distinct(self) -> "Choices":
+        # True == 1 in Python, but not in a study file.
+        if len({(isinstance(one, bool), one) for one in self.choices}) < len(self.choices):
+            raise ValueError(f"choices must differ from each other, but got {list(self.choices)}")
+        return self
+
+
+class Range(Frozen):
+    """Any value from low to high, both included."""
+
+    low: float = Field(ge=-1e12, le=1e12)
+    high: float = Field(ge=-1e12, le=1e12)
+    log: bool = False
+    step: float | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Range":
+        if not self.low <= self.high:
+            raise ValueError(f"`low <= high` must hold, but got low={self.low:g} and high={self.high:g}")
+        if self.log and self.low <= 0:
+            raise ValueError(f"`low > 0` must hold with log: true, but got low={self.low:g}")
+        if self.log and self.step is not None:
+            raise ValueError("step and log: true exclude each other")
+        return self
+
+
+class Fixed(Frozen):
+    """Always this."""
+
+    value: Scalar
+
+
+def _dimension(raw: Any) -> Any:
+    if isinstance(raw, Choices | Range | Fixed):
+        return raw
+    if isinstance(raw, bool | int | float | str):
+        return Fixed(value=raw)
+    if isinstance(raw, dict):
+        if "choices" in raw and {"low", "high"} & raw.keys():
+            raise ValueError("must have either choices, or low and high, but has both")
+        if raw.keys() == {"value"}:  # as a stored study has it
+            return Fixed(**raw)
+        return (Range if {"low", "high"} & raw.keys() else Choices)(**raw)
+    raise ValueError(f"must be a single value, {{choices: [...]}} or {{low: .., high: .., log: true}}, but got {raw!r}")
+
+
+Dimension = Annotated[Union[Choices, Range, Fixed], BeforeValidator(_dimension)]
+
+
+def values_of(dimension: Dimension | None) -> tuple[Scalar, ...]:
+    """Those that it can have; none of one that is left out, or that is a range."""
+    match dimension:
+        case Fixed(value=value):
+            return (value,)
+        case Choices(choices=choices):
+            return choices
+        case _:
+            return ()
+
+
+def may_be_other_than(dimension: Dimension | None, value: Scalar) -> bool:
+    return any(one != value for one in values_of(dimension))
+
+
+class Space(Frozen):
+    """The dimensions of the search. One that is left out takes its default; a single value fixes it."""
+
+    global_batch_size: Dimension
+    micro_batch_size_per_gpu: Dimension | None = None  # default: global batch ÷ world size
+    learning_rate: Dimension
+    epochs: Dimension
+    zero_stage: Dimension = Fixed(value=1)
+    offload: Dimension = Fixed(value="none")
+    gradient_checkpointing: Dimension | None = None
+    precision: Dimension | None = None
+    weight_decay: Dimension | None = None
+    warmup_ratio: Dimension | None = None
+    lr_scheduler: Dimension | None = None
+    torch_compile: Dimension | None = None
+    attention_implementation: Dimension | None = None
+    output_layer: Dimension | None = None
+    lora_rank: Dimension | None = None
+
+
+class Pruning(Frozen):
+    target: bool = True  # stop a trial that can't reach the target, by its curve and by what the others have taught
+    cap: bool = True  # stop a trial that emits more than the best one that meets the target
+    audit: float = Field(default=0.0, ge=0, le=1)  # share of the trials to be stopped that are run to their end instead
+
+
+class Search(Frozen):
+    space: Space
+    sampler: Literal["carbon", "tpe", "nsga2", "gp", "random", "grid"] = "carbon"
+    # The cheapest configuration that meets the target, or the whole front: then nothing is stopped that could be on it.
+    goal: Literal["recommend", "front"] = "recommend"
+    pruning: Pruning = Pruning()
+    start: dict[str, Scalar] | None = None  # a known configuration: the first trial, never pruned, and the baseline
+    seed: int = Field(default=0, ge=0, lt=2**31)
+
+
+# ------------------------------------------------------------------------------------------------------ the whole file
+
+
+class Target(Frozen):
+    perplexity: float = Field(ge=1, le=1e9)  # 1: each token was certain
+
+
+class Budget(Frozen):
+    """The study ends with whichever of these is used up first."""
+
+    trials: int | None = Field(default=None, ge=1, le=1_000_000)
+    hours: float | None = Field(default=None, gt=0)
+    energy_kwh: float | None = Field(default=None, gt=0)
+    emissions_kg_co2e: float | None = Field(default=None, gt=0)
+    # The study also ends when the next trial is expected to cost more than it saves in `reuses` runs of the winner.
+    until: Literal["converged"] | None = None
+    reuses: int = Field(default=10, ge=1, le=1_000_000_000)
+
+    @model_validator(mode="after")
+    def _bounded(self) -> "Budget":
+        if not self.model_dump(exclude_none=True, exclude={"reuses"}):
+            raise ValueError("needs at least one of trials, hours, energy_kwh, emissions_kg_co2e, until")
+        return self
+
+
+class Confirm(Frozen):
+    """After the search, its winner and the runners-up are run again with other seeds."""
+
+    seeds: int = Field(default=3, ge=2, le=100)  # runs of each configuration, the search's own included
+    runners_up: int = Field(default=2, ge=0, le=100)  # configurations beside the winner
+
+
+class Carbon(Frozen):
+    """The reference carbon intensity, and what it is applied to. A value given here wins; else it is looked up, for the
+    country and region or for the cloud region, in data that CodeCarbon carries."""
+
+    country: Annotated[str, StringConstraints(pattern="^[A-Z]{3}$")] | None = None  # ISO 3166-1 alpha-3
+    region: Name | None = None  # state, province or zone, where the bundled data has it
+    cloud_provider: Name | None = None  # one that the data has (gcp), or any where the intensity is given
+    cloud_region: Name | None = None  # as the provider names it, such as europe-west1
+    intensity_g_co2e_per_kwh: float | None = Field(default=None, gt=0, le=5000)
+    pue: float = Field(default=1.0, ge=1.0, le=5.0)
+    # What emissions, caps and budgets count: everything measured and modelled, or the GPUs' energy counters alone.
+    objective: Literal["all", "gpu"] = "all"
+    # A CSV file of hourly intensities, to price the same joules at other hours.
+    trace: Annotated[str, StringConstraints(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _known(self) -> "Carbon":
+        if (self.cloud_provider is None) != (self.cloud_region is None):
+            raise ValueError("cloud_provider and cloud_region go together, but only one of them is given")
+        if self.country is not None and self.cloud_region is not None:
+            raise ValueError("has both country and cloud_region; give the one that the machine is in")
+        if self.country is None and self.cloud_region is None and self.intensity_g_co2e_per_kwh is None:
+            raise ValueError(
+                "needs country (three letters, such as USA), cloud_provider and cloud_region, "
+                "or intensity_g_co2e_per_kwh"
+            )
+        if self.region is not None and self.country is None:
+            raise ValueError("region needs country beside it")
+        return self
+
+
+class LocalLaunch(Frozen):
+    """Trials on this machine: one rank for each GPU; with `gpus: []` on the CPU."""
+
+    kind: Literal["local"] = "local"
+    gpus: tuple[Annotated[int, Field(ge=0)], ...] = (0,)  # NVML indices, as nvidia-smi numbers them
+    cpu_ranks: int = Field(default=1, ge=1, le=64)  # with `gpus: []`
+    timeout_s: float = Field(default=900.0, gt=0)  # a trial without any progress for so long is ended
+    warm_start: bool = True  # trials are forked from a process that has imported everything; false: each one imports it
+
+    @model_validator(mode="after")
+    def _ranks(self) -> "LocalLaunch":
+        if len(set(self.gpus)) < len(self.gpus):
+            raise ValueError(f"gpus must differ from each other, but got {list(self.gpus)}")
+        if self.gpus and self.cpu_ranks > 1:
+            raise ValueError("cpu_ranks goes with gpus: [] only")
+        return self
+
+    @property
+    def world_size(self) -> int:
+        return len(self.gpus) or self.cpu_ranks
+
+
+class ReplayLaunch(Frozen):
+    """Trials from a table of recorded runs, one JSON object a line."""
+
+    kind: Literal["replay"]
+    table: Name
+
+    @property
+    def world_size(self) -> int:
+        return 1
+
+
+class WandbTracking(Frozen):
+    project: Name = "carbonopt"
+    entity: Name | None = None
+    mode: Literal["online", "offline"] = "offline"
+
+
+class Track(Frozen):
+    wandb: WandbTracking | None = None
+    tensorboard: bool = False
+
+
+class StudyConfig(Frozen):
+    """A study file, checked."""
+
+    name: Annotated[Name, AfterValidator(_not_dots_only)]
+    workload: Workload | None = None  # a replay needs none
+    target: Target
+    search: Search
+    budget: Budget
+    confirm: Confirm | None = None  # none: the answer rests on one run of each configuration
+    carbon: Carbon
+    launch: Annotated[Union[LocalLaunch, ReplayLaunch], Field(discriminator="kind")] = LocalLaunch()
+    track: Track = Track()
+
+    @model_validator(mode="after")
+    def _has_workload(self) -> "StudyConfig":
+        if self.workload is None and not isinstance(self.launch, ReplayLaunch):
+            raise ValueError("workload is missing; only a replay can do without")
+        return self
+
+    @model_validator(mode="after")
+    def _can_converge(self) -> "StudyConfig":
+        sampler, goal = self.search.sampler, self.search.goal
+        if self.budget.until is not None and (sampler != "carbon" or goal != "recommend"):
+            raise ValueError(
+                "budget.until: converged needs search.sampler: carbon and search.goal: recommend, which alone expect "
+                f"something of the next trial, but got {sampler} and {goal}; give budget.trials or another limit"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_gpus_to_count(self) -> "StudyConfig":
+        if self.carbon.objective == "gpu" and isinstance(self.launch, LocalLaunch) and not self.launch.gpus:
+            raise ValueError("carbon.objective: gpu needs GPUs to count, but launch.gpus is []")
+        return self
+
+    def identity(self) -> dict:
+        """What makes two study files the same study: all but budget, confirmation, trackers, trace and warm start."""
+        return self.model_dump(
+            mode="json",
+            exclude={"budget": True, "confirm": True, "track": True, "carbon": {"trace"}, "launch": {"warm_start"}},
+        )
+
+
+def _exactly_one(model: BaseModel, *keys: str) -> None:
+    given = [key for key in keys if getattr(model, key) is not None]
+    if len(given) != 1:
+        found = "none of them" if not given else " and ".join(given)
+        raise ValueError(f"must have exactly one of {', '.join(keys)}, but has {found}")

@@ -1,0 +1,76 @@
+"""The one channel between a trial's process and the study that started it: one JSON object a line.
+
+Rank 0 alone speaks: `phase`, `stage`, `progress`, `evaluated`, `finished`, `failed`. The parent answers `phase` with go
+on (so a measured window begins when both know of it) and `evaluated` with go on or stop and the reason.
+"""
+
+from typing import Any, Literal
+
+from carbonopt.core.trial import EvalPoint, Frozen, Kernels, Phase, Stage
+
+CHANNEL_FD = "CARBONOPT_CHANNEL_FD"  # environment variable: the descriptor that rank 0 inherits
+SPEC_FD = "CARBONOPT_SPEC_FD"  # environment variable: the descriptor of a file that will hold the trial's specification
+GATE_FD = "CARBONOPT_GATE_FD"  # environment variable: the descriptor of a pipe that ends once it does
+PREPARED = "CARBONOPT_PREPARED"  # environment variable: the folder of the tokenized data and the model's configuration
+FINGERPRINT = "CARBONOPT_FINGERPRINT"  # environment variable: of the workload that this folder is made for
+# Environment variable: the seed of the random model that a waiting trial will most likely train; empty where it trains
+# another kind.
+LIKELY_SEED = "CARBONOPT_LIKELY_SEED"
+GPU_UUIDS = "CARBONOPT_GPU_UUIDS"  # environment variable: the measured GPUs, as NVML names them, with commas
+
+FailureKind = Literal["out_of_memory", "diverged", "bad_input", "crash"]
+
+
+class PhaseChanged(Frozen):
+    """The trial is about to begin `phase`, its device idle, and waits for go on."""
+
+    phase: Phase
+
+
+class StageBegun(Frozen):
+    """The trial goes on with `stage`; it waits for no answer."""
+
+    stage: Stage
+    kernels: Kernels | None = None  # that were compiled or loaded so far
+
+
+class Progress(Frozen):
+    step: int
+    total_steps: int
+    cpu_wait_fraction: float | None = None  # as a trial's record has it, but of rank 0; told until the first evaluation
+
+
+class Evaluated(Frozen):
+    point: EvalPoint
+    total_steps: int
+    peak_memory_gib: float | None = None  # of the trial so far, of the rank that needed most
+    cpu_wait_fraction: float | None = None  # as a trial's record has it
+
+
+class Finished(Frozen):
+    summary: dict[str, Any]
+
+
+class Failed(Frozen):
+    kind: FailureKind
+    text: str
+    peak_memory_gib: float | None = None
+
+
+class Exited(Frozen):
+    """The trial's processes ended. `code` as the shell has it: 137 is SIGKILL."""
+
+    code: int
+
+
+Event = PhaseChanged | StageBegun | Progress | Evaluated | Finished | Failed | Exited
+
+SPOKEN: dict[str, type[Frozen]] = {
+    model.__name__: model for model in (PhaseChanged, StageBegun, Progress, Evaluated, Finished, Failed)
+}
+
+# How the processes of a trial end. The channel says more; the codes remain when a rank without one has to speak.
+FINISHED_EXIT = 0  # also after a stop, and after a divergence that the channel has reported
+CRASH_EXIT = 1
+BAD_INPUT_EXIT = 2
+OUT_OF_MEMORY_EXIT = 78  # on any rank; those that then wait for it forever are the launcher's to end

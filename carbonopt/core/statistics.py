@@ -1,0 +1,12 @@
+"""What several values say together."""
+
+from carbonopt.core.trial import Frozen
+
+
+class Spread(Frozen):
+    """Of two or more values."""
+
+    mean: float
+    standard_deviation: float  # of a sample: n − 1
+    lowest: float
+    highest: float

@@ -1,0 +1,126 @@
+"""Everything the storage knows of a study, as frozen values: what analysis and reports are made from, anywhere."""
+
+from datetime import datetime, timedelta
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from carbonopt.core.config import StudyConfig
+from carbonopt.core.errors import BadInput
+from carbonopt.core.trial import Finite, Frozen, Prepared, TrialRecord
+
+EnergySource = Literal["measured", "modelled", "recorded"]  # recorded: a replay's table says so
+
+
+class Intensity(Frozen):
+    """The reference carbon intensity and where it comes from."""
+
+    g_co2e_per_kwh: Finite
+    source: str  # one phrase, such as "given in the study file"
+    place: str | None = None  # such as "California, USA"
+    year: int | None = None  # that the figure is of; None: its source does not say
+
+
+class CarbonTrace(Frozen):
+    """Carbon intensity by the hour, for pricing the same joules at other hours. The search never sees it."""
+
+    source: str  # the file's name, without its folder
+    start: str  # ISO 8601, UTC: where the first hour begins
+    g_co2e_per_kwh: tuple[Finite | None, ...]  # of each hour, one after the other; None: the file has none for it
+
+    @model_validator(mode="after")
+    def _has_hours(self) -> "CarbonTrace":
+        try:
+            begin = datetime.fromisoformat(self.start)
+            begin + timedelta(hours=len(self.g_co2e_per_kwh))
+        except (ValueError, OverflowError) as error:
+            raise ValueError(
+                f"start must be a time in ISO 8601 before the year 10000, but is {self.start!r}"
+            ) from error
+        if begin.utcoffset() != timedelta(0):
+            raise ValueError(f"start must be in UTC, but is {self.start!r}")
+        return self
+
+
+class Hardware(Frozen):
+    """The machine that trials ran on."""
+
+    cpu: str
+    cpu_cores: int
+    ram_gib: float
+    gpus: tuple[str, ...] = ()  # names of the launch's GPUs, in their order
+    driver: str | None = None
+    gpu_memory_gib: float | None = None  # of the smallest of the GPUs
+
+
+class IdlePower(Frozen):
+    """What one GPU draws while nothing runs on it, from its energy counter."""
+
+    gpu: int  # NVML index
+    power_w: float  # mean
+    spread_w: float  # standard deviation of windows of a second
+    windows: int
+    tick_s: float  # how long its counter stands still
+
+
+class Provenance(Frozen):
+    """What a reader needs to judge the figures. `energy_source` says of gpu, cpu and ram how their energy is known; a
+    component that is not in the figures is absent."""
+
+    hardware: Hardware | None  # None: a replay, whose table says nothing of it
+    versions: dict[str, str]
+    intensity: Intensity
+    energy_source: dict[str, EnergySource]
+    models: dict[str, str] = Field(
+        default_factory=dict
+    )  # of cpu and ram: how what is not measured is modelled, in words
+    study_file: str  # its text
+
+
+class InputFile(Frozen):
+    """A file of this machine that trials depend on: one that the study file names, or one in a folder that it names."""
+
+    path: str  # absolute
+    bytes: int
+    mtime_ns: int
+    pieces: int = 0  # of 1 MiB, evenly spread, that sha256 is over; 0: it is over the whole file
+    sha256: str | None = None  # None: nobody has looked into it yet
+
+
+class SessionLedger(Frozen):
+    """What one call of `carbonopt run` spent beside its trials, in kWh without PUE."""
+
+    started_at: str  # ISO 8601, UTC
+    duration_s: Finite = 0.0
+    prepare_kwh: Finite = 0.0
+    gap_kwh: Finite = 0.0  # between trials
+    outer_kwh: float | None = None  # the whole call by one reading at its begin and one now: checks the parts' sum
+    prepare_gpu_kwh: float | None = None  # the GPUs' part of the three above; None: no GPU was measured
+    gap_gpu_kwh: float | None = None
+    outer_gpu_kwh: float | None = None
+    idle: tuple[IdlePower, ...] = ()  # each GPU, before the call's first trial
+
+
+class StudyData(Frozen):
+    config: StudyConfig
+    records: tuple[TrialRecord, ...]  # by trial number, every state
+    sessions: tuple[SessionLedger, ...]
+    provenance: Provenance
+    prepared: Prepared | None = None
+    trace: CarbonTrace | None = None
+    ended: str | None = None  # why the study ended, in words; None: it has not
+
+    @model_validator(mode="after")
+    def _has_possible_batches(self) -> "StudyData":
+        """Said once and here, not wherever a report first divides them. A BadInput leaves pydantic as it is."""
+        for record in self.records:
+            try:
+                _ = record.params.gradient_accumulation_steps
+            except BadInput as error:
+                raise BadInput(f"trial {record.trial}: {str(error).removesuffix('.')}") from error
+        return self
+
+    def spent_kwh(self) -> float:
+        """Energy of the whole study so far in kWh, PUE not in: all trials and attempts, preparation, gaps."""
+        sessions_kwh = sum(session.prepare_kwh + session.gap_kwh for session in self.sessions)
+        return sum(record.spent_kwh for record in self.records) + sessions_kwh

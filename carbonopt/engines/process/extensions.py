@@ -1,0 +1,145 @@
+"""The folder where torch compiles DeepSpeed's operators, and the locks in it that make everyone wait."""
+
+import importlib.util
+import os
+import runpy
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from carbonopt.core.config import LocalLaunch, Space, may_be_other_than
+from carbonopt.core.errors import BEFORE_FIRST_TRIAL, BadInput, CarbonoptError, StudyInterrupted
+from carbonopt.core.trial import Frozen
+from carbonopt.core.units import human_duration
+from carbonopt.engines.process import guard
+
+# Of a lock that no process here holds: one on another machine or in another container may, and takes half a minute,
+# several times that on a busy machine.
+_FRESH_S = 180.0
+_TICK_S = 1.0
+_OF_THIS_PYTHON = f"py{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}"
+
+
+class OperatorLock(Frozen):
+    """A lock as it is now: torch holds it open while it compiles, and takes it away unless it is killed."""
+
+    operator: str
+    path: Path
+    age_s: float
+    holder: int | None  # a process; None: none that can be seen from here
+
+    @property
+    def is_dead(self) -> bool:
+        return self.holder is None and self.age_s > _FRESH_S
+
+    @property
+    def found(self) -> str:
+        age = human_duration(self.age_s)
+        if self.is_dead:
+            return (
+                f"{self.operator} is locked since {age} and nothing compiles it: what did was killed, and every trial "
+                "would wait for ever"
+            )
+        if self.holder is None:
+            return f"{self.operator} is locked since {age} and perhaps being compiled by what can't be seen from here"
+        return f"{self.operator} is being compiled now by process {self.holder}, since {age}"
+
+    @property
+    def advice(self) -> str:
+        """What to type: to mend it, or to see who works."""
+        path = shlex.quote(str(self.path))
+        if self.is_dead:
+            return f"rm {path}"
+        return f"ls -l {path}" if self.holder is None else f"ps -fp {self.holder}"
+
+
+def extensions_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where torch compiles operators; the parent of the folder for its version."""
+    chosen = environment.get("TORCH_EXTENSIONS_DIR")
+    if chosen:
+        return Path(chosen)
+    return cache_folder(environment) / "torch_extensions"
+
+
+def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """The user's, as torch finds it: without a home a folder named ~ in the working folder, where Path would raise."""
+    return Path(environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # noqa: PTH111
+
+
+def needed_operators(launch: LocalLaunch, space: Space) -> tuple[str, ...]:
+    """The names of those that trials load, as `carbonopt.train.deepspeed_ops` has their builders."""
+    if not launch.gpus:
+        return ("deepspeed_shm_comm",)
+    return ("cpu_adam",) if may_be_other_than(space.offload, "none") else ()
+
+
+def missing_operators(operators: Sequence[str], environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Those that aren't compiled, by the files that are there: without importing torch or DeepSpeed."""
+    folder = extensions_folder(environment)
+    if not environment.get("TORCH_EXTENSIONS_DIR"):
+        folder /= f"{_OF_THIS_PYTHON}_{_accelerator()}"
+    installed = _package("deepspeed") / "ops"  # with DeepSpeed itself, if it was told to when it was installed
+    return [
+        operator
+        for operator in operators
+        if not (folder / operator / f"{operator}.so").exists() and not any(installed.glob(f"*/{operator}_op*.so"))
+    ]
+
+
+def _accelerator() -> str:
+    """What this torch was built for, as torch has it in its folder's name."""
+    built = runpy.run_path(str(_package("torch") / "version.py"))
+    if built.get("hip") is not None:
+        return "rocm" + built["hip"].replace(".", "")
+    return "cpu" if built["cuda"] is None else "cu" + built["cuda"].replace(".", "")
+
+
+def _package(name: str) -> Path:
+    """The folder of a package that isn't imported."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise CarbonoptError(f"{name} is not installed; pip install {name}.")
+    return Path(spec.origin).parent
+
+
+def locks_of(operators: Sequence[str]) -> list[OperatorLock]:
+    """Those of the operators that are locked, without importing torch."""
+    folder = extensions_folder()
+    found = []
+    for operator in operators:
+        paths = (folder / operator / guard.LOCK, *folder.glob(f"{_OF_THIS_PYTHON}_*/{operator}/{guard.LOCK}"))
+        found += [lock for path in paths if (lock := lock_at(operator, path)) is not None]
+    return found
+
+
+def lock_at(operator: str, path: Path) -> OperatorLock | None:
+    """None where there is none, or no longer."""
+    real = path.resolve()
+    pids = (int(process.name) for process in guard.all_processes())
+    try:
+        age_s = max(0.0, time.time() - path.stat().st_mtime)
+    except FileNotFoundError:
+        return None
+    holder = next((pid for pid in pids if real in guard.open_locks(pid)), None)
+    return OperatorLock(operator=operator, path=path, age_s=age_s, holder=holder)
+
+
+def wait_for(operators: Sequence[str], interrupted: Callable[[], bool]) -> None:
+    """Until none of them is locked.
+
+    Waited for here and not where torch would: that waits for ever, also for what was killed, and then loads an operator
+    that isn't there.
+
+    Raises:
+        BadInput: for a lock that nobody is going to take away, with what to type.
+        StudyInterrupted: soon after `interrupted` says so.
+    """
+    while locks := locks_of(operators):
+        for lock in locks:
+            if lock.is_dead:
+                raise BadInput(f"{lock.found} → {lock.advice}")
+        if interrupted():
+            raise StudyInterrupted(BEFORE_FIRST_TRIAL)
+        time.sleep(_TICK_S)

@@ -1,0 +1,164 @@
+"""Processes that work for a study: started with a channel and a guard, watched, and ended without leftovers."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from carbonopt.core.errors import CarbonoptError
+from carbonopt.core.events import CHANNEL_FD, Event, Exited
+from carbonopt.core.trial import StopReason
+from carbonopt.engines.process import guard
+from carbonopt.engines.process.channel import Listener
+from carbonopt.engines.process.extensions import extensions_folder
+
+LOG_TAIL_LINES = 15
+
+
+class Guard(Protocol):
+    """The leader of the processes' session (see `carbonopt.engines.process.guard`)."""
+
+    pid: int
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Its exit code, negative for a signal; None if it goes on for longer."""
+
+
+# Starts a guard with its job, its environment, the descriptors of lifeline and channel, and what takes its output.
+StartGuard = Callable[[dict[str, Any], Mapping[str, str], int, int, IO[bytes]], Guard]
+
+
+class ProgramGuard:
+    """A guard that is a program of its own, and its ranks with it. Implements `Guard`."""
+
+    def __init__(
+        self, job: dict[str, Any], environment: Mapping[str, str], lifeline: int, channel: int, log: IO[bytes]
+    ) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", guard.__file__, str(lifeline), str(channel), json.dumps(job)],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            pass_fds=(lifeline, channel),
+            start_new_session=True,  # a Ctrl-C reaches the study alone, which then ends the trial itself
+        )
+        self.pid = self._process.pid
+
+    def wait(self, timeout_s: float) -> int | None:
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+
+def run_module(module: str, *arguments: str) -> list[str]:
+    """The command that runs one of our modules.
+
+    With -P, since Python would look for every module in the working folder first: a datasets.py among the user's own
+    files would be imported for the library. As a flag and not as PYTHONSAFEPATH, which all that a trial starts would
+    inherit. Without it where carbonopt itself is to be found in the working folder alone, a checkout not installed.
+    """
+    return [sys.executable, *(["-P"] if _is_found_elsewhere() else []), "-m", module, *arguments]
+
+
+def _is_found_elsewhere() -> bool:
+    """Whether carbonopt would be found if Python didn't look into the working folder."""
+    others = [entry for entry in map(Path, sys.path) if not (entry.exists() and entry.samefile("."))]
+    # Installed as editable it is found by a finder of its own, which takes no path.
+    paths = ((finder, list(map(str, others)) if finder is PathFinder else None) for finder in sys.meta_path)
+    return any(finder.find_spec("carbonopt", path) is not None for finder, path in paths)
+
+
+class WorkProcesses:
+    """The processes of one trial (or of the preparation), as one thing: a channel, a log, an end."""
+
+    def __init__(
+        self,
+        argv: list[str],
+        ranks: list[dict[str, str]],
+        environment: Mapping[str, str],
+        log: Path,
+        scratch: Sequence[str] = (),
+        start: StartGuard = ProgramGuard,
+    ) -> None:
+        """Starts them.
+
+        Args:
+            argv: the command of every rank.
+            ranks: what the environment of each rank has beside `environment`; the first one gets the channel.
+            environment: the whole environment of all.
+            log: takes the output of all.
+            scratch: a folder and a pattern of what in it is removed when all have ended, however they did.
+            start: how their guard is started.
+        """
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.log = log
+        ours, theirs = socket.socketpair()
+        lifeline_read, self._lifeline = os.pipe()
+        ranks = [{**ranks[0], CHANNEL_FD: str(theirs.fileno())}, *ranks[1:]]
+        self._extensions, self._scratch = str(extensions_folder(environment).resolve()), list(scratch)
+        job = {"argv": argv, "ranks": ranks, "extensions": self._extensions, "scratch": self._scratch}
+        try:
+            with log.open("ab") as output:
+                self._log_begins = output.tell()
+                self._guard = start(job, environment, lifeline_read, theirs.fileno(), output)
+        except BaseException:
+            os.close(self._lifeline)
+            ours.close()
+            raise
+        finally:
+            os.close(lifeline_read)
+            theirs.close()
+        self._listener = Listener(ours)
+        self._ended = False
+
+    def receive(self, timeout_s: float) -> Event | None:
+        """The next event, or None after `timeout_s` without one. After `Exited` nothing comes."""
+        deadline = time.monotonic() + timeout_s
+        event = self._listener.receive(timeout_s)
+        if event is not None or not self._listener.closed:
+            return event
+        code = self._guard.wait(max(0.0, deadline - time.monotonic()))
+        if code is None:
+            return None  # rank 0 closed its channel and is still on its way out
+        return Exited(code=128 - code if code < 0 else code)
+
+    def answer(self, stop: StopReason | None = None) -> None:
+        self._listener.answer(stop)
+
+    def end(self, patience_s: float = guard.PATIENCE_S) -> None:
+        """Kills whatever is left of them and waits until it is gone, so that the next trial finds free memory.
+
+        Raises:
+            CarbonoptError: if a process survives SIGKILL for `patience_s` (one stuck in the driver, usually).
+        """
+        if self._ended:
+            return
+        self._ended = True
+        # The guard does it, since it goes on when this process is killed meanwhile; after it, what it didn't live to.
+        deadline = time.monotonic() + patience_s
+        os.close(self._lifeline)
+        self._guard.wait(patience_s)
+        session = self._guard.pid
+        left = guard.end_session(session, self._extensions, self._scratch, max(1.0, deadline - time.monotonic()))
+        self._listener.close()
+        if left:
+            raise CarbonoptError(f"processes {left} survive SIGKILL; see {self.log} and `ps -s {session}`.")
+
+    def log_tail(self) -> str:
+        """The last lines of the log, for the user to read beside the error."""
+        return "\n".join(said_since(self._log_begins, self.log).splitlines()[-LOG_TAIL_LINES:])
+
+
+def said_since(begins: int, log: Path) -> str:
+    """What stands in a log from this byte on: it is appended to, and before that are earlier calls of the study."""
+    with log.open("rb") as said:
+        said.seek(begins)
+        return said.read().decode(errors="replace")

@@ -1,0 +1,218 @@
+"""Trials from a table of recorded runs: the recorded curve and energy, in no time. It is how search strategies are
+compared, and how the whole pipeline runs where there is no GPU."""
+
+import json
+import math
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from carbonopt.core.config import Choices, Fixed, Scalar, Space
+from carbonopt.core.errors import BadInput
+from carbonopt.core.events import Evaluated, Event, Exited, Finished, PhaseChanged, Progress
+from carbonopt.core.trial import EvalPoint, Frozen, Phase, StopReason, TrialParams, TrialSpec
+from carbonopt.core.units import kwh_from_joules
+
+# Between two evaluations a recorded run reports so often; a cap is then noticed within that share of the stretch.
+PROGRESS_REPORTS = 10
+
+Advance = Callable[[Phase, float, float], None]  # phase, kWh, seconds
+
+
+class RecordedEval(Frozen):
+    step: int = Field(ge=1, le=10**12)
+    nll: float = Field(ge=0)  # mean over the target tokens, nats
+
+
+class RecordedRun(Frozen):
+    """One line of a table."""
+
+    params: dict[str, bool | int | Annotated[float, Field(allow_inf_nan=False)] | str] = Field(min_length=1)
+    seed: int = 0
+    total_steps: int = Field(ge=1, le=10**12)
+    joules_per_step: float = Field(gt=0, le=1e12)
+    seconds_per_step: float = Field(gt=0, le=1e9)
+    joules_per_eval: float = Field(ge=0, le=1e12)
+    evals: tuple[RecordedEval, ...] = Field(min_length=1)
+
+
+class ReplayLauncher:
+    def __init__(self, table: Path, space: Space, advance: Advance) -> None:
+        """Reads the table.
+
+        Args:
+            advance: takes the recorded energy; a replay meter's method.
+
+        Raises:
+            BadInput: for a table that can't be read, and for a space it can't serve.
+        """
+        self._path = table
+        self._runs = read_table(table)
+        self._advance = advance
+        self._keys = list(self._runs[0].params)
+        self._check_space(space)
+
+    def seed(self, seed: int, params: TrialParams) -> int:
+        """The seed of the run that this configuration will be given: the one asked for, where it was recorded."""
+        return self._find(params, seed).seed
+
+    def start(self, spec: TrialSpec, log: Path) -> "ReplayedTrial":
+        return ReplayedTrial(self._find(spec.params, spec.seed), self._advance, log)
+
+    def prepare_next(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def check_covers(
+        self, combinations: list[dict[str, Scalar]] | None, complete: Callable[[dict], TrialParams]
+    ) -> None:
+        """Refuses a space with a configuration that was not recorded, naming the nearest rows.
+
+        Raises:
+            BadInput
+        """
+        if combinations is None:
+            raise BadInput(
+                f"a replay needs choices in every dimension of search.space; {self._path} holds single points."
+            )
+        for values in combinations:
+            self._find(complete(values), 0)
+
+    def _check_space(self, space: Space) -> None:
+        for name in type(space).model_fields:
+            dimension = getattr(space, name)
+            if dimension is None or (name not in self._keys and isinstance(dimension, Fixed)):
+                continue
+            if name not in self._keys:
+                raise BadInput(
+                    f"search.space.{name}: the table {self._path} was recorded over {', '.join(self._keys)} only; "
+                    "leave this dimension out."
+                )
+            if not isinstance(dimension, Choices | Fixed):
+                raise BadInput(f"search.space.{name}: a replay needs choices, because the table holds single points.")
+        for name in self._keys:
+            if getattr(space, name, None) is None:
+                raise BadInput(f"search.space.{name} is missing; the table {self._path} was recorded over it.")
+
+    def _find(self, params: TrialParams, seed: int) -> RecordedRun:
+        wanted = {key: getattr(params, key) for key in self._keys}
+        rows = [run for run in self._runs if all(_same(run.params[key], wanted[key]) for key in self._keys)]
+        if not rows:
+            nearest = sorted(self._runs, key=lambda run: _distance(run.params, wanted))[:3]
+            shown = "; ".join(_text(run.params) for run in nearest)
+            raise BadInput(f"the table {self._path} has no run of {_text(wanted)}; the nearest are: {shown}.")
+        return min(rows, key=lambda run: (run.seed != seed, run.seed))
+
+
+class ReplayedTrial:
+    """Speaks as a trial's processes do, from the record."""
+
+    def __init__(self, run: RecordedRun, advance: Advance, log: Path) -> None:
+        self.log = log
+        self._advance = advance
+        self._stopped = False
+        self._events = self._play(run)
+
+    def receive(self, timeout_s: float) -> Event | None:
+        return next(self._events, Exited(code=0))
+
+    def answer(self, stop: StopReason | None = None) -> None:
+        self._stopped = stop is not None
+
+    def end(self, patience_s: float = 0.0) -> None:
+        self._events.close()
+
+    def log_tail(self) -> str:
+        return ""
+
+    def _play(self, run: RecordedRun) -> Generator[Event]:
+        yield PhaseChanged(phase=Phase.TRAIN)
+        done = 0
+        for recorded in run.evals:
+            start, stretch = done, recorded.step - done
+            for part in range(1, PROGRESS_REPORTS + 1):
+                step = start + round(stretch * part / PROGRESS_REPORTS)
+                self._advance(
+                    Phase.TRAIN,
+                    kwh_from_joules((step - done) * run.joules_per_step),
+                    (step - done) * run.seconds_per_step,
+                )
+                done = step
+                if part < PROGRESS_REPORTS:
+                    yield Progress(step=done, total_steps=run.total_steps)
+            yield PhaseChanged(phase=Phase.EVAL)
+            self._advance(Phase.EVAL, kwh_from_joules(run.joules_per_eval), 0.0)
+            nll = recorded.nll if math.isfinite(recorded.nll) else None
+            point = EvalPoint(step=recorded.step, tokens=None, nll_sum=nll, eval_tokens=1)
+            yield Evaluated(point=point, total_steps=run.total_steps)
+            if self._stopped:
+                return
+            yield PhaseChanged(phase=Phase.TRAIN)
+        yield Finished(summary={"step": done})
+
+
+def read_table(path: Path) -> list[RecordedRun]:
+    """The runs of a table.
+
+    Raises:
+        BadInput: with the line's number and what is wrong with it.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "its name or its text is not valid"
+        raise BadInput(f"launch.table: can't read {path}: {reason}.") from error
+    runs: list[RecordedRun] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            run = RecordedRun.model_validate(json.loads(line))
+        except (ValidationError, ValueError, RecursionError) as error:
+            first = error.errors()[0] if isinstance(error, ValidationError) else None
+            what = f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}" if first else "it is not a JSON object"
+            raise BadInput(f"launch.table: line {number} of {path}: {what}.") from error
+        steps = [point.step for point in run.evals]
+        if steps != sorted(set(steps)) or steps[-1] != run.total_steps:
+            raise BadInput(
+                f"launch.table: line {number} of {path}: evals must have rising steps up to total_steps, "
+                f"{run.total_steps}, but end at {steps[-1]}."
+            )
+        if runs and set(run.params) != set(runs[0].params):
+            raise BadInput(
+                f"launch.table: line {number} of {path} has params {', '.join(run.params)}, "
+                f"but the first line has {', '.join(runs[0].params)}."
+            )
+        unknown = set(run.params) - set(Space.model_fields)
+        if unknown:
+            raise BadInput(f"launch.table: line {number} of {path}: unknown params {', '.join(sorted(unknown))}.")
+        runs.append(run)
+    if not runs:
+        raise BadInput(f"launch.table: {path} holds no recorded run.")
+    return runs
+
+
+def _same(recorded: Scalar, wanted: Scalar | None) -> bool:
+    if isinstance(recorded, str | bool) or isinstance(wanted, str | bool) or wanted is None:
+        return recorded == wanted
+    return math.isclose(recorded, wanted, rel_tol=1e-9)
+
+
+def _distance(recorded: dict, wanted: dict) -> float:
+    """Sum over the dimensions of the ratio (on a logarithm) or, for words, of being different."""
+    total = 0.0
+    for key, value in wanted.items():
+        other = recorded[key]
+        both_positive = all(
+            isinstance(one, int | float) and not isinstance(one, bool) and one > 0 for one in (value, other)
+        )
+        total += abs(math.log(value / other)) if both_positive else float(value != other)
+    return total
+
+
+def _text(params: dict) -> str:
+    return ", ".join(f"{key} {value}" for key, value in params.items())

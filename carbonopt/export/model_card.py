@@ -1,0 +1,186 @@
+"""A model card for the Hugging Face hub: emissions, perplexity and origin as metadata, and the same in words.
+
+The metadata's keys: https://huggingface.co/docs/hub/model-cards-co2 and https://huggingface.co/docs/hub/model-cards.
+"""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from carbonopt.analysis.recommend import Recommendation
+from carbonopt.core.config import Dataset, LocalLaunch, Model, StudyConfig
+from carbonopt.core.format import count_text, emissions_text, energy_text, intensity_text, params_text, perplexity_text
+from carbonopt.core.study import Hardware, StudyData
+from carbonopt.core.trial import TrialRecord
+from carbonopt.core.units import GRAMS_PER_KG
+from carbonopt.export import recorded
+from carbonopt.export.settings import as_yaml
+from carbonopt.report.cpu_contention import doubts_of_winner
+from carbonopt.report.energy import COMPONENTS
+from carbonopt.report.markdown import escape
+
+
+def model_card(
+    data: StudyData, recommendation: Recommendation, record: TrialRecord, needed: dict[str, list[recorded.Recorded]]
+) -> str:
+    """The card's text, for the README.md of the trained model. Emissions are those of the training window, PUE in, of
+    one run, as recommended; of a configuration that was repeated with other seeds, means over them.
+
+    `record`: the trial that train.py repeats; `needed`: the files that it reads.
+    """
+    words = [*_words(data, recommendation), *_again(data, record, needed)]
+    return f"---\n{as_yaml(_metadata(data, recommendation))}---\n\n" + "\n\n".join(words) + "\n"
+
+
+def _metadata(data: StudyData, recommendation: Recommendation) -> dict[str, Any]:
+    config, provenance = data.config, data.provenance
+    metadata: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    if config.workload is not None:
+        if base := _hub_name(config.workload.model.name_or_path):
+            metadata["base_model"] = base
+        if hub := _hub_name(config.workload.dataset.name_or_path):
+            metadata["datasets"] = [hub]
+    if recommendation.emissions_kg_co2e is not None:
+        emissions: dict[str, Any] = {
+            "emissions": _rounded(recommendation.emissions_kg_co2e * GRAMS_PER_KG, 3),
+            "source": _source(data),
+            "training_type": _training_type(config.workload.model if config.workload else None),
+            "geographical_location": _place(data),
+            "hardware_used": _hardware(provenance.hardware, config),
+        }
+        metadata["co2_eq_emissions"] = {key: value for key, value in emissions.items() if value is not None}
+    if recommendation.perplexity is not None and config.workload is not None:
+        metadata["model-index"] = [_results(config, config.workload.dataset, recommendation.perplexity)]
+    return metadata
+
+
+def _results(config: StudyConfig, dataset: Dataset, perplexity: float) -> dict[str, Any]:
+    judged_on = {"type": _hub_name(dataset.name_or_path) or "text", "name": _data_set(dataset)}
+    if dataset.config is not None:
+        judged_on["config"] = dataset.config
+    if dataset.name_or_path is not None:
+        judged_on["split"] = dataset.eval_split
+    measured = {
+        "task": {"type": "text-generation", "name": "Text Generation"},
+        "dataset": judged_on,
+        "metrics": [{"type": "perplexity", "value": _rounded(perplexity, 4), "name": "Perplexity a token"}],
+    }
+    return {"name": config.name, "results": [measured]}
+
+
+def _words(data: StudyData, recommendation: Recommendation) -> list[str]:
+    config, intensity = data.config, data.provenance.intensity
+    assert recommendation.params is not None  # of a study with a winner
+    sure = recommendation.confidence
+    seeds, unconfirmed = (sure.seeds, not sure.confirmed) if sure else (1, False)
+    parts = [f"# {escape(config.name)}"]
+    if config.workload is not None:
+        model = config.workload.model.name_or_path
+        origin = f"from {_shown_name(model)}" if model else "from random weights"
+        size = f" of {data.prepared.model_parameters:,} parameters" if data.prepared else ""
+        parts.append(
+            escape(f"A causal language model{size}, trained {origin} on {_data_set(config.workload.dataset)}.")
+        )
+    parts.append(
+        escape(
+            f"Its configuration ({params_text(recommendation.params)}) was chosen by carbonopt as the one with the "
+            f"lowest emissions of training among those that reach a perplexity of "
+            f"{perplexity_text(recommendation.target_perplexity)}, in a study of "
+            f"{count_text(len(data.records), 'trial')}. "
+            f"It reached {perplexity_text(recommendation.perplexity)}"
+            + (f" (geometric mean over {seeds} seeds)." if seeds > 1 else " (one run).")
+            + (" That other seeds reach it, too, is not confirmed." if unconfirmed else "")
+        )
+    )
+    mean = f", means over {seeds} seeds" if seeds > 1 else ""
+    counted = "" if data.config.carbon.objective == "all" else " of the GPUs alone"
+    parts.append(
+        escape(
+            f"Training it once used {energy_text(recommendation.energy_kwh)}{counted} and emitted "
+            f"{emissions_text(recommendation.emissions_kg_co2e)}{mean}: energy × "
+            f"{intensity_text(intensity.g_co2e_per_kwh)} g CO2e/kWh × a PUE of {config.carbon.pue:.3g}. Set-up and "
+            f"evaluation are not in it; the whole study that found it emitted "
+            f"{emissions_text(recommendation.study_emissions_kg_co2e)}."
+        )
+    )
+    return [*parts, *map(escape, doubts_of_winner(data, recommendation))]
+
+
+def _again(data: StudyData, record: TrialRecord, needed: dict[str, list[recorded.Recorded]]) -> list[str]:
+    """How to train it once more."""
+    if not isinstance(data.config.launch, LocalLaunch):
+        return ["The study replayed recorded runs and trained nothing itself, so that there is no train.py here: "
+                "how those runs read their data and made their model is not known."]  # fmt: skip
+    steps = ["pip install -r requirements.txt", "./run.sh"]
+    words = "In the folder that this card was written into, with a Python environment of its own:"
+    if needed:
+        listed = ", ".join(name.partition("/")[2] for name in needed)
+        words = escape(
+            f"Put the data ({listed}) into data/, in the folder that this card was written into, or give run.sh "
+            "another one by --data FOLDER; before it trains it checks each file's size and sha256 (inputs.json has "
+            "them). Then, there, with a Python environment of its own:"
+        )
+    return [
+        "## Training it again",
+        words,
+        "\n".join(("```sh", *steps, "```")),
+        escape(
+            f"That repeats trial {record.trial} with its seed, {record.seed}, which reached a perplexity of "
+            f"{perplexity_text(record.perplexity)}. Another seed gives another perplexity."
+        ),
+    ]
+
+
+def _training_type(model: Model | None) -> str | None:
+    if model is None:
+        return None
+    return "pre-training" if model.from_config is not None else "fine-tuning"
+
+
+def _source(data: StudyData) -> str:
+    """How the energy is known, component by component, and the intensity that it is multiplied by."""
+    config, intensity = data.config, data.provenance.intensity
+    counted = ("gpu",) if config.carbon.objective == "gpu" else COMPONENTS
+    known = ", ".join(
+        f"{name.upper()} {data.provenance.energy_source[name]}"
+        for name in counted
+        if name in data.provenance.energy_source
+    )
+    return (
+        f"carbonopt with CodeCarbon; energy of the training window: {known or 'as recorded'}; "
+        f"{intensity_text(intensity.g_co2e_per_kwh)} g CO2e/kWh ({intensity.source}), PUE {config.carbon.pue:.3g}"
+    )
+
+
+def _place(data: StudyData) -> str | None:
+    carbon = data.config.carbon
+    given = (carbon.region, carbon.country) if carbon.country else (carbon.cloud_region, carbon.cloud_provider)
+    return data.provenance.intensity.place or ", ".join(part for part in given if part) or None
+
+
+def _hardware(hardware: Hardware | None, config: StudyConfig) -> str | None:
+    if hardware is None:
+        return None
+    if hardware.gpus:
+        return ", ".join(f"{count} × {name}" for name, count in Counter(hardware.gpus).items())
+    return f"{hardware.cpu}, {count_text(hardware.cpu_cores, 'core')}"
+
+
+def _data_set(dataset: Dataset) -> str:
+    """Its name for people; of files and folders without their path, which tells of their maker's machine."""
+    if dataset.name_or_path is not None:
+        return _shown_name(dataset.name_or_path)
+    return dataset.builtin or ", ".join(Path(file).name for file in dataset.train_files or ())
+
+
+def _hub_name(name: str | None) -> str | None:
+    """The name, unless it is a local folder's: a study file that was read has those as absolute paths."""
+    return None if name is None or Path(name).is_absolute() else name
+
+
+def _shown_name(name: str) -> str:
+    return _hub_name(name) or Path(name).name
+
+
+def _rounded(value: float, digits: int) -> float:
+    return float(f"{value:.{digits}g}")

@@ -1,0 +1,56 @@
+"""requirements.txt: what train.py imports, in the versions that the trials ran on."""
+
+import re
+from pathlib import Path
+
+from carbonopt.core.config import LocalLaunch, Workload
+from carbonopt.core.trial import TrialParams
+
+_HEAD = """\
+# What train.py imports, in the versions that the study's trials ran on: pip install -r requirements.txt
+"""
+_COMPILERS = """\
+# It also compiles: a C and a C++ compiler (g++) have to be on PATH.
+"""
+_ALWAYS = ("torch", "deepspeed", "transformers", "accelerate", "tokenizers", "numpy", "pyyaml")
+_PYTORCH_BUILD = re.compile(r"cpu|cu\d+|rocm[\d.]+")
+
+
+def requirements(workload: Workload, launch: LocalLaunch, params: TrialParams, versions: dict[str, str]) -> str:
+    ran_on = [f"{label} {versions[key]}" for key, label in (("python", "Python"), ("cuda", "CUDA")) if key in versions]
+    lines = [f"# They ran on {' and '.join(ran_on)}.\n"] if ran_on else []
+    if _compiles(workload, launch, params):
+        lines.append(_COMPILERS)
+    lines += [_line(name, versions.get(name)) for name in (*_ALWAYS, *_more(workload, params))]
+    return _HEAD + "".join(lines)
+
+
+def _compiles(workload: Workload, launch: LocalLaunch, params: TrialParams) -> bool:
+    """DeepSpeed's operators for CPUs, by the first training on a machine, or what torch.compile makes."""
+    given = any(value for key, value in workload.training_arguments.items() if key.startswith("torch_compile"))
+    by_torch = bool(params.torch_compile) or given or params.has_fused_output_layer
+    return not launch.gpus or params.offload != "none" or by_torch
+
+
+def _more(workload: Workload, params: TrialParams) -> list[str]:
+    dataset = workload.dataset
+    files = (*(dataset.train_files or ()), *(dataset.eval_files or ()))
+    needed = {
+        "datasets": dataset.name_or_path is not None,
+        "pyarrow": any(Path(file).suffix.lower() == ".parquet" for file in files),
+        "peft": bool(params.lora_rank),
+    }
+    return [name for name, needs in needed.items() if needs]
+
+
+def _line(name: str, version: str | None) -> str:
+    """A local version (after the +) names a build that package indexes don't have under it: it is in a comment."""
+    if version is None:
+        return f"{name}  # its version was not recorded\n"
+    public, _, local = version.partition("+")
+    if not local:
+        return f"{name}=={public}\n"
+    index = ""
+    if name == "torch" and _PYTORCH_BUILD.fullmatch(local):
+        index = f": pip install {name}=={public} --index-url https://download.pytorch.org/whl/{local}"
+    return f"{name}=={public}  # recorded: {version}{index}\n"

@@ -1,0 +1,290 @@
+"""The recommended configuration as a study file, and as the settings that transformers, DeepSpeed, accelerate and
+train.py read."""
+
+import json
+import math
+from typing import Any
+
+import yaml
+
+from carbonopt.core.config import LocalLaunch, StudyConfig, Workload
+from carbonopt.core.errors import BadInput
+from carbonopt.core.trial import Prepared, TrialParams, TrialRecord
+from carbonopt.export import recorded
+from carbonopt.train.arguments import max_grad_norm
+from carbonopt.train.deepspeed_config import deepspeed_config
+
+DEEPSPEED_CONFIG = "ds_config.json"
+
+_SUFFIX = " (winner)"
+_NAME_LENGTH = 200  # what a study's name may have
+# As in carbonopt.train, which a report can't import: it loads torch.
+_SMALLEST_EVAL_BATCH = 8  # sequences
+_LORA_ALPHA_PER_RANK = 2
+
+_WORKLOAD_HEAD = """\
+# What train.py trains, how it is judged, and what the trial reached with its seed; another seed reaches another
+# perplexity.
+"""
+_TRAINING_HEAD = """\
+# transformers.TrainingArguments, with the names of transformers {version}.
+"""
+_STUDY_HEAD = """\
+# carbonopt run rerun.yaml
+"""
+_DATA_HEAD = """\
+# What it reads has to be put beside this file, under these names:
+"""
+_ACCELERATE_HEAD = f"""\
+# accelerate launch --config_file accelerate.yaml train.py
+# The ZeRO stage, offload and mixed precision are in {DEEPSPEED_CONFIG}, for accelerate and the Trainer alike.
+"""
+_SCRIPT = """\
+#!/bin/sh
+# Trains the recommended configuration once more, without carbonopt. Needs an environment with what requirements.txt
+# lists; writes the model and result.json into output/ beside it.
+set -eu
+usage() {{
+    cat <<'END'
+{usage}
+END
+}}
+case "$#,${{1-}}" in
+    0,{taken}) ;;
+    *,-h | *,--help) usage; exit 0 ;;
+    *)
+        usage >&2
+        echo "run.sh: {refused}: $*" >&2
+        exit 2 ;;
+esac
+export CALLED_FROM="$PWD"
+CDPATH='' cd -- "$(dirname -- "$(readlink -f -- "$0")")"  # of the file itself, where a link to it was called
+command -v accelerate >/dev/null || {{ echo "accelerate is not on PATH: activate its environment" >&2; exit 127; }}
+# Its ninja first: for another one DeepSpeed's operators count as changed, and are compiled anew.
+export PATH="$(dirname -- "$(command -v accelerate)"):$PATH"
+{check}export TOKENIZERS_PARALLELISM=false{device}
+if [ -n "${{TORCH_CUDA_ARCH_LIST-}}" ]; then  # DeepSpeed takes what follows the dot for a number and dies on 9.0a
+    TORCH_CUDA_ARCH_LIST=$(printf %s "$TORCH_CUDA_ARCH_LIST" | sed 's/\\([0-9]\\.[0-9][0-9]*\\)[a-z][a-z]*/\\1/g')
+    export TORCH_CUDA_ARCH_LIST
+fi
+threads=$(($(nproc) / {ranks}))
+export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}}"
+exec accelerate launch --config_file accelerate.yaml train.py{arguments}
+"""
+_ON_CPU = """
+export DS_ACCELERATOR=cpu CUDA_VISIBLE_DEVICES=''
+# For speed: OpenMP's threads look for work for a short while before they sleep, and what is freed stays at hand.
+[ -n "${OMP_WAIT_POLICY+given}" ] || export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-1000}"
+export MALLOC_MMAP_THRESHOLD_="${MALLOC_MMAP_THRESHOLD_:-1099511627776}"
+export MALLOC_TRIM_THRESHOLD_="${MALLOC_TRIM_THRESHOLD_:-1099511627776}\""""
+_USAGE = """\
+Usage: ./run.sh
+Trains the recommended configuration once more, into output/ beside this script. It needs no files, so that there is
+nothing to give it."""
+_USAGE_WITH_DATA = """\
+Usage: ./run.sh [--data FOLDER]
+Trains the recommended configuration once more, into output/ beside this script. What inputs.json lists has to lie in
+data/ beside the script, or in FOLDER."""
+_CHECK = """\
+python3 inputs.py "$@"  # here, and not only where they are read: there a launcher's traceback would follow
+"""
+
+
+class _Dumper(yaml.SafeDumper):
+    pass
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # A study file reads 1e-3 as a number, plain YAML as text; quotes keep a text that looks like one a text.
+    style = "'" if text[:1] in tuple("+-.0123456789") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def as_yaml(value: dict[str, Any]) -> str:
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def rerun(config: StudyConfig, record: TrialRecord) -> dict[str, Any]:
+    """The study file for this configuration alone: each dimension of the space fixed, one trial that runs to its end.
+
+    Only dimensions that the space has: the others keep the defaults that the trial had, too.
+    """
+    study = config.model_dump(mode="json", exclude_none=True)
+    values = record.params.as_record()
+    study["name"] = config.name[: _NAME_LENGTH - len(_SUFFIX)] + _SUFFIX
+    study["search"] |= {
+        "space": {name: values[name] for name in study["search"]["space"]},
+        "pruning": {"target": False, "cap": False},
+        "seed": record.seed,
+    }
+    study["search"].pop("start", None)
+    study.pop("confirm", None)
+    study["budget"] = {"trials": 1}
+    return study
+
+
+def study_file(study: dict[str, Any], found: dict[str, list[recorded.Recorded]]) -> str:
+    """rerun.yaml."""
+    return _STUDY_HEAD + _listed(found) + as_yaml(study)
+
+
+def _listed(found: dict[str, list[recorded.Recorded]]) -> str:
+    return _DATA_HEAD + recorded.comment(found) if found else ""
+
+
+def training_settings(config: StudyConfig, record: TrialRecord, versions: dict[str, str]) -> str:
+    """training_args.yaml."""
+    head = _TRAINING_HEAD.format(version=versions.get("transformers", "5"))
+    arguments, ratio = training_arguments(config, record), _warmup_ratio(config, record)
+    if ratio is not None and record.total_steps is not None:
+        head += f"# warmup_steps is {100 * ratio:.4g} % of the trial's {record.total_steps} steps, rounded up.\n"
+    if has_own_step(config, record.params):
+        head += "# The optimizer step of bf16 without ZeRO is steps.py's. DeepSpeed's own took more time and energy.\n"
+    return head + as_yaml(arguments)
+
+
+def has_own_step(config: StudyConfig, params: TrialParams) -> bool:
+    """Whether its optimizer steps are not DeepSpeed's (see `carbonopt.train.fast_step`)."""
+    if config.workload is None or not isinstance(config.launch, LocalLaunch):
+        return False
+    given = config.workload.deepspeed.get("bf16")
+    keeps_deepspeeds = isinstance(given, dict) and bool(given.get("check_grad_overflow"))
+    return params.zero_stage == 0 and params.precision == "bf16" and not keeps_deepspeeds
+
+
+def training_arguments(config: StudyConfig, record: TrialRecord) -> dict[str, Any]:
+    """The configuration in the names of `transformers.TrainingArguments`; what the trial left to its default is absent.
+
+    Attention and LoRA are settings of the model, not of the training: they are in workload.yaml. The device's settings
+    and DeepSpeed's file are absent of a replay, whose runs are not known to have had them.
+    """
+    params = record.params
+    given = config.workload.training_arguments if config.workload else {}
+    arguments: dict[str, Any] = {
+        **(_device_defaults(config.launch, params) if isinstance(config.launch, LocalLaunch) else {}),
+        **given,
+        "per_device_train_batch_size": params.micro_batch_size_per_gpu,
+        "gradient_accumulation_steps": params.gradient_accumulation_steps,
+        "learning_rate": params.learning_rate,
+        "num_train_epochs": params.epochs,
+        "seed": record.seed,
+    }
+    if params.precision is not None:
+        arguments |= {"bf16": params.precision == "bf16", "fp16": params.precision == "fp16"}
+    optional = {
+        "weight_decay": params.weight_decay,
+        "lr_scheduler_type": params.lr_scheduler,
+        "warmup_steps": _warmup_steps(config, record),
+        "gradient_checkpointing": params.gradient_checkpointing,
+        "torch_compile": params.torch_compile,
+    }
+    return arguments | {name: value for name, value in optional.items() if value is not None}
+
+
+def _device_defaults(launch: LocalLaunch, params: TrialParams) -> dict[str, Any]:
+    """What a trial has unless the study says otherwise. Without `optim` train.py takes what a trial takes for optimizer
+    states that leave a GPU: DeepSpeed's AdamW, which no TrainingArguments can name."""
+    defaults: dict[str, Any] = {"deepspeed": DEEPSPEED_CONFIG}
+    if not launch.gpus:
+        defaults |= {"use_cpu": True, "dataloader_pin_memory": False}
+    if not launch.gpus or params.offload == "none":
+        defaults["optim"] = "adamw_torch_fused"
+    return defaults
+
+
+def _warmup_ratio(config: StudyConfig, record: TrialRecord) -> float | None:
+    """The share of the steps, whether searched or given to transformers as one; None: no warmup, or a number of steps.
+
+    Below 1 transformers 5 takes `warmup_steps` for a share; from 1 on, and always before 5, for a number of steps.
+    """
+    if record.params.warmup_ratio is not None:
+        return record.params.warmup_ratio
+    given = config.workload.training_arguments.get("warmup_steps", 0) if config.workload else 0
+    return given if 0 < given < 1 else None
+
+
+def _warmup_steps(config: StudyConfig, record: TrialRecord) -> float | int | None:
+    """A number of steps where it is known: the only thing that every transformers takes for the same."""
+    ratio = _warmup_ratio(config, record)
+    return ratio if ratio is None or record.total_steps is None else math.ceil(ratio * record.total_steps)
+
+
+def deepspeed_settings(workload: Workload, record: TrialRecord, *, on_gpu: bool) -> str:
+    settings = deepspeed_config(record.params, workload, on_gpu, max_grad_norm(workload))
+    return json.dumps(settings, indent=2) + "\n"
+
+
+def checked_deepspeed_settings(text: str, record: TrialRecord) -> str:
+    """The trial's own ds_config.json, as it is.
+
+    Raises:
+        BadInput: if it isn't what DeepSpeed reads; a disk that was full or a copy that broke off can have cut it.
+    """
+    try:
+        whole = isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        whole = False
+    if not whole:
+        raise BadInput(
+            f"trials/{record.trial:04d}/{DEEPSPEED_CONFIG} is damaged: it must be a JSON object, but isn't; "
+            "remove it, and the report makes its own."
+        )
+    return text
+
+
+def workload(
+    workload: Workload,
+    study: dict[str, Any],
+    record: TrialRecord,
+    prepared: Prepared | None,
+    found: dict[str, list[recorded.Recorded]],
+) -> str:
+    """workload.yaml: the study's own workload, what the configuration sets of the model, and the trial's figures.
+    `study` is `workload`'s as rerun.yaml has it, where the files, those `found`, have their names."""
+    params, named = record.params, study["workload"]
+    settings = {key: named[key] for key in ("model", "tokenizer", "dataset", "sequence_length") if key in named}
+    of_gpu = None if prepared is None else prepared.eval_batch_size_per_gpu
+    settings["eval_batch_size_per_gpu"] = (
+        workload.eval_batch_size_per_gpu or of_gpu or max(params.micro_batch_size_per_gpu, _SMALLEST_EVAL_BATCH)
+    )
+    if params.attention_implementation is not None:
+        settings["attention_implementation"] = params.attention_implementation
+    if params.has_fused_output_layer:
+        settings["output_layer"] = params.output_layer
+    if params.lora_rank:
+        settings |= {"lora_rank": params.lora_rank, "lora_alpha": _LORA_ALPHA_PER_RANK * params.lora_rank}
+    settings["recorded"] = {"trial": record.trial, "seed": record.seed, "perplexity": record.perplexity}
+    if prepared is not None:
+        settings["recorded"] |= {"train_tokens": prepared.train_tokens, "eval_tokens": prepared.eval_tokens}
+    return _WORKLOAD_HEAD + _listed(found) + as_yaml(settings)
+
+
+def accelerate_settings(params: TrialParams) -> str:
+    """accelerate.yaml. On a CPU, too, it is DeepSpeed's launcher that starts the ranks: accelerate's own for CPUs
+    (`use_cpu`) needs MPI for more than one. TrainingArguments and the environment then choose the device."""
+    settings = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "DEEPSPEED",
+        "deepspeed_config": {"deepspeed_config_file": DEEPSPEED_CONFIG, "zero3_init_flag": params.zero_stage == 3},
+        "num_machines": 1,
+        "num_processes": params.world_size,
+        "main_process_port": 0,  # any that is free
+        "use_cpu": False,
+    }
+    return _ACCELERATE_HEAD + as_yaml(settings)
+
+
+def script(launch: LocalLaunch, has_inputs: bool) -> str:
+    """run.sh. The threads of a rank are as many as in a trial: sums on a CPU depend on their number."""
+    return _SCRIPT.format(
+        device="" if launch.gpus else _ON_CPU,
+        ranks=launch.world_size,
+        usage=_USAGE_WITH_DATA if has_inputs else _USAGE,
+        taken=" | 1,--data=?* | 2,--data" if has_inputs else "",
+        refused="it takes --data FOLDER alone, not" if has_inputs else "it takes no arguments, not",
+        check=_CHECK if has_inputs else "",
+        arguments=' "$@"' if has_inputs else "",
+    )

@@ -1,0 +1,55 @@
+"""A study's settings in words."""
+
+from carbonopt.core.config import Budget, Search
+
+SAMPLERS = {
+    "carbon": "tries what is most likely to be the answer, for the energy that trying it takes",
+    "tpe": "Optuna's multivariate TPE",
+    "nsga2": "Optuna's NSGA-II",
+    "gp": "Optuna's Gaussian process",
+    "random": "at random",
+    "grid": "every configuration once, in random order",
+}
+
+
+def goal_text(search: Search) -> str:
+    if search.goal == "front":
+        return "front: the whole trade-off; nothing is stopped that could be on the Pareto front"
+    return "recommend: the cheapest configuration that meets the target"
+
+
+def sampler_text(search: Search) -> str:
+    return f"{search.sampler}: {SAMPLERS[search.sampler]}; seed {search.seed}"
+
+
+def pruning_text(search: Search) -> str:
+    """What stops a trial before its end."""
+    pruning, front = search.pruning, search.goal == "front"
+    rules = []
+    if pruning.target:
+        rules.append("what can't be on the front" if front else "what can't reach the target")
+    if pruning.cap and not front:
+        rules.append("what emits more, or is sure to emit more, than the best trial that meets the target")
+    if pruning.target and pruning.audit:
+        rules[0] += f" ({100 * pruning.audit:g} % of it runs to its end all the same, as an audit)"
+    return "; ".join(rules) or "nothing: every trial runs to its end"
+
+
+def budget_text(budget: Budget) -> str:
+    """When a study ends."""
+    limits = [
+        f"{value:g} {unit}"
+        for value, unit in (
+            (budget.trials, "trials"),
+            (budget.hours, "hours"),
+            (budget.energy_kwh, "kWh"),
+            (budget.emissions_kg_co2e, "kg CO2e"),
+        )
+        if value is not None
+    ]
+    ends = [f"after {' or '.join(limits)}"] if limits else []
+    if budget.until is not None:
+        runs = "one run" if budget.reuses == 1 else f"{budget.reuses} runs"
+        ends.append(f"when another trial is expected to cost more energy than it saves in {runs} of the recommendation")
+    several = len(limits) > 1 or len(ends) > 1
+    return " or ".join(ends) + (", whichever comes first" if several else "")

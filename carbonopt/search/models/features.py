@@ -1,0 +1,176 @@
+"""Configurations as rows of numbers: one form for what decides the perplexity, one for what decides the cost of a
+step. Micro batch, ZeRO stage, offload and the like leave the perplexity alone, so that each model learns from all
+trials that share its own settings."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from pydantic import ValidationError
+
+from carbonopt.core.trial import TrialParams
+from carbonopt.search.models.curves import CORE, Points
+from carbonopt.search.models.schedule import progress
+from carbonopt.search.observation import Observation, trial_params
+
+Array = np.ndarray
+Values = Mapping[str, Any]
+
+_CURVE_CORE = ("global_batch_size", "learning_rate", "epochs", "lr_scheduler")  # in a row's first columns
+_SYSTEM_ONLY = (
+    "micro_batch_size_per_gpu",
+    "zero_stage",
+    "offload",
+    "gradient_checkpointing",
+    "torch_compile",
+    "attention_implementation",
+)
+_CURVE_ONLY = ("learning_rate", "epochs", "lr_scheduler", "warmup_ratio", "weight_decay")  # a step costs the same
+_NUMBERS = {  # scales on which a step of one is a notable change
+    "global_batch_size": math.log,
+    "micro_batch_size_per_gpu": math.log,
+    "warmup_ratio": lambda value: 4 * value,
+    "weight_decay": lambda value: math.log(value + 0.01),
+    "lora_rank": lambda value: math.log(value + 1),
+}
+_WITH_A_MEANING = (*_CURVE_ONLY, "global_batch_size", "micro_batch_size_per_gpu", "lora_rank")  # of their numbers
+_LARGEST = 1e100  # logarithms and differences of larger numbers are not worth comparing
+POINTS = 240  # evaluations that a model is fitted to at most: its time goes with their third power
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Of a space with these free dimensions; dimensions that carbonopt does not know count for both forms."""
+
+    distributions: Mapping[str, BaseDistribution]
+
+    def curve_rows(self, configurations: Sequence[Values], sequences: float) -> Array:
+        """Rows of the configurations' ends, (n, CORE + others). `sequences`: see `sequences_per_epoch`."""
+        return np.array([self._curve_row(values, 1.0, sequences) for values in configurations])
+
+    def points(self, observations: Sequence[Observation], sequences: float) -> Points:
+        """Evaluations of the trials, the last of each trial first when there are too many."""
+        per_trial = max(1, POINTS // max(1, len(observations)))
+        rows, nll, trials = [], [], []
+        for one in observations:
+            for share, loss in _thinned(one.curve, per_trial):
+                rows.append(self._curve_row(one.params, share, sequences))
+                nll.append(loss)
+                trials.append(one.number)
+        width = CORE + len(self._curve_others({}))
+        return Points(np.array(rows).reshape(-1, width), np.array(nll), np.array(trials))
+
+    def system_rows(self, configurations: Sequence[Values]) -> Array:
+        """What a step costs by, (n, columns): the logarithm of the global batch, then the others."""
+        rows = [
+            [math.log(values.get("global_batch_size", 1)), *self._system_others(values)] for values in configurations
+        ]
+        return np.array(rows)
+
+    def memory_rows(self, configurations: Sequence[Values]) -> Array:
+        """What the memory goes by, (n, columns): the logarithm of the micro batch, then the others."""
+        micros = [math.log(trial_params(values).micro_batch_size_per_gpu) for values in configurations]
+        others = [self._system_others(values, but="micro_batch_size_per_gpu") for values in configurations]
+        return np.array([[micro, *other] for micro, other in zip(micros, others, strict=True)])
+
+    def centre(self) -> tuple[float, float]:
+        """The middle of the space in ln(batch) and ln(learning rate)."""
+        return self._middle("global_batch_size"), self._middle("learning_rate")
+
+    def _curve_row(self, values: Values, share: float, sequences: float) -> list[float]:
+        params = trial_params(values)
+        steps = params.epochs * sequences / params.global_batch_size
+        area, rate_share = progress(params, share)
+        core = [math.log(params.global_batch_size), math.log(params.learning_rate), math.log(steps * area), rate_share]
+        return [*core, *self._curve_others(values)]
+
+    def _curve_others(self, values: Values) -> list[float]:
+        names = [name for name in self.distributions if name not in _CURVE_CORE + _SYSTEM_ONLY]
+        return [number for name in names for number in self._numbers(name, values)]
+
+    def _system_others(self, values: Values, but: str | None = None) -> list[float]:
+        names = [name for name in self.distributions if name not in (*_CURVE_ONLY, "global_batch_size", but)]
+        return [number for name in names for number in self._numbers(name, values)]
+
+    def _numbers(self, name: str, values: Values) -> list[float]:
+        """One number, or for a choice among words one column for each but the first."""
+        distribution = self.distributions[name]
+        if isinstance(distribution, CategoricalDistribution):
+            numeric = all(isinstance(one, int | float) and not isinstance(one, bool) for one in distribution.choices)
+            if not numeric or name == "zero_stage":
+                return [float(values.get(name) == choice) for choice in distribution.choices[1:]]
+        low, high = _ends(distribution)
+        value = values.get(name, low)
+        if name in _NUMBERS:
+            return [_NUMBERS[name](value)]
+        if isinstance(distribution, IntDistribution | FloatDistribution) and distribution.log:
+            low, high, value = math.log(low), math.log(high), math.log(value)
+        return [4 * (value - low) / (high - low) if high > low else 0.0]
+
+    def _middle(self, name: str) -> float:
+        distribution = self.distributions.get(name)
+        if distribution is None:
+            return 0.0  # fixed: nothing to be off the middle of
+        return sum(math.log(end) for end in _ends(distribution)) / 2
+
+
+def check_dimensions(distributions: Mapping[str, BaseDistribution]) -> None:
+    """
+    Raises:
+        ValueError: if a dimension with one of carbonopt's names has a value that it can't have, or another one has
+            numbers too large to compare.
+    """
+    for name, distribution in distributions.items():
+        if isinstance(distribution, CategoricalDistribution):
+            values = list(distribution.choices)
+        else:
+            low, high = _ends(distribution)
+            values = [low, high]
+            if isinstance(distribution, FloatDistribution) and distribution.step is None:
+                values.append(low + (high - low) / math.pi)  # no whole number, which some dimensions need
+        wrong = [value for value in values if not _can_be(name, value)]
+        if wrong:
+            raise ValueError(f"{name} can't be {wrong[0]!r}: leave it out of the search space.")
+
+
+def _can_be(name: str, value: Any) -> bool:
+    if isinstance(value, float) and abs(value) > _LARGEST:
+        return False
+    if name not in _WITH_A_MEANING:
+        return True
+    needed = {"global_batch_size": 1, "micro_batch_size_per_gpu": 1, "learning_rate": 1.0, "epochs": 1}
+    try:
+        TrialParams.model_validate({**needed, name: value})
+    except ValidationError:
+        return False
+    return True
+
+
+def _ends(distribution: BaseDistribution) -> tuple[float, float]:
+    """The lowest and the highest of numbers."""
+    if isinstance(distribution, CategoricalDistribution):
+        numbers = [float(one) for one in distribution.choices if one is not None]
+        return min(numbers), max(numbers)
+    assert isinstance(distribution, IntDistribution | FloatDistribution)
+    return distribution.low, distribution.high
+
+
+def sequences_per_epoch(observations: Sequence[Observation]) -> float | None:
+    """How many sequences an epoch has, as the trials' numbers of steps tell; None: none is known."""
+    found = []
+    for one in observations:
+        if one.total_steps:
+            params = trial_params(one.params)
+            found.append(one.total_steps * params.global_batch_size / params.epochs)
+    return float(np.median(found)) if found else None
+
+
+def _thinned(curve: Sequence[tuple[float, float]], count: int) -> list[tuple[float, float]]:
+    """At most `count` points, evenly, the last among them."""
+    if len(curve) <= count:
+        return list(curve)
+    places = np.linspace(len(curve) - 1, 0, count, endpoint=False).round().astype(int)
+    return [curve[place] for place in sorted(set(places.tolist()))]

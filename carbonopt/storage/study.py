@@ -1,0 +1,408 @@
+"""A study in its Optuna storage: the one truth. Everything that a report needs is read from here and written here."""
+
+import json
+import math
+import sqlite3
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import optuna
+from optuna.storages import BaseStorage
+from optuna.trial import FrozenTrial, Trial
+from optuna.trial import TrialState as OptunaState
+from pydantic import ValidationError
+from sqlalchemy.exc import SQLAlchemyError
+
+from carbonopt.core.config import Choices, Range, StudyConfig
+from carbonopt.core.errors import RENAMED_KEYS, BadInput, CarbonoptError
+from carbonopt.core.study import CarbonTrace, InputFile, Provenance, SessionLedger, StudyData
+from carbonopt.core.trial import Prepared, StopReason, TrialRecord, TrialState
+from carbonopt.storage.paths import StudyPaths
+from carbonopt.storage.url import RESTORE, stored_pointer, what_is_wrong
+
+OBJECTIVES = ("emissions_kg_co2e", "perplexity")
+CONSTRAINT = "log perplexity over target"  # feasible at 0 and below
+REPEAT_OF, SEED = "repeat of", "seed"  # attributes of a trial that repeats another one's configuration
+WORST_VIOLATION = 10.0  # for a trial that taught nothing about its perplexity; e^10 times the target
+
+_FINISHED = (OptunaState.COMPLETE, OptunaState.PRUNED, OptunaState.FAIL)
+
+
+# --------------------------------------------------------------------------------------------------------- the study
+
+
+class StudyStorage:
+    """One study. The `study` attribute is Optuna's, for asking."""
+
+    def __init__(self, study: optuna.Study, storage: BaseStorage) -> None:
+        self.study = study
+        self._storage = storage
+        self._id = storage.get_study_id_from_name(study.study_name)
+
+    @classmethod
+    def load(cls, storage: BaseStorage, name: str) -> "StudyStorage | None":
+        """The study of that name, or None."""
+        with _readable(f"study {name!r}"):
+            names = {one.study_name for one in storage.get_all_studies()}
+            return cls(_load(storage, name), storage) if name in names else None
+
+    @classmethod
+    def of_folder(cls, storage: BaseStorage, paths: StudyPaths) -> "StudyStorage":
+        """The study that a folder belongs to.
+
+        Raises:
+            BadInput: if the storage is damaged, or does not hold it, or holds several and the folder doesn't say which.
+        """
+        pointer = stored_pointer(paths)
+        with _readable(str(paths.root)):
+            names = [one.study_name for one in storage.get_all_studies()]
+            if pointer is not None:
+                names = [name for name in names if name == pointer["study"]]
+            studies = [cls(_load(storage, name), storage) for name in names]
+            studies = [found for found in studies if "config" in found.study.user_attrs]
+        if not studies:
+            raise BadInput(
+                f"the storage of {paths.root} must hold a study of carbonopt's, but holds none: it is damaged (restore "
+                "it from a copy), or its run ended before the first trial (type the same `carbonopt run` again)."
+            )
+        if len(studies) > 1:
+            raise BadInput(f"the storage of {paths.root} must hold one study of carbonopt's, but holds {len(studies)}.")
+        return studies[0]
+
+    @classmethod
+    def create(cls, storage: BaseStorage, config: StudyConfig, provenance: Provenance) -> "StudyStorage":
+        study = optuna.create_study(study_name=config.name, storage=storage, directions=["minimize"] * len(OBJECTIVES))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            study.set_metric_names(list(OBJECTIVES))
+        made = cls(study, storage)
+        made.refresh(config, provenance)
+        return made
+
+    def refresh(self, config: StudyConfig, provenance: Provenance) -> None:
+        """Stores the study file as it is now (its budget may have grown) and where and how it runs."""
+        self.study.set_user_attr("config", config.model_dump(mode="json"))
+        self.study.set_user_attr("provenance", provenance.model_dump(mode="json"))
+
+    def check_same(self, config: StudyConfig, where: str) -> None:
+        """Refuses to go on with another study's storage.
+
+        Raises:
+            BadInput: naming the first key that differs.
+        """
+        with _readable(f"study {config.name!r}"):
+            stored = self.study.user_attrs.get("config")
+        if stored is None:
+            raise BadInput(
+                f"{where} holds an Optuna study named {config.name!r} that carbonopt did not make; rename yours."
+            )
+        difference = _first_difference(self.read(live=False).config.identity(), config.identity())
+        if difference:
+            raise BadInput(
+                f"{where} holds another study: {difference}. Give another --out (or another name), or restore the "
+                "study file; only budget, confirm, track and carbon.trace may change."
+            )
+
+    def set_prepared(self, prepared: Prepared) -> None:
+        self.study.set_user_attr("prepared", prepared.model_dump(mode="json"))
+
+    def set_inputs(self, files: tuple[InputFile, ...]) -> None:
+        """As one text, for the trace's reason."""
+        self.study.set_user_attr("inputs", json.dumps([file.model_dump() for file in files]))
+
+    def inputs(self) -> tuple[InputFile, ...] | None:
+        """The files that trials read, as the first one found them; None before it, and for a study that didn't note
+        them. Raises a BadInput if the note is damaged."""
+        noted = self.study.user_attrs.get("inputs")
+        if noted is None or not self.read(live=False).records:
+            return None
+        with _readable(f"study {self.study.study_name!r}"):
+            return tuple(InputFile(**file) for file in json.loads(noted))
+
+    def set_trace(self, trace: CarbonTrace | None) -> None:
+        """As one text: as a list, Optuna would copy a year of hours anew for each look at the study."""
+        self.study.set_user_attr("trace", None if trace is None else trace.model_dump_json())
+
+    def set_ended(self, why: str | None) -> None:
+        self.study.set_user_attr("ended", why)
+
+    def set_session(self, index: int, ledger: SessionLedger) -> None:
+        self.study.set_user_attr(f"session {index}", ledger.model_dump(mode="json"))
+
+    def sessions(self) -> tuple[SessionLedger, ...]:
+        attributes = self.study.user_attrs
+        keys = sorted((key for key in attributes if key.startswith("session ")), key=lambda key: int(key.split()[1]))
+        return tuple(SessionLedger(**attributes[key]) for key in keys)
+
+    def read(self, *, live: bool) -> StudyData:
+        """The whole study. `live`: whether a command works on it, so that a trial may be running.
+
+        Raises:
+            BadInput: if what is stored is not what carbonopt writes.
+        """
+        with _readable(f"study {self.study.study_name!r}"):
+            attributes = self.study.user_attrs
+            prepared, trace = attributes.get("prepared"), attributes.get("trace")
+            config = StudyConfig.model_validate(attributes["config"])
+            trials = self.study.get_trials(deepcopy=False)
+            _check_parameters(trials, config)
+            return StudyData(
+                config=config,
+                records=_records(trials, live),
+                sessions=self.sessions(),
+                provenance=Provenance.model_validate(attributes["provenance"]),
+                prepared=None if prepared is None else Prepared(**prepared),
+                trace=None if trace is None else CarbonTrace.model_validate_json(trace),
+                ended=attributes.get("ended"),
+            )
+
+    # ------------------------------------------------------------------------------------------------------- trials
+
+    def finished_count(self) -> int:
+        """Of the search's own trials."""
+        trials = self.study.get_trials(deepcopy=False)
+        return sum(trial.state in _FINISHED and REPEAT_OF not in trial.user_attrs for trial in trials)
+
+    def queue_repeat(self, number: int, seed: int) -> None:
+        """Puts a trial's configuration into the queue again, unless a repeat waits there already."""
+        trials = self.study.get_trials(deepcopy=False)
+        if not any(trial.state == OptunaState.WAITING and REPEAT_OF in trial.user_attrs for trial in trials):
+            self.study.enqueue_trial(dict(trials[number].params), user_attrs={REPEAT_OF: number, SEED: seed})
+
+    def next_number(self) -> int:
+        """The number that the next proposal will have."""
+        trials = self.study.get_trials(deepcopy=False)
+        waiting = [trial.number for trial in trials if trial.state == OptunaState.WAITING]
+        return min(waiting, default=len(trials))
+
+    def interrupted(self, number: int) -> TrialRecord | None:
+        """What is known of the earlier attempts of a trial that is to run again; None for a first attempt."""
+        attribute = self.study.get_trials(deepcopy=False)[number].user_attrs.get("record")
+        return None if attribute is None else TrialRecord.from_json(attribute)
+
+    def save_progress(self, trial: Trial, record: TrialRecord) -> None:
+        """Stores what a running trial has used so far, for the case that this process dies."""
+        trial.set_user_attr("record", record.as_json())
+
+    def tell(self, trial: Trial, record: TrialRecord, target_perplexity: float) -> None:
+        """Ends a trial. Only a complete one has values; the rest teach the sampler by the constraint.
+
+        Optuna's FAIL is not used: its samplers ignore failed trials and propose them again (optuna #332, #2864). The
+        state that counts is the record's.
+        """
+        trial.set_user_attr("record", record.as_json())
+        trial.set_user_attr("state", record.state.value)
+        trial.set_user_attr("configuration", ", ".join(f"{k}={v}" for k, v in record.params.as_record().items()))
+        if record.stop_reason:
+            trial.set_user_attr("stop reason", record.stop_reason.value)
+        trial.set_constraint(CONSTRAINT, violation(record, target_perplexity))
+        if record.state == TrialState.COMPLETE:
+            assert record.emissions_kg_co2e is not None and record.perplexity is not None
+            self.study.tell(trial, [record.emissions_kg_co2e, record.perplexity])
+        else:
+            self.study.tell(trial, state=OptunaState.PRUNED)
+
+    def requeue(self, trial: Trial, record: TrialRecord) -> None:
+        """Puts an interrupted trial back: the next run repeats it under its number."""
+        trial.set_user_attr("record", record.as_json())
+        self._requeue(trial.number)
+
+    def recover(self) -> list[TrialRecord]:
+        """Puts back the trials that a killed command left running, with what they had used as far as it was stored."""
+        recovered = []
+        for trial in self.study.get_trials(deepcopy=False, states=(OptunaState.RUNNING,)):
+            record = _record(trial, live=False)
+            if record is not None:
+                self._storage.set_trial_user_attr(self._trial_id(trial.number), "record", record.as_json())
+                recovered.append(record)
+            self._requeue(trial.number)
+        return recovered
+
+    def _requeue(self, number: int) -> None:
+        self._storage.set_trial_state_values(self._trial_id(number), OptunaState.WAITING)
+
+    def _trial_id(self, number: int) -> int:
+        return self._storage.get_trial_id_from_study_id_trial_number(self._id, number)
+
+
+def check_folder_is_free(storage: BaseStorage, paths: StudyPaths, name: str) -> None:
+    """Refuses a folder that is another study's: names that differ can have the same folder by default.
+
+    Raises:
+        BadInput: naming the study that is there.
+    """
+    pointer = stored_pointer(paths)
+    with _readable(str(paths.root)):
+        held = [one.study_name for one in storage.get_all_studies()]
+    there = [pointer["study"]] if pointer is not None else held if paths.storage.exists() else []
+    if there and name not in there:
+        raise BadInput(f"{paths.root} holds the study {there[0]!r}; give {name!r} a folder of its own: --out DIR.")
+    if paths.trials.exists() and name not in held:
+        raise BadInput(
+            f"{paths.root} holds trials, but its storage has no study {name!r}; restore the storage from a copy, or "
+            "give another --out."
+        )
+
+
+@contextmanager
+def _readable(whose: str) -> Iterator[None]:
+    """Whatever reading stumbles over is damage: SQLite, Optuna and pydantic have errors of their own for it.
+
+    Raises:
+        BadInput: that says what it is.
+    """
+    try:
+        yield
+    except (
+        optuna.exceptions.OptunaError, SQLAlchemyError, BadInput,
+        ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError,
+    ) as error:  # fmt: skip
+        cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
+        if isinstance(cause, SQLAlchemyError):
+            raise BadInput(f"the storage of {whose} {what_is_wrong(cause)}.") from error
+        if (key := _renamed_key(error) or _renamed_key(error.__cause__)) is not None:
+            raise BadInput(
+                f"the storage of {whose} was written by an earlier carbonopt: its key {key} is called "
+                f"{RENAMED_KEYS[key]} now; go on with that version, or run the study again."
+            ) from error
+        raise BadInput(f"the storage of {whose} is damaged: {_reason(error)}; {RESTORE}.") from error
+
+
+@contextmanager
+def written(whose: str) -> Iterator[None]:
+    """What a run stumbles over while it writes is no damage: the disk is full, or the server is gone.
+
+    Raises:
+        CarbonoptError: that says so. All that was stored before stays.
+    """
+    try:
+        yield
+    except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
+        said: BaseException = error
+        while said.__cause__ is not None:  # down to what the database's driver says
+            said = said.__cause__
+        why = f"the storage of {whose} can't be written to ({' '.join(str(said).split())}); when it can,"
+        if getattr(said, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
+            why = f"no space left for the storage of {whose}; make room and"
+        raise CarbonoptError(f"{why} type the same command again.") from error
+
+
+def _renamed_key(error: BaseException | None) -> str | None:
+    """The first key that had another name before 0.1.0, where one is why this can't be read."""
+    if not isinstance(error, ValidationError):
+        return None
+    unknown = (str(detail["loc"][-1]) for detail in error.errors() if detail["type"] == "extra_forbidden")
+    return next((key for key in unknown if key in RENAMED_KEYS), None)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        return _first_of(error)
+    text = next(iter(str(error).strip().splitlines()), "").removesuffix(".")
+    return text if isinstance(error, BadInput) else f"{type(error).__name__}: {text}"
+
+
+def _load(storage: BaseStorage, name: str) -> optuna.Study:
+    return optuna.load_study(study_name=name, storage=storage)
+
+
+def violation(record: TrialRecord, target_perplexity: float) -> float:
+    """How far a trial's last known perplexity lies above the target, as a logarithm; at most WORST_VIOLATION."""
+    if record.state not in (TrialState.COMPLETE, TrialState.PRUNED):
+        return WORST_VIOLATION
+    last = record.perplexity if record.evals == () else record.evals[-1].perplexity
+    if last is None:
+        return 0.0  # stopped by the cap before its first evaluation: nothing speaks against its perplexity
+    if not math.isfinite(last):
+        return WORST_VIOLATION
+    value = math.log(last / target_perplexity)
+    if record.stop_reason == StopReason.TARGET:
+        value = max(value, 1e-6)
+    return min(value, WORST_VIOLATION)
+
+
+def _records(trials: Sequence[FrozenTrial], live: bool) -> tuple[TrialRecord, ...]:
+    """Of all trials that were begun.
+
+    Raises:
+        BadInput: if one is missing: without it another trial may be recommended.
+    """
+    missing = sorted(set(range(len(trials))) - {trial.number for trial in trials})
+    if missing:
+        raise BadInput(f"trial {missing[0]} is missing")
+    return tuple(record for trial in trials if (record := _record(trial, live)) is not None)
+
+
+def _check_parameters(trials: Sequence[FrozenTrial], config: StudyConfig) -> None:
+    """What the search could choose, each trial that has ended was given.
+
+    Raises:
+        BadInput: if it is gone.
+    """
+    space = config.search.space
+    free = {name for name in type(space).model_fields if isinstance(getattr(space, name), Choices | Range)}
+    for trial in trials:
+        if trial.state in _FINISHED and not free <= trial.params.keys():
+            raise BadInput(f"trial {trial.number} has lost its parameters")
+
+
+def _record(trial: FrozenTrial, live: bool) -> TrialRecord | None:
+    """The record of a trial; None for one that was put in the queue and never begun, or only just."""
+    attribute = trial.user_attrs.get("record")
+    if attribute is None:
+        if trial.state in _FINISHED:
+            raise BadInput(f"trial {trial.number} has ended, but has no record")
+        return None
+    try:
+        record = TrialRecord.from_json(attribute)
+    except ValidationError as error:
+        raise BadInput(f"trial {trial.number}: {_first_of(error)}") from error
+    if record.trial != trial.number:
+        raise BadInput(f"trial {trial.number} has the record of trial {record.trial}")
+    if trial.state in _FINISHED:
+        _check_ended(record, trial)
+    if record.state == TrialState.RUNNING and not live:
+        return record.model_copy(update={"state": TrialState.FAILED, "stop_reason": StopReason.INTERRUPTED})
+    return record
+
+
+def _check_ended(record: TrialRecord, trial: FrozenTrial) -> None:
+    """A trial that has ended says how; a complete one has what it is ranked by, for Optuna, too.
+
+    Raises:
+        BadInput: if its record says otherwise.
+    """
+    complete = trial.state == OptunaState.COMPLETE
+    if record.state == TrialState.RUNNING or complete != (record.state == TrialState.COMPLETE):
+        raise BadInput(f"trial {record.trial} has ended otherwise than its record says ({record.state.value})")
+    if complete and trial.values is None:
+        raise BadInput(f"trial {record.trial} has lost its values")
+    if complete:
+        energy_kwh = None if record.energy_kwh is None else record.energy_kwh.train
+        values = {
+            "perplexity": record.perplexity,
+            "emissions_kg_co2e": record.emissions_kg_co2e,
+            "energy_kwh": energy_kwh,
+        }
+        for name, value in values.items():
+            if value is None or not math.isfinite(value):
+                raise BadInput(f"trial {record.trial} is complete, but its record has no {name}")
+
+
+def _first_of(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc'])) or error.title}: {first['msg']}"
+
+
+def _first_difference(stored: Any, given: Any, path: str = "") -> str | None:
+    if isinstance(stored, dict) and isinstance(given, dict):
+        for key in sorted(stored.keys() | given.keys()):
+            found = _first_difference(stored.get(key), given.get(key), f"{path}.{key}" if path else key)
+            if found:
+                return found
+        return None
+    return (
+        None if stored == given else f"{path} is {given!r} in the study file, but {stored!r} in the study that is there"
+    )

@@ -1,0 +1,163 @@
+"""Where a study's storage is: its URL, and never a word of its password."""
+
+import json
+import os
+import sqlite3
+import warnings
+from contextlib import closing
+from pathlib import Path
+
+import optuna
+from optuna.storages import BaseStorage, RDBStorage
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import SQLAlchemyError
+
+from carbonopt.core.errors import BadInput
+from carbonopt.core.files import write_json
+from carbonopt.storage.paths import StudyPaths
+
+RESTORE = "restore it from a copy"
+_EXAMPLES = "examples: sqlite:///study.db, postgresql://user@host/db"
+# What SQLite says of a file that may be whole all the same; anything else is damage.
+_UNREADABLE = {
+    sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_AUTH,
+}  # fmt: skip
+# Options of a URL that are shown and kept; any other may be a secret under whatever name its driver gives it.
+_HARMLESS = {"application_name", "charset", "host", "port", "sslmode", "sslrootcert"}
+
+
+def storage_url(paths: StudyPaths, given: str | None) -> str:
+    """The storage of a study folder: the one given, else the one it was begun with, else a file in it.
+
+    Raises:
+        BadInput: for an URL that is none or is another than the folder's, and for a folder that no URL can name.
+    """
+    pointer = stored_pointer(paths)
+    if given is not None:
+        begun_with = pointer["url"] if pointer else str(paths.storage) if paths.storage.exists() else None
+        if begun_with is not None and begun_with != _shown(_parsed(given)):
+            raise BadInput(f"--storage: the study in {paths.root} is stored in {begun_with}; leave --storage out.")
+        return given
+    if pointer is not None:
+        return pointer["url"]
+    file = str(paths.storage.resolve())
+    if set(file) & set("?#%"):
+        raise BadInput(f"--out {paths.root}: a study's path can't have ?, # or % in it, because a storage URL can't.")
+    return f"sqlite:///{file}"
+
+
+def stored_pointer(paths: StudyPaths) -> dict[str, str] | None:
+    """The URL and the study's name in a storage outside the folder; None where the storage is the folder's own file.
+
+    Raises:
+        BadInput: if the note is not what carbonopt writes.
+    """
+    if not paths.storage_pointer.exists():
+        return None
+    try:
+        pointer = json.loads(paths.storage_pointer.read_text(encoding="utf-8"))
+        return {"url": str(pointer["url"]), "study": str(pointer["study"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{paths.storage_pointer} is damaged; give --storage after removing it.") from error
+
+
+def remember_storage(paths: StudyPaths, given: str | None, study_name: str) -> None:
+    """Notes a storage outside the folder beside the study, without its password."""
+    if given is not None:
+        write_json(paths.storage_pointer, {"url": _shown(_parsed(given)), "study": study_name})
+
+
+def connect(url: str, *, must_exist: bool = False) -> BaseStorage:
+    """Opens a storage by its SQLAlchemy URL. `must_exist`: a missing SQLite file is not made.
+
+    Raises:
+        BadInput: if it can't be reached, or is something else; the password is never shown.
+    """
+    parsed = _parsed(url)
+    shown = _shown(parsed)
+    what = f"--storage {shown}"
+    if parsed.get_backend_name() == "sqlite":
+        _check_sqlite(parsed, shown, must_exist)
+        if Path(str(parsed.database)).exists():
+            what = f"the storage {parsed.database}"  # which may be the study folder's own: nobody gave an URL then
+    # Without a limit an unreachable server would hold the command for minutes.
+    arguments = {"connect_timeout": 10} if parsed.get_backend_name() in ("postgresql", "mysql") else {}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            escaped = url.replace("{", "{{").replace("}", "}}")  # Optuna formats it
+            return RDBStorage(escaped, engine_kwargs={"connect_args": arguments, "pool_pre_ping": True})
+    except ImportError as error:
+        raise BadInput(
+            f"--storage {shown}: its driver is missing ({error}); install it, or use sqlite:///FILE."
+        ) from error
+    except (SQLAlchemyError, RuntimeError, ValueError, TypeError) as error:
+        reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+        for secret in _secrets(parsed):
+            reason = reason.replace(secret, "***")
+        raise BadInput(f"{what} can't be opened: {reason}.") from error
+
+
+def what_is_wrong(error: SQLAlchemyError | sqlite3.Error) -> str:
+    """Whether a database is damaged or only can't be read now, and what it says."""
+    said = getattr(error, "orig", None) or error
+    reason = next(iter(str(said).strip().splitlines()), type(said).__name__).removesuffix(".")
+    # An extended code's lowest byte is the plain one.
+    if isinstance(said, sqlite3.Error) and getattr(said, "sqlite_errorcode", 0) & 0xFF not in _UNREADABLE:
+        return f"is damaged: {reason}; {RESTORE}"
+    return f"can't be read: {reason}"
+
+
+def _check_sqlite(url: URL, shown: str, must_exist: bool) -> None:
+    if url.database in (None, "", ":memory:"):
+        raise BadInput("--storage: a study in memory would be lost; give a file, such as sqlite:///study.db.")
+    if url.query:
+        raise BadInput(f"--storage {shown}: a SQLite URL takes no options; leave out what follows the question mark.")
+    file = Path(str(url.database))
+    if not file.exists():
+        if must_exist:
+            raise BadInput(f"--storage {shown}: there is no such file.")
+        return
+    if not file.is_file() or not os.access(file, os.R_OK):
+        why = "permission denied; ask its owner for a copy" if file.is_file() else "it is not a file"
+        raise BadInput(f"the storage {file} can't be read: {why}.")
+    try:
+        # Not read only: where a process was killed while it wrote, opening has to undo what it had begun.
+        with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=rw", uri=True)) as database:
+            tables = {row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            ((found,),) = database.execute("PRAGMA quick_check(1)")
+    except sqlite3.Error as error:
+        raise BadInput(f"the storage {file} {what_is_wrong(error)}.") from error
+    if found != "ok":
+        first = found.removeprefix("*** in database main ***").strip().splitlines()[0]
+        raise BadInput(f"the storage {file} is damaged: {first}; {RESTORE}.")
+    if not tables and must_exist:
+        raise BadInput(f"the storage {file} is damaged: it is empty; {RESTORE}.")
+    if tables and not {"studies", "trials"} <= tables:
+        raise BadInput(
+            f"the storage {file} is another program's database or a damaged one; {RESTORE}, or give another."
+        )
+
+
+def _shown(url: URL) -> str:
+    """The URL without its password and without options that may be one."""
+    query = {key: value for key, value in url.query.items() if key in _HARMLESS}
+    return URL.create(url.drivername, url.username, None, url.host, url.port, url.database, query).render_as_string()
+
+
+def _secrets(url: URL) -> list[str]:
+    in_query = [str(value) for key, value in url.query.items() if key not in _HARMLESS]
+    return [secret for secret in (url.password, *in_query) if secret]
+
+
+def _parsed(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except (SQLAlchemyError, ValueError) as error:  # the URL itself is not shown: it may hold a password
+        raise BadInput(f"--storage is not a storage URL; {_EXAMPLES}.") from error
+    if "@" in (parsed.host or ""):
+        raise BadInput("--storage has an @ in its host's name; an @ in a user's name or password is written %40.")
+    if "@" in (parsed.database or "") and parsed.get_backend_name() != "sqlite":
+        raise BadInput(f"--storage has an @ in its database's name, so a slash is wrong; {_EXAMPLES}.")
+    return parsed

@@ -1,0 +1,133 @@
+"""The files that trials read on this machine: noted with the study, which goes on with these alone."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import carbonopt
+from carbonopt.core.config import ReplayLaunch, StudyConfig
+from carbonopt.core.errors import BEFORE_FIRST_TRIAL, BadInput, StudyInterrupted
+from carbonopt.core.study import InputFile
+
+_PIECE_BYTES = 2**20
+# The weights of a model can have 100 GB, which nobody wants to wait for before a study begins. Another training of it
+# changes them nearly everywhere, so that pieces of a large file show it.
+_LARGE_BYTES, _PIECES = 64 * 2**20, 64
+
+
+def input_files(config: StudyConfig) -> tuple[InputFile, ...]:
+    """What trials depend on that is neither in the study file nor on a hub, as it is now; not looked into.
+
+    Data sets count with all their files and folders, models and tokenizers with the files that lie directly in theirs.
+    Hidden files and Markdown say nothing that a trial reads.
+
+    Raises:
+        BadInput: if a folder can't be read.
+    """
+    try:
+        return tuple(_input_files(config))
+    except OSError as error:
+        raise BadInput(f"{error.filename} can't be read: {error.strerror}.") from error
+
+
+def workload_fingerprint(config: StudyConfig, inputs: Sequence[InputFile]) -> str:
+    """Of all that the prepared data depends on: the workload, and its files by their size and time."""
+    workload = None if config.workload is None else config.workload.model_dump(mode="json")
+    stats = [(file.path, file.bytes, file.mtime_ns) for file in inputs]
+    seen = json.dumps([carbonopt.__version__, workload, stats], sort_keys=True)
+    return hashlib.sha256(seen.encode()).hexdigest()
+
+
+def _input_files(config: StudyConfig) -> Iterator[InputFile]:
+    if isinstance(config.launch, ReplayLaunch):
+        yield _input_file(Path(config.launch.table))
+        return
+    assert config.workload is not None
+    dataset, model, tokenizer = config.workload.dataset, config.workload.model, config.workload.tokenizer
+    yield from (_input_file(Path(file)) for file in (*(dataset.train_files or ()), *(dataset.eval_files or ())))
+    for part in (model, tokenizer):
+        folder = part.name_or_path if part is not None else None
+        if folder is not None and Path(folder).is_absolute():
+            for file in map(_input_file, _visible(Path(folder).iterdir(), folder)):
+                yield file.model_copy(update={"pieces": _PIECES}) if file.bytes > _LARGE_BYTES else file
+    if dataset.name_or_path is not None and Path(dataset.name_or_path).is_absolute():
+        yield from map(_input_file, _visible(Path(dataset.name_or_path).rglob("*"), dataset.name_or_path))
+
+
+def with_sha256(files: Iterable[InputFile], interrupted: Callable[[], bool]) -> tuple[InputFile, ...]:
+    """With the sha256 of each.
+
+    Raises:
+        StudyInterrupted: soon after `interrupted` says so.
+        BadInput: if one can't be read.
+    """
+    return tuple(file if file.sha256 else _with_sha256(file, interrupted) for file in files)
+
+
+def check_unchanged(
+    noted: Iterable[InputFile], files: Iterable[InputFile], where: str, interrupted: Callable[[], bool]
+) -> None:
+    """Refuses to go on with a study on other data, or from another model. Only what has another time is looked into.
+
+    Args:
+        noted: the files as the first trial found them.
+        where: names what holds the study.
+
+    Raises:
+        BadInput: naming the first file that is another one.
+        StudyInterrupted: as `with_sha256`.
+    """
+    before, after = ({file.path: file for file in some} for some in (noted, files))
+    for path in sorted(before.keys() | after.keys()):
+        change = _change(before.get(path), after.get(path), interrupted)
+        if change is not None:
+            raise BadInput(
+                f"{where} holds a study whose trials read other files: {path} {change}. Put back what was there, or "
+                "give another --out (or another name)."
+            )
+
+
+def _change(was: InputFile | None, now: InputFile | None, interrupted: Callable[[], bool]) -> str | None:
+    if was is None:
+        return "was not there"
+    if now is None:
+        return "is gone"
+    if now.bytes != was.bytes:
+        return f"has {now.bytes:,} bytes now, and had {was.bytes:,}"
+    if now.mtime_ns == was.mtime_ns or _with_sha256(now, interrupted).sha256 == was.sha256:
+        return None
+    return "has another content now (its sha256 has changed)"
+
+
+def _visible(paths: Iterable[Path], folder: str) -> Iterator[Path]:
+    for path in sorted(paths):
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if not hidden and path.suffix != ".md" and path.is_file():
+            yield path
+
+
+def _input_file(path: Path) -> InputFile:
+    found = path.stat()
+    return InputFile(path=str(path), bytes=found.st_size, mtime_ns=found.st_mtime_ns)
+
+
+def _with_sha256(file: InputFile, interrupted: Callable[[], bool]) -> InputFile:
+    digest = hashlib.sha256()
+    try:
+        with Path(file.path).open("rb") as opened:
+            for place in _places(file):
+                if interrupted():
+                    raise StudyInterrupted(BEFORE_FIRST_TRIAL)
+                opened.seek(place)
+                digest.update(opened.read(_PIECE_BYTES))
+    except OSError as error:
+        raise BadInput(f"{file.path} can't be read: {error.strerror}.") from error
+    return file.model_copy(update={"sha256": digest.hexdigest()})
+
+
+def _places(file: InputFile) -> Iterable[int]:
+    if not file.pieces:
+        return range(0, file.bytes, _PIECE_BYTES)
+    last = file.bytes - _PIECE_BYTES
+    return [last * number // (file.pieces - 1) for number in range(file.pieces)]

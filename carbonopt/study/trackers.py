@@ -1,0 +1,339 @@
+"""Weights & Biases and TensorBoard: extra views of a study for those who want them.
+
+Everything is in the storage anyway, so no tracker may fail or slow a trial: they work in one thread of their own, and
+one that fails is switched off.
+"""
+
+import contextlib
+import netrc
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import psutil
+
+from carbonopt.core.config import StudyConfig, WandbTracking
+from carbonopt.core.trial import EvalPoint, TrialRecord, TrialSpec, TrialState
+
+_QUEUE_SIZE = 1000  # messages; a trial has about ten
+_CLOSE_S = 5.0
+_ENDED_WELL = (TrialState.COMPLETE, TrialState.PRUNED)
+
+Scalars = dict[str, int | float | str | bool]
+
+
+class _Tracker(Protocol):
+    name: str
+
+    def trial_started(self, spec: TrialSpec) -> None: ...
+    def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None: ...
+    def trial_ended(self, record: TrialRecord) -> None: ...
+    def close(self) -> None: ...
+
+    def abandon(self) -> None:
+        """Instead of `close` where the tracker failed or hangs: ends at once what would hold up the study's end."""
+
+
+class Trackers:
+    """Passes on what happens in a study to its trackers. No method waits for them, fails, or takes noticeable time.
+
+    `warn` is called in the caller's own thread, inside one of these methods.
+    """
+
+    def __init__(self, openers: dict[str, Callable[[], _Tracker]], warn: Callable[[str], None]) -> None:
+        self._openers = openers
+        self._warn = warn
+        self._messages: queue.Queue[tuple[str, tuple] | None] = queue.Queue(_QUEUE_SIZE)
+        self._warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._opened: list[_Tracker] = []
+        self._dropped = 0
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def trial_started(self, spec: TrialSpec) -> None:
+        self._send("trial_started", spec)
+
+    def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None:
+        """An evaluation in trial `number`, and the emissions of its training window up to there."""
+        self._send("evaluated", number, point, emissions_kg_co2e)
+
+    def trial_ended(self, record: TrialRecord) -> None:
+        self._send("trial_ended", record)
+
+    def close(self) -> None:
+        """Lets the trackers finish what is queued, for a few seconds at most."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._thread is not None:
+            deadline = time.monotonic() + _CLOSE_S
+            try:
+                self._messages.put(None, timeout=_CLOSE_S)
+                self._thread.join(max(0.0, deadline - time.monotonic()))
+            except queue.Full:
+                pass  # the thread hangs; it is still alive below
+            if self._thread.is_alive():
+                self._warnings.put(f"the trackers did not finish within {_CLOSE_S:g} s; their latest points are lost.")
+        if self._dropped:
+            self._warnings.put(f"the trackers were too slow: {self._dropped} messages to them were left out.")
+        self._pass_on_warnings()
+        if self._thread is not None and self._thread.is_alive():
+            for tracker in list(self._opened):
+                tracker.abandon()
+
+    def _send(self, event: str, *values: Any) -> None:
+        if not self._openers or self._closed:
+            return
+        if self._thread is None:
+            # A daemon, so that a tracker that hangs can't keep the study's process from ending.
+            self._thread = threading.Thread(target=self._work, name="trackers", daemon=True)
+            self._thread.start()
+        try:
+            self._messages.put_nowait((event, values))
+        except queue.Full:
+            if not self._dropped:
+                self._warnings.put("the trackers are too slow; some of what happens will be missing there.")
+            self._dropped += 1
+        self._pass_on_warnings()
+
+    def _pass_on_warnings(self) -> None:
+        while not self._warnings.empty():
+            self._warn(self._warnings.get())
+
+    def _work(self) -> None:
+        """The trackers' thread."""
+        for name, opener in self._openers.items():
+            self._guarded(name, lambda: self._opened.append(opener()))  # noqa: B023, called at once
+        while (message := self._messages.get()) is not None:
+            event, values = message
+            for tracker in list(self._opened):
+                if not self._guarded(tracker.name, lambda: getattr(tracker, event)(*values)):  # noqa: B023, called at once
+                    self._opened.remove(tracker)
+                    self._guarded(tracker.name, tracker.abandon)
+        for tracker in self._opened:
+            self._guarded(tracker.name, tracker.close)
+
+    def _guarded(self, name: str, act: Callable[[], None]) -> bool:
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001, whatever goes wrong in a tracker, it must not end a night of trials
+            text = " ".join(str(error).split()) or "no reason given"
+            self._warnings.put(f"{name} is switched off for the rest of this run: {type(error).__name__}: {text}")
+            return False
+        return True
+
+
+def open_trackers(config: StudyConfig, folder: Path, warn: Callable[[str], None]) -> Trackers:
+    """The trackers that the study file asks for, writing below `folder`. Nothing is imported or written before the
+    first trial; `warn` is told, once each, of what goes wrong.
+    """
+    openers: dict[str, Callable[[], _Tracker]] = {}
+    wanted = config.track.wandb
+    if wanted is not None:
+        if wanted.mode == "online" and not has_wandb_key():
+            warn(
+                "wandb: mode online needs a key, but neither WANDB_API_KEY nor a netrc entry was found; it runs "
+                f"offline instead. Upload later with: wandb sync {folder / 'wandb' / 'offline-run-*'}"
+            )
+            wanted = wanted.model_copy(update={"mode": "offline"})
+        openers["wandb"] = lambda: _Wandb(wanted, config, folder)
+    if config.track.tensorboard:
+        openers["tensorboard"] = lambda: _TensorBoard(folder / "tensorboard")
+    return Trackers(openers, warn)
+
+
+def has_wandb_key() -> bool:
+    """Whether wandb would find a key: in WANDB_API_KEY, or in the netrc file, where `wandb login` puts it."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    try:
+        return netrc.netrc(netrc_file()).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def netrc_file() -> Path:
+    """Where `wandb login` puts the key."""
+    return Path(os.environ.get("NETRC") or Path.home() / ".netrc")
+
+
+def _point_scalars(point: EvalPoint, emissions_kg_co2e: float) -> dict[str, float]:
+    scalars: dict[str, float | None] = {
+        "perplexity": point.perplexity,
+        "tokens": point.tokens,
+        "train_energy_kwh": point.train_energy_kwh,
+        "emissions_kg_co2e": emissions_kg_co2e,
+    }
+    return {name: value for name, value in scalars.items() if value is not None}
+
+
+def _outcome(record: TrialRecord) -> Scalars:
+    outcome: dict[str, Any] = {
+        "state": record.state.value,
+        "stop_reason": record.stop_reason and record.stop_reason.value,
+        "perplexity": record.perplexity,
+        "emissions_kg_co2e": record.emissions_kg_co2e,
+        "train_energy_kwh": record.energy_kwh and record.energy_kwh.train,
+        "total_energy_kwh": record.energy_kwh and record.energy_kwh.total,
+        "train_duration_s": record.duration_s and record.duration_s.train,
+        "peak_memory_gib": record.peak_memory_gib,
+        "gpu_utilisation": record.gpu_utilisation,
+        "cpu_wait_fraction": record.cpu_wait_fraction,
+        "kernels": record.kernels,
+    }
+    return {name: value for name, value in outcome.items() if value is not None}
+
+
+class _Wandb:
+    """A wandb run for each trial, the study as their group."""
+
+    name = "wandb"
+
+    def __init__(self, wanted: WandbTracking, config: StudyConfig, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)  # wandb would move to a temporary folder without a word
+        # No setting does this: its service logs in the home directory, its login speaks even when silent, and what it
+        # sends home of its own errors holds up our exit by seconds when there is no network.
+        os.environ.setdefault("WANDB_CACHE_DIR", str(folder / "wandb" / "cache"))
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        os.environ.setdefault("WANDB_SILENT", "true")
+        import wandb
+
+        self._wandb = wandb
+        self._wanted = wanted
+        self._study = config.name[:120]  # wandb takes 128 characters
+        self._folder = folder
+        self._runs: dict[int, Any] = {}
+        self._settings = wandb.Settings(
+            silent=True,
+            console="off",
+            disable_code=True,
+            disable_git=True,
+            disable_job_creation=True,
+            save_code=False,
+            init_timeout=10,  # seconds
+            finish_timeout=3,  # seconds
+            x_disable_machine_info=True,
+            x_disable_meta=True,
+            x_disable_stats=True,  # its sampling would be measured along with the trial
+            x_save_requirements=False,
+        )
+
+    def trial_started(self, spec: TrialSpec) -> None:
+        self._runs[spec.number] = self._wandb.init(
+            project=self._wanted.project,
+            entity=self._wanted.entity,
+            mode=self._wanted.mode,
+            group=self._study,
+            name=f"{self._study}-{spec.number:04d}",
+            config={**spec.params.as_record(), "trial": spec.number, "attempt": spec.attempt, "seed": spec.seed},
+            dir=str(self._folder),
+            reinit="create_new",
+            settings=self._settings,
+        )
+
+    def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None:
+        if number in self._runs:  # not if the queue was full when it started
+            self._runs[number].log(_point_scalars(point, emissions_kg_co2e), step=point.step)
+
+    def trial_ended(self, record: TrialRecord) -> None:
+        if record.trial in self._runs:
+            run = self._runs.pop(record.trial)
+            run.summary.update(_outcome(record))
+            run.finish(exit_code=0 if record.state in _ENDED_WELL else 1)
+
+    def close(self) -> None:
+        for run in self._runs.values():
+            run.finish(exit_code=1)
+        self._wandb.teardown()
+
+    def abandon(self) -> None:
+        # When Python exits, wandb waits for its service without limit. This starts that wait now, which takes away its
+        # exit hook, and then ends the service. In a thread, because the one that hangs may hold wandb's locks.
+        ending = threading.Thread(target=self._end_quietly, daemon=True)
+        ending.start()
+        ending.join(0.5)
+        for child in psutil.Process().children():
+            if child.name().startswith("wandb-core"):
+                child.kill()
+        ending.join(0.5)
+
+    def _end_quietly(self) -> None:
+        with contextlib.suppress(Exception):  # a service that is ended before it answers is no news here
+            self._wandb.teardown()
+
+
+class _TensorBoard:
+    """An event file for each trial, with its parameters and outcome for the HParams tab.
+
+    Written with TensorBoard's own classes: torch's writer would need torch, which the study's process never imports.
+    """
+
+    name = "tensorboard"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writers: dict[int, Any] = {}
+
+    def trial_started(self, spec: TrialSpec) -> None:
+        from google.protobuf import struct_pb2
+        from tensorboard.plugins.hparams import plugin_data_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        attempt = "" if spec.attempt == 1 else f"-{spec.attempt}"
+        writer = EventFileWriter(str(self._folder / f"{spec.number:04d}{attempt}"))
+        self._writers[spec.number] = writer
+        start = plugin_data_pb2.SessionStartInfo(start_time_secs=time.time())
+        for name, value in spec.params.as_record().items():
+            field = {bool: "bool_value", str: "string_value"}.get(type(value), "number_value")
+            start.hparams[name].CopyFrom(struct_pb2.Value(**{field: value}))
+        _add_session(writer, "session_start_info", plugin_data_pb2.HParamsPluginData(session_start_info=start))
+        writer.flush()
+
+    def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None:
+        if number in self._writers:
+            _add_scalars(self._writers[number], _point_scalars(point, emissions_kg_co2e), point.step)
+            self._writers[number].flush()
+
+    def trial_ended(self, record: TrialRecord) -> None:
+        if record.trial not in self._writers:
+            return
+        from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
+
+        writer = self._writers.pop(record.trial)
+        numbers = {f"final/{k}": v for k, v in _outcome(record).items() if isinstance(v, int | float)}
+        _add_scalars(writer, numbers, record.evals[-1].step if record.evals else 0)
+        status = api_pb2.STATUS_SUCCESS if record.state in _ENDED_WELL else api_pb2.STATUS_FAILURE
+        end = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=time.time())
+        _add_session(writer, "session_end_info", plugin_data_pb2.HParamsPluginData(session_end_info=end))
+        writer.close()
+
+    def close(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+
+    def abandon(self) -> None:
+        """Nothing to end: its threads are daemons."""
+
+
+def _add_scalars(writer: Any, scalars: dict[str, float], step: int) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+    writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+
+
+def _add_session(writer: Any, tag: str, content: Any) -> None:
+    """The HParams plugin's own records, as `torch.utils.tensorboard.summary.hparams` writes them."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+
+    plugin = SummaryMetadata.PluginData(plugin_name="hparams", content=content.SerializeToString())
+    value = Summary.Value(tag=f"_hparams_/{tag}", metadata=SummaryMetadata(plugin_data=plugin))
+    writer.add_event(Event(wall_time=time.time(), summary=Summary(value=[value])))

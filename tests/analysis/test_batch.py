@@ -1,0 +1,165 @@
+"""The batch's effect on an epoch, against figures worked out by hand and against recorded runs."""
+
+import re
+from pathlib import Path
+
+import pytest
+from small_studies import study, trial
+
+from carbonopt.analysis.batch import batch_effect
+from carbonopt.core.trial import Durations, EvalPoint, Failure, StopReason, TrialState
+from carbonopt.core.units import emissions_kg_co2e, joules_from_kwh, kwh_from_joules
+from carbonopt.engines.replay import read_table
+from carbonopt.report import charts
+from carbonopt.report.build import write_report
+
+ROOT = Path(__file__).parents[2]
+WHOLE = {"total_steps": 100, "steps_done": 100}
+STOPPED = {"state": TrialState.PRUNED, "stop_reason": StopReason.TARGET, "perplexity": None, "total_steps": 100}
+
+
+def at(batch: int, **changes) -> dict:
+    return {"params": {"global_batch_size": batch, **changes}}
+
+
+def test_figures_are_of_an_epoch() -> None:
+    records = (
+        trial(0, 4e-3, **at(16, epochs=4), **WHOLE, peak_memory_gib=2.0),
+        trial(1, 1e-3, **at(16, epochs=2), **WHOLE, peak_memory_gib=3.0),
+        trial(2, 1.2e-3, **at(64, epochs=2), **WHOLE, peak_memory_gib=5.0),
+    )
+    data = study(*records)
+    found = batch_effect(data)
+    assert found is not None
+    small, large = found.batches
+    assert (small.global_batch_size, small.trials) == (16, (0, 1))
+    assert (small.energy_kwh.lowest, small.energy_kwh.median, small.energy_kwh.highest) == pytest.approx(
+        (0.5e-3, 0.75e-3, 1e-3)
+    )
+    assert (small.duration_s.lowest, small.duration_s.highest) == (15, 30)
+    assert (small.peak_memory_gib.lowest, small.peak_memory_gib.median) == (2.0, 2.5)
+    expected = emissions_kg_co2e(0.6e-3, data.provenance.intensity.g_co2e_per_kwh, data.config.carbon.pue)
+    assert large.emissions_kg_co2e.median == pytest.approx(expected)
+    assert (found.least_energy, found.least_duration, found.least_memory) == (16, 16, 16)
+
+
+def test_a_stopped_trial_counts_for_what_it_trained_where_none_completed() -> None:
+    stopped = trial(
+        1, 0.3e-3, **at(32), **STOPPED, steps_done=30, duration_s=Durations(train=9, setup=1, eval=1, total=11)
+    )
+    also = trial(2, 9.0, **at(16), **STOPPED, steps_done=50)
+    found = batch_effect(study(trial(0, **at(16), **WHOLE), stopped, also))
+    assert found is not None
+    small, large = found.batches
+    assert (small.only_stopped, large.only_stopped) == (False, True)
+    assert small.trials == (0,)  # a whole trial is there: the stopped one's dear first steps stay out
+    assert large.energy_kwh.median == pytest.approx(0.3e-3 / (2 * 0.3))
+    assert large.duration_s.median == pytest.approx(15)
+    assert (found.least_energy, found.least_duration) == (16, 32)
+
+
+@pytest.mark.parametrize(
+    ("steps", "total", "counts"), [(9, 100, False), (10, 100, True), (49, 1000, False), (50, 1000, True)]
+)
+def test_too_short_a_trial_says_nothing(steps: int, total: int, counts: bool) -> None:
+    stopped = trial(1, **at(32), **{**STOPPED, "total_steps": total}, steps_done=steps)
+    assert (batch_effect(study(trial(0, **at(16), **WHOLE), stopped)) is not None) is counts
+
+
+def test_the_last_evaluation_says_how_far_where_nothing_else_does() -> None:
+    points = tuple(EvalPoint(step=step, tokens=None, nll_sum=1.0, eval_tokens=1) for step in (20, 40))
+    stopped = trial(1, 0.8e-3, **at(32), **STOPPED, steps_done=None, evals=points)
+    found = batch_effect(study(trial(0, **at(16), **WHOLE), stopped))
+    assert found is not None
+    assert found.batches[1].energy_kwh.median == pytest.approx(1e-3)
+
+
+def test_what_ran_out_of_memory_before_a_step_is_left_out() -> None:
+    failed = trial(
+        1,
+        0.0,
+        None,
+        **at(512),
+        state=TrialState.INFEASIBLE,
+        evals=(),
+        total_steps=None,
+        failure=Failure(kind="out of memory", text="CUDA out of memory."),
+    )
+    records = (trial(0, **at(16), **WHOLE), failed, trial(2, **at(64), **WHOLE))
+    found = batch_effect(study(*records))
+    assert found is not None
+    assert [one.global_batch_size for one in found.batches] == [16, 64]
+
+
+def test_without_a_gpu_memory_is_not_known() -> None:
+    found = batch_effect(study(trial(0, **at(16), **WHOLE), trial(1, 2e-3, **at(64), **WHOLE, peak_memory_gib=1.0)))
+    assert found is not None
+    assert found.batches[0].peak_memory_gib is None
+    assert found.least_memory is None  # known of one batch only: no minimum
+    assert found.least_energy == 16
+
+
+def test_one_batch_size_has_no_effect() -> None:
+    assert batch_effect(study()) is None
+    assert batch_effect(study(trial(0, **at(16)), trial(1, **at(16)))) is None
+    assert batch_effect(study(trial(0, **at(16)), trial(1, **at(32), energy_kwh=None))) is None
+
+
+def held_up(number: int, batch: int, times: float):
+    """A trial of 1 Wh at most, or of so many times the time and energy because the machine was busy."""
+    duration = Durations(train=60 * times, setup=0, eval=0, total=60 * times)
+    return trial(number, 1e-3 * times, **at(batch), **WHOLE, duration_s=duration)
+
+
+def test_text_table_and_charts_go_by_the_same_value_where_a_run_was_held_up(tmp_path) -> None:
+    data = study(held_up(0, 8, 0.9), held_up(1, 8, 25), held_up(2, 16, 1.0), held_up(3, 16, 1.1))
+    found = batch_effect(data)
+    assert found is not None
+    write_report(data, tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert (
+        "By the lowest of each batch size's trials, an epoch uses the least energy, and so emits the least, at batch "
+        "8; it takes the least time at 8.\n\n"
+        "By the medians, in which slow runs count, too, it would be the least energy at 16 and the least time at 16.\n"
+    ) in text
+    assert "| 8 | 2 | **27.0 (388 to 750)** | – | **0.000450 (0.00648 to 0.0125)** |" in text  # the least first
+    assert "| 16 | 2 | 30.0 (31.5 to 33.0) | – | 0.000500 (0.000525 to 0.000550) |" in text
+    for chart in charts.batch(found):
+        (least,) = (mark for mark in chart.marks if mark.label)
+        assert least.y == max(mark.y for mark in chart.marks)  # downwards
+        assert least.ends is not None and least.ends[0] == least.y
+    page = (tmp_path / "index.html").read_text()
+    circles = [float(y) for y in re.findall(r'<circle cx="[\d.]+" cy="([\d.]+)"', page.partition('id="batch"')[2])[:2]]
+    assert circles[0] > circles[1]
+
+    alike = study(held_up(0, 8, 0.9), held_up(1, 8, 0.95), held_up(2, 16, 1.0), held_up(3, 16, 1.1))
+    write_report(alike, tmp_path / "alike")
+    assert "By the medians" not in (tmp_path / "alike" / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "joules", "least"),
+    [("text2sql-tune", (136.4305, 63.258), 128), ("wikitext-overfit", (71.253, 47.6568), 256)],
+)
+def test_on_recorded_runs_the_largest_batch_takes_the_least(name: str, joules: tuple[float, float], least: int) -> None:
+    runs = read_table(ROOT / "reports" / "search" / "tables" / f"{name}.jsonl")
+    records = []
+    for number, run in enumerate(runs):
+        train_kwh = kwh_from_joules(run.joules_per_step * run.total_steps)
+        train_s = run.seconds_per_step * run.total_steps
+        records.append(
+            trial(
+                number,
+                train_kwh,
+                params={"micro_batch_size_per_gpu": 1, **run.params},
+                duration_s=Durations(train=train_s, setup=0, eval=0, total=train_s),
+            )
+        )
+    found = batch_effect(study(*records))
+    assert found is not None
+    assert {len(one.trials) for one in found.batches} == {len(runs) // 5}
+    ends = [joules_from_kwh(found.batches[end].energy_kwh.median) for end in (0, -1)]
+    assert ends == pytest.approx(joules)
+    assert (found.least_energy, found.least_duration) == (least, least)
+    # The tables have one figure for the steps of a batch size: length and rate must make no difference.
+    assert all(one.energy_kwh.highest == pytest.approx(one.energy_kwh.lowest) for one in found.batches)

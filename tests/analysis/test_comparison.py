@@ -1,0 +1,305 @@
+"""The saving's interval against SciPy's t test, Fieller's theorem and simulated truth; equal quality by hand."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from analysis.test_confidence import TARGET, repeated, runs
+from analysis.test_recommend import INTENSITY_G_PER_KWH, PUE, record, study
+from scipy import stats
+
+from carbonopt.analysis.comparison import Comparison, comparison
+from carbonopt.analysis.confidence import LEVEL
+from carbonopt.analysis.footprint import footprint
+from carbonopt.analysis.recommend import recommend
+from carbonopt.analysis.replicates import repeats
+from carbonopt.core.format import percent_text
+from carbonopt.core.study import StudyData
+from carbonopt.core.trial import EvalPoint, TrialRecord
+from carbonopt.core.units import emissions_kg_co2e
+from carbonopt.report import sections
+from carbonopt.report.build import write_report
+from carbonopt.report.limits import limits
+from carbonopt.report.savings import pay_back
+from carbonopt.report.unmet import what_is_missing
+from carbonopt.report.words import headline, tiles
+
+SURE = [9.0, 9.01, 9.02]
+BETTER = [8.0, 8.01, 8.02]  # the baseline is the most accurate
+
+
+def compared(data: StudyData) -> Comparison:
+    found = comparison(data, recommend(data))
+    assert found is not None
+    return found
+
+
+def test_the_interval_is_scipys_t_test_of_the_logarithms() -> None:
+    ours, theirs = [1.0, 1.1, 0.9], [2.1, 2.0, 1.9]
+    saving = compared(repeated(runs(0, ours, SURE), runs(1, theirs, BETTER))).saving
+    assert saving.fraction == pytest.approx(0.5)
+    assert (saving.seeds, saving.baseline_seeds, saving.level) == (3, 3, LEVEL)
+    interval = stats.ttest_ind(np.log(ours), np.log(theirs)).confidence_interval(LEVEL)
+    half = (interval.high - interval.low) / 2  # its middle is that of the geometric means
+    assert saving.lowest == pytest.approx(1 - 0.5 * math.exp(half))
+    assert saving.highest == pytest.approx(1 - 0.5 * math.exp(-half))
+
+
+def test_the_interval_is_fiellers_where_runs_differ_by_some_percent() -> None:
+    ours, theirs = [1.0, 1.03, 0.97], [2.06, 2.0, 1.94]
+    saving = compared(repeated(runs(0, ours, SURE), runs(1, theirs, BETTER))).saving
+    # Equal relative deviations: with relative variance v of each mean, Fieller's limits r of the ratio m solve
+    # (m − r)² = t² v (m² + r²).
+    v = 0.03**2 / 3
+    t2v = stats.t.ppf((1 + LEVEL) / 2, df=4) ** 2 * v
+    limits = np.roots([1 - t2v, -2 * 0.5, 0.5**2 * (1 - t2v)])
+    assert [saving.highest, saving.lowest] == pytest.approx(1 - np.sort(limits), abs=1e-3)
+
+
+def test_every_repeated_configuration_counts_for_the_deviation() -> None:
+    """The baseline ran once; a third one was repeated."""
+    groups = [[1.0, 1.1, 0.9], [2.0], [5.0, 5.5]]
+    perplexities = [SURE, BETTER[:1], [9.0, 9.01]]
+    saving = compared(
+        repeated(*(runs(k, *both) for k, both in enumerate(zip(groups, perplexities, strict=True))))
+    ).saving
+    squares = sum(np.var(np.log(group)) * len(group) for group in groups)
+    half = stats.t.ppf((1 + LEVEL) / 2, df=3) * math.sqrt(squares / 3) * math.sqrt(1 / 3 + 1)
+    assert saving.lowest == pytest.approx(1 - 0.5 * math.exp(half))
+    assert (saving.seeds, saving.baseline_seeds) == (3, 1)
+
+
+def test_no_interval_where_nothing_was_repeated() -> None:
+    saving = compared(study(record(0, 1.0, 9.0), record(1, 2.0, 8.0))).saving
+    assert (saving.fraction, saving.lowest, saving.highest, saving.seeds, saving.baseline_seeds) == (
+        0.5,
+        None,
+        None,
+        1,
+        1,
+    )
+
+
+def test_what_emitted_nothing_has_no_share() -> None:
+    """Of a third configuration it leaves the interval as it is; the recommended one's saving has none."""
+    pair = runs(0, [1.0, 1.1, 0.9], SURE), runs(1, [2.0], BETTER[:1])
+    without = compared(repeated(*pair)).saving
+    assert without.lowest is not None
+    third = runs(2, [3.0, 0.0], [9.0, 9.01])
+    assert _interval(compared(repeated(*pair, third))) == _interval(compared(repeated(*pair)))
+    nothing = compared(repeated(runs(0, [0.0, 0.0, 0.0], SURE), runs(1, [2.0, 2.1], BETTER[:2]))).saving
+    assert (nothing.fraction, nothing.lowest, nothing.highest) == (1.0, None, None)
+
+
+def _interval(found: Comparison) -> tuple[float | None, float | None]:
+    return found.saving.lowest, found.saving.highest
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(0)
+    held = 0
+    for _ in range(1000):
+        kg = np.array([[1.0], [2.0]]) * np.exp(rng.normal(0.0, 0.04, (2, 3)))
+        data = repeated(runs(0, list(kg[0]), SURE), runs(1, list(kg[1]), BETTER))
+        saving = compared(data).saving
+        held += saving.lowest <= 0.5 <= saving.highest
+    assert held / 1000 == pytest.approx(LEVEL, abs=0.025)
+
+
+def test_a_negative_saving() -> None:
+    data = study(record(0, 3.0, 9.0), record(1, 1.0, 20.0), start=True)
+    assert recommend(data, 9.5).baseline.trial == 0
+    assert comparison(data, recommend(data, 9.5)) is None  # its own baseline
+    found = comparison(data, recommend(data, 25.0))
+    assert (found.trial, found.baseline_trial) == (1, 0)
+    assert found.perplexity_difference == pytest.approx(20 / 9 - 1)
+    dear = compared(study(record(0, 1.0, 20.0), record(1, 3.0, 9.0), start=True))  # the start misses the target
+    assert dear.saving.fraction == -2.0
+
+
+@pytest.mark.parametrize(
+    "records", [(), (record(0, 1.0, 20.0),), (record(0, 1.0, 9.0),), (record(0, 0.0, 9.0), record(1, 0.0, 8.0))]
+)
+def test_nothing_to_compare(records: tuple[TrialRecord, ...]) -> None:
+    """No trial, none that meets the target, one that is its own baseline, and one that emitted nothing."""
+    data = study(*records)
+    assert comparison(data, recommend(data)) is None
+
+
+def evals(*points: tuple[int, float, float | None]) -> tuple[EvalPoint, ...]:
+    """Of step, perplexity, and kg CO2e so far."""
+    a_kwh_kg = emissions_kg_co2e(1.0, INTENSITY_G_PER_KWH, PUE)
+    return tuple(
+        EvalPoint(
+            step=step,
+            tokens=None,
+            nll_sum=math.log(perplexity) if math.isfinite(perplexity) else None,
+            eval_tokens=1,
+            train_energy_kwh=None if kg is None else kg / a_kwh_kg,
+        )
+        for step, perplexity, kg in points
+    )
+
+
+def against(*points: tuple[int, float, float | None], perplexity: float = 8.0) -> Comparison:
+    start = record(0, 4.0, perplexity, evals=evals(*points))
+    return compared(study(start, record(1, 1.5, 9.0), target=TARGET, start=True))
+
+
+def test_equal_quality() -> None:
+    equal = against((1, math.nan, 0.5), (2, 20.0, 1.0), (3, 9.9, 2.0), (4, 10.5, 3.0), (5, 8.0, 4.0)).equal_quality
+    assert equal.baseline_step == 3
+    assert equal.baseline_emissions_kg_co2e == pytest.approx(2.0)
+    assert equal.baseline_emissions_before_kg_co2e == pytest.approx(1.0)
+    assert equal.saving_fraction == pytest.approx(0.25)
+    assert equal.saving_fraction_before == pytest.approx(-0.5)
+
+
+def test_both_stopped_at_the_target() -> None:
+    """The recommended run met it with 1.2 kg, the baseline with 2 kg; their evaluations before were at 0.9 and 1 kg."""
+    start = record(0, 4.0, 8.0, evals=evals((2, 20.0, 1.0), (3, 9.9, 2.0), (5, 8.0, 4.0)))
+    ours = record(1, 1.5, 9.0, evals=evals((3, 11.0, 0.9), (4, 9.8, 1.2), (5, 9.0, 1.5)))
+    data = study(start, ours, target=TARGET, start=True)
+    both = compared(data).equal_quality.both_stopped
+    assert (both.step, both.emissions_kg_co2e) == (4, pytest.approx(1.2))
+    assert both.emissions_before_kg_co2e == pytest.approx(0.9)
+    assert both.saving_fraction == pytest.approx(1 - 1.2 / 2)
+    assert (both.lowest, both.highest) == (pytest.approx(1 - 1.2 / 1), pytest.approx(1 - 0.9 / 2))
+    part = sections.comparison(recommend(data), compared(data))
+    (said,) = [sentence for sentence in part.sentences if sentence.startswith("With both stopped there")]
+    assert "(trial 1) first met the target at step 4, after 1.20 kg CO2e, and so emits 40 % less" in said
+    assert "between 20 % more and 55 % less" in said
+    last = [cell.text for cell in part.tables[0].rows[-1]]
+    assert last[0].startswith("recommended, up to where it met the target") and last[2:] == ["1.20", "40 %"]
+
+
+def all_words(data: StudyData, folder: Path) -> dict[str, str]:
+    """What a reader meets first, by where."""
+    write_report(data, folder)
+    shown = json.loads((folder / "data/report.json").read_text())["shown"]
+    tiles = {tile["label"]: tile["note"] for tile in shown["tiles"]}
+    return {
+        **{name: shown[name] for name in ("headline", "lead", "sentence")},
+        "saving": tiles["Saving on a run"],
+        "pays back": tiles["Pays back after"],
+        "statement": (folder / "paper/statement.tex").read_text().replace("~", " ").replace("\\%", "%"),
+        "terminal": " ".join(what_is_missing(data, recommend(data))),
+    }
+
+
+def test_a_saving_that_is_none_at_equal_quality_says_so_wherever_it_is_said(tmp_path: Path) -> None:
+    """1.5 kg save 62.5 % of the baseline's 4 kg, which met the target after 1.2 kg, and not yet after 1 kg."""
+    start = record(0, 4.0, 8.0, evals=evals((2, 20.0, 1.0), (3, 9.9, 1.2), (5, 8.0, 4.0)))
+    ours = record(1, 1.5, 9.0, evals=evals((3, 11.0, 0.9), (4, 9.8, 1.1), (5, 9.0, 1.5)))
+    words = all_words(study(start, ours, target=TARGET, start=True), tmp_path)
+    clause = "(trial 0), but 25 % to 50 % more than that one had emitted when it first met the target."
+    saved = "with 62.5 % (run-to-run spread not known) lower emissions than the start configuration"
+    assert words["headline"].endswith(f"{saved} {clause}")
+    assert clause.removeprefix("(trial 0)").removesuffix(".") in words["sentence"]
+    said = (
+        "Against the baseline stopped when it first met the target (step 3), a whole run of the recommendation emits "
+        "25 % to 50 % more and does not pay the study back; with both stopped there, it emits 8.33 % less."
+    )
+    assert [words[name].count(said) for name in ("lead", "statement", "terminal")] == [1, 1, 1]
+    assert words["saving"].endswith("; against it stopped when it first met the target: 25 % to 50 % more")
+    assert words["pays back"] == "in place of the baseline's whole runs"
+
+
+def test_a_saving_that_may_be_none_at_equal_quality_says_so_too(tmp_path: Path) -> None:
+    start = record(0, 4.0, 8.0, evals=evals((2, 20.0, 1.0), (3, 9.9, 2.0), (5, 8.0, 4.0)))
+    words = all_words(study(start, record(1, 1.5, 9.0), target=TARGET, start=True), tmp_path)
+    assert "but between 50 % more and 25 % less than that one had emitted when" in words["headline"]
+    assert words["lead"].endswith("(step 3), a whole run of the recommendation emits between 50 % more and 25 % less.")
+
+
+def test_a_saving_that_lasts_at_equal_quality_is_left_alone(tmp_path: Path) -> None:
+    start = record(0, 4.0, 8.0, evals=evals((2, 20.0, 2.0), (3, 9.9, 3.0), (5, 8.0, 4.0)))
+    words = all_words(study(start, record(1, 1.5, 9.0), target=TARGET, start=True), tmp_path)
+    assert words["terminal"] == "" and words["pays back"] == "in place of the baseline"
+    assert not any("first met the target" in text for text in words.values())
+
+
+def test_of_a_recommended_run_without_energy_by_step_it_is_not_known() -> None:
+    assert against((2, 20.0, 1.0), (3, 9.9, 2.0)).equal_quality.both_stopped is None
+
+
+def test_how_many_runs_pay_back_follows_from_the_savings_interval() -> None:
+    data = repeated(runs(0, [1.0, 1.1, 0.9], SURE), runs(1, [2.1, 2.0, 1.9], BETTER))
+    rec, saving = recommend(data), compared(data).saving
+    study_kg = 1.5 * (3.0 + 6.0)  # with set-up and evaluation
+    expected = math.ceil(study_kg / (2.0 * saving.highest)), math.ceil(study_kg / (2.0 * saving.lowest))
+    assert rec.break_even_interval == saving.break_even_interval == expected
+    assert expected[0] < rec.break_even_runs == 14 < expected[1]
+    assert f"14 runs ({expected[0]} to {expected[1]} with 95 % confidence)" in pay_back(rec)
+
+
+def test_a_saving_within_the_noise_has_no_upper_end_of_pay_back_and_is_called_so() -> None:
+    data = repeated(runs(0, [1.95, 2.05, 1.85], SURE), runs(1, [2.1, 2.0, 1.9], BETTER))
+    rec, found = recommend(data), compared(data)
+    assert found.saving.lowest < 0 < found.saving.fraction < found.saving.highest
+    fewest, most = rec.break_even_interval
+    assert most is None and fewest == math.ceil(rec.study_emissions_kg_co2e / (2.0 * found.saving.highest))
+    assert "without an upper end: a run may save nothing" in pay_back(rec)
+    assert "confidence, 3 seeds each: within the noise) lower emissions than" in headline(rec, found)
+    assert "That is within the noise." in sections.comparison(rec, found).sentences[0]
+    notes = {tile.label: tile.note for tile in tiles(rec, found)}
+    assert notes["Saving on a run"].endswith("within the noise") and "no" not in notes["The study itself"]
+    assert "without an upper end" in notes["Pays back after"]
+
+
+def test_a_baseline_that_ran_once_lends_its_spread_and_that_is_said() -> None:
+    ours = runs(0, [1.0, 1.1, 0.9], SURE)
+    for theirs, said in ((runs(1, [2.0], BETTER[:1]), True), (runs(1, [2.1, 2.0, 1.9], BETTER), False)):
+        data = repeated(ours, theirs)
+        rec, spent = recommend(data), footprint(data)
+        found = limits(data, rec, spent, repeats(data.records), None)
+        assert any("The baseline ran once: the interval" in limit for limit in found) is said
+
+
+def test_an_excess_within_the_noise_is_no_plain_fact_either() -> None:
+    """The start misses the target and costs as much but for the noise."""
+    start, ours = runs(0, [2.0, 1.9, 2.1], [20.0, 20.1, 20.2]), runs(1, [2.05, 1.95, 2.15], SURE)
+    data = repeated(start, ours)
+    search = data.config.search.model_copy(update={"start": {"epochs": 1}})
+    data = data.model_copy(update={"config": data.config.model_copy(update={"search": search})})
+    rec, found = recommend(data), compared(data)
+    assert rec.break_even_runs is None and found.saving.fraction < 0 < found.saving.highest
+    assert rec.break_even_interval == (math.ceil(rec.study_emissions_kg_co2e / (2.0 * found.saving.highest)), None)
+    said = f"{percent_text(-found.saving.highest)} to {percent_text(-found.saving.lowest)} with 95 %"
+    assert f"2.5 % ({said}" in headline(rec, found) and "within the noise) higher emissions than" in headline(
+        rec, found
+    )
+    assert "within the noise, so it can't be said that the study pays back" in pay_back(rec)
+
+
+def test_a_clear_excess_pays_nothing_back() -> None:
+    data = study(record(0, 1.0, 20.0), record(1, 3.0, 9.0), start=True)
+    rec = recommend(data)
+    assert (rec.saving_interval, rec.break_even_interval) == (None, None)
+    assert pay_back(rec) == "A run saves nothing against the baseline, so the study does not pay back."
+    assert "200 % (run-to-run spread not known) higher emissions than" in headline(rec, compared(data))
+
+
+def test_equal_quality_at_the_first_evaluation_has_no_lower_bound() -> None:
+    equal = against((2, 9.0, 2.0), (5, 8.0, 4.0)).equal_quality
+    assert (equal.baseline_step, equal.baseline_emissions_before_kg_co2e) == (2, 0.0)
+    assert (equal.saving_fraction, equal.saving_fraction_before) == (pytest.approx(0.25), None)
+
+
+def test_equal_quality_of_a_baseline_that_met_the_target_on_its_way_only() -> None:
+    assert against((2, 20.0, 1.0), (3, 9.9, 2.0), (5, 11.0, 4.0), perplexity=11.0).equal_quality.baseline_step == 3
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        ((2, 20.0, 1.0), (5, 11.0, 4.0)),  # never met
+        ((2, 20.0, 1.0), (5, 9.0, None)),  # of unknown energy
+        ((2, 20.0, None), (5, 9.0, 4.0)),
+        (),
+    ],
+)
+def test_no_equal_quality(points: tuple) -> None:
+    assert against(*points, perplexity=11.0).equal_quality is None

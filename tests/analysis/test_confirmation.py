@@ -1,0 +1,362 @@
+"""The winner and its runners-up repeated with other seeds: what is run, what is then recommended, and how surely."""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+
+from carbonopt.analysis.recommend import Recommendation, recommend
+from carbonopt.cli.check import describe_study
+from carbonopt.cli.display import recommendation_text
+from carbonopt.core.errors import BadInput, StudyInterrupted
+from carbonopt.core.study import StudyData
+from carbonopt.core.trial import EvalPoint, StopReason, TrialRecord, TrialState
+from carbonopt.report.build import write_report
+from carbonopt.storage.paths import StudyPaths
+from carbonopt.storage.study import StudyStorage
+from carbonopt.storage.url import connect, storage_url
+from carbonopt.study.check import check
+from carbonopt.study.file import parse_study
+from carbonopt.study.loop import run_study
+
+TARGET = 10.0
+STEPS = 10
+
+
+class Silent:
+    """A display that shows nothing, and a tracker that tracks nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *arguments: None
+
+
+def rows(batch: int, joules: float | Sequence[float], **perplexity_of_seed: float) -> list[dict]:
+    """Recorded runs of one configuration: s0=9.0 is its perplexity with seed 0."""
+    costs = [joules] * len(perplexity_of_seed) if isinstance(joules, int | float) else joules
+    return [
+        {
+            "params": {"global_batch_size": batch, "learning_rate": 1e-3, "epochs": 1},
+            "seed": int(seed[1:]),
+            "total_steps": STEPS,
+            "joules_per_step": cost / STEPS,
+            "seconds_per_step": 0.01,
+            "joules_per_eval": 1.0,
+            "evals": [{"step": STEPS, "nll": math.log(perplexity)}],
+        }
+        for (seed, perplexity), cost in zip(perplexity_of_seed.items(), costs, strict=True)
+    ]
+
+
+class Replayed:
+    """A study over a table of batch sizes, in a folder; every configuration of it is run by a grid, never pruned."""
+
+    def __init__(self, folder: Path, *recorded: list[dict]) -> None:
+        self.paths = StudyPaths(folder / "out")
+        self.paths.root.mkdir(parents=True)
+        table = folder / "table.jsonl"
+        lines = [line for runs in recorded for line in runs]
+        table.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        batches = list(dict.fromkeys(line["params"]["global_batch_size"] for line in lines))
+        space = {"global_batch_size": {"choices": batches}, "learning_rate": {"choices": [1e-3]}, "epochs": 1}
+        self.study = {
+            "name": "confirmed",
+            "target": {"perplexity": TARGET},
+            "search": {"space": space, "sampler": "grid", "pruning": {"target": False, "cap": False}},
+            "budget": {"trials": len(batches)},
+            "confirm": {"seeds": 3, "runners_up": 2},
+            "carbon": {"intensity_g_co2e_per_kwh": 500},
+            "launch": {"kind": "replay", "table": str(table)},
+        }
+
+    def run(self, interrupted: Callable[[], bool] = lambda: False, display: Silent | None = None) -> StudyData:
+        checked = check(parse_study(self.study, "test"))
+        return run_study(checked, "", self.paths, None, display or Silent(), Silent(), interrupted)
+
+    def read(self) -> StudyData:
+        return StudyStorage.of_folder(connect(storage_url(self.paths, None)), self.paths).read(live=False)
+
+
+def batch(rec: Recommendation) -> int:
+    assert rec.params is not None
+    return rec.params.global_batch_size
+
+
+def repeats(data: StudyData) -> list[tuple[int, int]]:
+    """(batch, seed) of every repeat, in the order that they ran in."""
+    return [(one.params.global_batch_size, one.seed) for one in data.records if one.repeat_of is not None]
+
+
+CLEAR = (
+    rows(16, 100, s0=9.50, s1=9.52, s2=9.48),
+    rows(32, 200, s0=9.30, s1=9.33, s2=9.31),
+    rows(64, 300, s0=9.10, s1=9.12, s2=9.14),
+    rows(128, 400, s0=9.00),
+    rows(256, 50, s0=12.0),
+)
+
+
+def test_a_winner_that_holds_keeps_its_place(tmp_path: Path) -> None:
+    data = Replayed(tmp_path, *CLEAR).run()
+    assert repeats(data) == [(16, 1), (16, 2), (32, 1), (32, 2), (64, 1), (64, 2)]
+    assert data.ended is not None and " ran with 3 seeds" in data.ended
+    rec = recommend(data)
+    assert batch(rec) == 16 and rec.confidence is not None and rec.confidence.confirmed
+    assert rec.confidence.seeds == 3 and rec.ties == ()
+    assert rec.perplexity == pytest.approx((9.50 * 9.52 * 9.48) ** (1 / 3))
+    by_repeat = [one for one in data.records if one.repeat_of == rec.trial]
+    assert [one.state for one in by_repeat] == [TrialState.COMPLETE] * 2
+    assert rec.confidence.trials == (rec.trial, *(one.trial for one in by_repeat))
+
+
+def test_a_configuration_that_diverges_with_another_seed_is_not_recommended(tmp_path: Path) -> None:
+    table = (rows(16, 100, s0=9.0, s1=math.inf, s2=9.0), rows(32, 200, s0=9.3, s1=9.33, s2=9.31))
+    data = Replayed(tmp_path, *table).run()
+    assert next(one.state for one in data.records if one.repeat_of is not None) == TrialState.DIVERGED
+    rec = recommend(data)
+    assert batch(rec) == 32 and rec.confidence.confirmed
+    alone = Replayed(tmp_path / "alone", table[0]).run()
+    assert not recommend(alone).met
+    assert "with another seed it did not complete" in recommend(alone).closest.why
+
+
+def test_the_words_say_how_sure_it_is(tmp_path: Path) -> None:
+    close = (
+        rows(16, [100, 104, 96], s0=9.50, s1=9.52, s2=9.48),
+        rows(32, [101, 97, 105], s0=9.30, s1=9.33, s2=9.31),
+        rows(64, [150, 152, 148], s0=9.10, s1=9.12, s2=9.14),
+    )
+    replayed = Replayed(tmp_path, *close)
+    data = replayed.run()
+    rec = recommend(data)
+    (tie,) = rec.ties
+    text = recommendation_text(rec)
+    assert "(mean ± standard deviation of one run, pooled or its own, the larger)." in text
+    assert "Over 3 seeds: 13.9 ± 0.6 mg CO2e and perplexity 9.50 ± 0.02 (mean" in text
+    assert "With 95 % confidence its mean perplexity is at most 9.528, which meets the target of 10." in text
+    assert f"A tie with trial {tie}: emissions that differ by less than the error" in text
+    write_report(data, tmp_path / "report")
+    page = (tmp_path / "report/report.md").read_text()
+    assert "With 95 % confidence its mean perplexity is at most 9.528" in page
+    assert f"A tie with trial {tie}" in page and "(means of n = 3" in page and f"trial {rec.trial} with seed 1" in page
+    again = yaml.safe_load((tmp_path / "report/winner/rerun.yaml").read_text())
+    assert "confirm" not in again and again["budget"] == {"trials": 1}
+    described = describe_study(check(parse_study(replayed.study, "test")))
+    assert "the winner and 2 runners-up with 3 seeds each: 6 runs more" in described
+
+
+def test_words_without_a_recommendation_that_holds(tmp_path: Path) -> None:
+    def text(name: str, *recorded: list[dict]) -> str:
+        return recommendation_text(recommend(Replayed(tmp_path / name, *recorded).run()))
+
+    in_doubt = [rows(2**k, 100 * k, s0=9.9, s1=10.05, s2=9.9) for k in (3, 4)]
+    assert "is at most 10.09, which does not prove that it meets the target of 10." in text("doubt", *in_doubt)
+    above = [rows(2**k, 100 * k, s0=9.9, s1=10.4, s2=10.1) for k in (3, 4, 5, 6)]
+    assert "Closest: trial" in text("above", *above[:3]) and "10.13, mean of 3 seeds" in text("again", *above[:3])
+    assert "It ran with one seed only" in text("more", *above)
+
+
+@pytest.mark.parametrize("confirm", [{"seeds": 1}, {"runners_up": -1}, {"seeds": 2.5}, {"runs": 3}])
+def test_an_impossible_confirmation_is_refused(confirm: dict, replay_study: dict) -> None:
+    with pytest.raises(BadInput, match=r"confirm\."):
+        parse_study({**replay_study, "confirm": confirm}, "test")
+
+
+def test_without_confirm_nothing_is_repeated(tmp_path: Path) -> None:
+    replayed = Replayed(tmp_path, *CLEAR)
+    del replayed.study["confirm"]
+    data = replayed.run()
+    assert repeats(data) == []
+    rec = recommend(data)
+    assert (batch(rec), rec.perplexity, rec.confidence) == (16, pytest.approx(9.5), None)
+
+
+def test_a_winner_that_was_lucky_gives_way_to_the_next(tmp_path: Path) -> None:
+    lucky = (
+        rows(16, 100, s0=9.99, s1=10.3, s2=10.2),
+        rows(32, 200, s0=9.98, s1=10.0, s2=9.97),  # its mean is below the target, but by less than the error
+        rows(64, 300, s0=9.10, s1=9.12, s2=9.14),
+        rows(128, 400, s0=9.00, s1=9.0, s2=9.0),
+    )
+    data = Replayed(tmp_path, *lucky).run()
+    assert repeats(data) == [(16, 1), (16, 2), (32, 1), (32, 2), (64, 1), (64, 2)]
+    rec = recommend(data)
+    assert batch(rec) == 64 and rec.confidence.confirmed and rec.ties == ()
+
+
+def test_the_number_of_configurations_is_bounded(tmp_path: Path) -> None:
+    none_holds = [rows(2**k, 100 * k, s0=9.9, s1=10.4, s2=10.1) for k in (3, 4, 5, 6)]
+    data = Replayed(tmp_path, *none_holds).run()
+    assert repeats(data) == [(8, 1), (8, 2), (16, 1), (16, 2), (32, 1), (32, 2)]
+    assert "none of them was confirmed" in data.ended
+    rec = recommend(data)
+    assert batch(rec) == 64, "of the others nothing speaks against it"
+    assert not rec.confidence.confirmed and rec.confidence.seeds == 1 and rec.confidence.perplexity_bound is None
+
+
+def test_runners_up_within_the_error_are_ties(tmp_path: Path) -> None:
+    close = (
+        rows(16, [100, 104, 96], s0=9.50, s1=9.52, s2=9.48),
+        rows(32, [101, 97, 105], s0=9.30, s1=9.33, s2=9.31),
+        rows(64, [150, 152, 148], s0=9.10, s1=9.12, s2=9.14),
+    )
+    rec = recommend(Replayed(tmp_path, *close).run())
+    assert batch(rec) == 16 and rec.emissions_kg_co2e == pytest.approx(500 * 100 / 3.6e6 / 1000)
+    (tie,) = rec.ties
+    assert rec.as_json()["ties"] == [tie] and rec.as_json()["confidence"]["confirmed"] is True
+
+
+def test_the_mean_over_seeds_decides_between_those_that_hold(tmp_path: Path) -> None:
+    swapped = (
+        rows(16, [100, 130, 130], s0=9.50, s1=9.52, s2=9.48),
+        rows(32, [110, 108, 112], s0=9.30, s1=9.33, s2=9.31),
+    )
+    assert batch(recommend(Replayed(tmp_path, *swapped).run())) == 32
+
+
+def test_a_near_miss_that_is_cheaper_is_a_rival(tmp_path: Path) -> None:
+    """Trials within a standard deviation above the target can have been unlucky; those farther off are left alone."""
+    table = (
+        rows(16, 100, s0=9.70, s1=9.60, s2=9.80),
+        rows(32, 90, s0=10.05, s1=9.70, s2=9.60),  # 0.5 % above; the winner's repeats spread by 1 %
+        rows(64, 80, s0=10.30, s1=9.00, s2=9.00),
+        rows(128, 200, s0=9.0, s1=9.0, s2=9.0),
+    )
+    replayed = Replayed(tmp_path, *table)
+    replayed.study["confirm"] = {"seeds": 3, "runners_up": 1}
+    assert repeats(replayed.run()) == [(16, 1), (16, 2), (32, 1), (32, 2)]
+
+
+def test_seeds_that_the_table_lacks_are_skipped_and_named(tmp_path: Path) -> None:
+    table = (rows(16, 100, s0=9.5), rows(32, 200, s0=9.3, s1=9.31, s2=9.32), rows(64, 300, s0=9.1, s2=9.2))
+    data = Replayed(tmp_path, *table).run()
+    assert repeats(data) == [(32, 1), (32, 2), (64, 2)]
+    by_batch = {one.params.global_batch_size: one.trial for one in data.records if one.repeat_of is None}
+    assert f"not in the table: seed 1 of trial {by_batch[16]}, 2 of trial {by_batch[16]}" in data.ended
+    assert f"1 of trial {by_batch[64]}" in data.ended
+    assert batch(recommend(data)) == 32, "the cheapest could not be confirmed"
+    data = Replayed(tmp_path / "single", rows(16, 100, s0=9.5), rows(32, 200, s0=9.3)).run()
+    assert repeats(data) == []
+    assert batch(recommend(data)) == 16 and recommend(data).confidence is None
+
+
+@pytest.mark.parametrize("events", range(1, 60, 7))
+def test_interrupted_anywhere_it_goes_on_as_if_never_stopped(events: int, tmp_path: Path) -> None:
+    table = (*CLEAR[:2], rows(8, 80, s0=9.99, s1=10.3, s2=10.2))
+    whole = Replayed(tmp_path / "whole", *table).run()
+    replayed = Replayed(tmp_path / "parts", *table)
+    stops = 0
+    while True:
+        asked = 0
+
+        def interrupted() -> bool:
+            nonlocal asked
+            asked += 1
+            return asked > 20 + events  # a little more than a trial of this table asks
+
+        try:
+            data = replayed.run(interrupted)
+            break
+        except StudyInterrupted:
+            stops += 1
+            assert stops < 50
+    assert stops > 0
+    assert repeats(data) == repeats(whole) == [(8, 1), (8, 2), (16, 1), (16, 2), (32, 1), (32, 2)]
+    assert [one.state for one in data.records] == [TrialState.COMPLETE] * 9
+    assert recommend(data).trial == recommend(whole).trial
+    assert recommend(data).confidence == recommend(whole).confidence
+    assert any(one.attempt > 1 and one.repeat_of is not None for one in data.records)
+
+
+def test_a_repeat_that_waits_in_the_queue_is_not_queued_again(tmp_path: Path) -> None:
+    """As after a kill between the queueing and the beginning of a repeat."""
+    replayed = Replayed(tmp_path, *CLEAR)
+    confirm = replayed.study.pop("confirm")
+    trial = recommend(replayed.run()).trial
+    StudyStorage.of_folder(connect(storage_url(replayed.paths, None)), replayed.paths).queue_repeat(trial, 1)
+    replayed.study["confirm"] = confirm
+    assert repeats(replayed.run()) == [(16, 1), (16, 2), (32, 1), (32, 2), (64, 1), (64, 2)]
+
+
+def test_a_repeat_that_was_killed_is_run_again(tmp_path: Path) -> None:
+    class Dies(Silent):
+        def trial_ended(self, record: TrialRecord) -> None:
+            pass
+
+        def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None:
+            if number == 6:
+                raise RuntimeError("killed")
+
+    replayed = Replayed(tmp_path, *CLEAR)
+    with pytest.raises(RuntimeError, match="killed"):
+        replayed.run(display=Dies())
+    assert repeats(replayed.run()) == [(16, 1), (16, 2), (32, 1), (32, 2), (64, 1), (64, 2)]
+
+
+def test_the_budget_holds_for_repeats_too(tmp_path: Path) -> None:
+    replayed = Replayed(tmp_path, *CLEAR)
+    searched_kwh = (100 + 200 + 300 + 400 + 50 + 5) / 3.6e6
+    replayed.study["budget"]["energy_kwh"] = searched_kwh + 150 / 3.6e6
+    data = replayed.run()
+    last = data.records[-1]
+    assert repeats(data) == [(16, 1), (16, 2)]
+    assert (last.state, last.stop_reason) == (TrialState.PRUNED, StopReason.BUDGET)
+    assert "the budget ended before the confirmation did" in data.ended
+    assert batch(recommend(data)) == 16
+    assert recommend(data).confidence.seeds == 2
+    replayed.study["budget"]["energy_kwh"] = 1.0
+    data = replayed.run()
+    assert repeats(data) == [(16, 1), (16, 2), (16, 2), (32, 1), (32, 2), (64, 1), (64, 2)]
+    assert recommend(data).confidence.seeds == 3
+
+
+def test_confirm_can_be_added_to_a_finished_study_and_more_trials_after_it(tmp_path: Path) -> None:
+    replayed = Replayed(tmp_path, *CLEAR)
+    confirm = replayed.study.pop("confirm")
+    replayed.study["budget"]["trials"] = 4
+    before = replayed.run()
+    replayed.study["confirm"] = confirm
+    data = replayed.run()
+    assert [one.trial for one in data.records if one.repeat_of is None] == [one.trial for one in before.records]
+    assert len(repeats(data)) > 0
+    assert replayed.run().records == data.records, "nothing is left to do"
+    replayed.study["budget"]["trials"] = 5
+    data = replayed.run()
+    assert sum(one.repeat_of is None for one in data.records) == 5
+    assert batch(recommend(data)) == 16
+    assert replayed.read() == data
+
+
+def test_repeats_are_neither_stopped_nor_counted(tmp_path: Path) -> None:
+    """The second run of the winner costs more than the cap, and is on its way to miss the target."""
+    table = (rows(16, [100, 180, 190], s0=9.5, s1=12.0, s2=12.0), rows(32, 150, s0=9.3, s1=9.31, s2=9.32))
+    replayed = Replayed(tmp_path, *table)
+    replayed.study["search"]["pruning"] = {"target": True, "cap": True}
+    data = replayed.run()
+    assert all(one.state == TrialState.COMPLETE for one in data.records if one.repeat_of is not None)
+    assert sum(one.repeat_of is None for one in data.records) == 2
+
+
+def test_a_refuted_winner_does_not_end_the_search(tmp_path: Path) -> None:
+    """Its cost is no longer what others have to beat, nor the cap that stops them."""
+    lucky = rows(16, 100, s0=9.9, s1=10.2, s2=10.2)
+    dearer = (
+        rows(32, [200, 201, 199], s0=9.40, s1=9.42, s2=9.38),
+        rows(64, [300, 301, 299], s0=9.30, s1=9.31, s2=9.29),
+    )
+    replayed = Replayed(tmp_path, lucky, *dearer)
+    replayed.study["search"] |= {
+        "sampler": "carbon",
+        "pruning": {"target": True, "cap": True},
+        "start": {"global_batch_size": 16, "learning_rate": 1e-3},
+    }
+    data = replayed.run()
+    rec = recommend(data)
+    assert batch(rec) == 32 and rec.confidence is not None and rec.confidence.confirmed, data.ended
+    assert (16, 1) in repeats(data) and (32, 2) in repeats(data)
+    assert [(one.trial, one.seeds) for one in rec.rejected] == [(0, 3)]
+    assert rec.rejected[0].perplexity == pytest.approx((9.9 * 10.2 * 10.2) ** (1 / 3))
+    said = "Trial 0 was cheaper and met the target with its first seed, but its mean over 3 seeds (10.10) misses it."
+    assert said in recommendation_text(rec)

@@ -1,0 +1,368 @@
+"""Where the trials' time and energy went, against figures added up by hand."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_studies import REPLAY, pruned, study, trial
+
+from carbonopt.analysis.amortisation import Amortisation, amortisation
+from carbonopt.analysis.recommend import recommend
+from carbonopt.analysis.stages import stages
+from carbonopt.cli.display import LiveDisplay
+from carbonopt.core.study import Hardware, StudyData
+from carbonopt.core.trial import Energy, Prepared, Stage, StageCost, StopReason, TrialRecord, TrialState
+from carbonopt.core.units import JOULES_PER_KWH, kwh_from_joules
+from carbonopt.report.build import write_report
+
+PREPARED = Prepared(
+    fingerprint="x", train_sequences=100, eval_sequences=10, train_tokens=6401, eval_tokens=640, sequence_length=64,
+    vocab_size=100, model_parameters=1_000_000, versions={},
+)  # fmt: skip
+
+
+def cost(duration_s: float, energy_j: float) -> StageCost:
+    return StageCost(duration_s=duration_s, energy_kwh=kwh_from_joules(energy_j))
+
+
+FIRST = {
+    Stage.IMPORTS: cost(1.0, 10.0),
+    Stage.ENGINE: cost(3.0, 30.0),
+    Stage.COMPILE: cost(4.0, 100.0),
+    Stage.STEPS: cost(10.0, 400.0),
+    Stage.EVALUATION: cost(1.0, 20.0),
+    Stage.TEARDOWN: cost(1.0, 0.0),
+}
+SECOND = {Stage.IMPORTS: cost(3.0, 40.0), Stage.COMPILE: cost(1.0, 5.0), Stage.STEPS: cost(6.0, 395.0)}
+
+
+def test_shares_add_up_and_keep_their_order():
+    found = stages(study(trial(0, stages=FIRST), pruned(1), trial(2, stages=SECOND))).shares
+    assert [one.stage for one in found] == [stage for stage in Stage if stage in FIRST]
+    by_stage = {one.stage: one for one in found}
+    assert by_stage[Stage.IMPORTS].duration_s == 4.0
+    assert by_stage[Stage.IMPORTS].median_s == 2.0
+    assert by_stage[Stage.STEPS].energy_share == pytest.approx(795 / 1000)
+    assert by_stage[Stage.STEPS].duration_share == pytest.approx(16 / 30)
+    assert sum(one.energy_share for one in found) == pytest.approx(1)
+    assert sum(one.duration_share for one in found) == pytest.approx(1)
+
+
+def test_speed_leaves_out_the_first_step_and_says_what_it_took():
+    fast = trial(0, stages=FIRST, steps_done=5, params={"precision": "bf16"})
+    slow = trial(1, stages=SECOND, steps_done=80)
+    one_step = trial(2, stages={Stage.COMPILE: cost(4, 9)}, steps_done=1)
+    gpus = Hardware(cpu="a CPU", cpu_cores=8, ram_gib=64, gpus=("NVIDIA H100 PCIe", "NVIDIA H200"))
+    data = study(fast, slow, one_step, pruned(3), prepared=PREPARED)
+    data = data.model_copy(update={"provenance": data.provenance.model_copy(update={"hardware": gpus})})
+    first, second = stages(data).speeds
+    tokens = 4 * 16 * 64  # steps after the first × sequences × their length
+    assert (first.trial, second.trial) == (0, 1)
+    assert first.tokens_per_s == tokens / 10
+    assert first.millijoules_per_token == pytest.approx(400e3 / tokens)
+    assert first.first_step_s == 4.0
+    assert first.first_step_excess_kwh == pytest.approx(kwh_from_joules(100 - 400 / 4))
+    assert first.flops_utilisation == pytest.approx(6 * 1e6 * tokens / 10 / (756e12 + 989.4e12))
+    assert second.first_step_excess_share == pytest.approx((5 - 395 / 79) / 400, abs=1e-12)
+    assert second.flops_utilisation is None  # in which precision it trained is not known
+
+
+@pytest.mark.parametrize("gpus", [(), ("a GPU",), ("NVIDIA H200", "a GPU")])
+def test_utilisation_is_said_of_known_gpus_only(gpus: tuple[str, ...]):
+    data = study(trial(0, stages=FIRST, steps_done=5, params={"precision": "bf16"}), prepared=PREPARED)
+    hardware = Hardware(cpu="a CPU", cpu_cores=8, ram_gib=64, gpus=gpus)
+    data = data.model_copy(update={"provenance": data.provenance.model_copy(update={"hardware": hardware})})
+    (speed,) = stages(data).speeds
+    assert speed.flops_utilisation is None
+
+
+def test_a_study_that_tells_no_stages_has_no_tables_of_them(tmp_path):
+    data = study(trial(0), trial(1, 2e-3))
+    assert stages(data).shares == stages(data).speeds == ()
+    write_report(data, tmp_path / "without")
+    assert "by stage" not in (tmp_path / "without" / "report.md").read_text()
+    write_report(study(trial(0, stages=FIRST, steps_done=5), prepared=PREPARED), tmp_path / "with")
+    text = (tmp_path / "with" / "report.md").read_text()
+    assert "Time and energy of the trials by stage:" in text
+    assert "| 0 | 410 | 97.7 | 4.00 | 0 | 0 % |" in text
+
+
+def test_a_replay_has_no_stages_of_its_own():
+    data = study(trial(0, stages=FIRST, steps_done=5), prepared=PREPARED, raw=REPLAY)
+    assert stages(data).shares == stages(data).speeds == ()
+
+
+@pytest.mark.parametrize(
+    ("imports_s", "warm", "told"), [(0.01, True, True), (0.01, False, False), (4.0, True, False), (4.0, False, False)]
+)
+def test_where_trials_were_forked_the_table_of_stages_says_where_their_imports_are(
+    imports_s: float, warm: bool, told: bool, tmp_path
+):
+    parts = {**FIRST, Stage.IMPORTS: cost(imports_s, 1.0)}
+    raw = {"launch": {"kind": "local", "gpus": [0], "warm_start": warm}}
+    text = report_of(tmp_path, trial(0, stages=parts, steps_done=5), raw=raw)
+    assert ("Imports are in the study's preparation: the trials are forks of one process" in text) is told
+
+
+# Compilation, once a run
+
+
+def timed(number: int, excess_j: float, rest_j: float, perplexity: float | None = 5.0, **changes) -> TrialRecord:
+    """A trial of ten steps, each a tenth of `rest_j`, and on top of the first of them `excess_j`."""
+    parts = {Stage.COMPILE: cost(1, excess_j + rest_j / 10), Stage.STEPS: cost(9, 0.9 * rest_j)}
+    train = kwh_from_joules(excess_j + rest_j)
+    energy = Energy(train=train, setup=0.0, eval=0.0, total=train)
+    return trial(number, train, perplexity, **{"stages": parts, "steps_done": 10, "energy_kwh": energy, **changes})
+
+
+def of(*records: TrialRecord, **changes) -> Amortisation | None:
+    data = study(*records, **{"prepared": PREPARED, **changes})
+    return amortisation(data, recommend(data), stages(data))
+
+
+def found_of(*records: TrialRecord, **changes) -> Amortisation:
+    found = of(*records, **changes)
+    assert found is not None
+    return found
+
+
+def by_length(found: Amortisation) -> list[tuple[int, Any]]:
+    return [(one.trial, pytest.approx(one.from_length, rel=1e-6)) for one in found.cheapest]
+
+
+def report_of(folder: Path, *records: TrialRecord, **changes) -> str:
+    write_report(study(*records, **{"prepared": PREPARED, **changes}), folder)
+    return (folder / "report.md").read_text()
+
+
+# 0 + 100 k joules over the length; 60 + 80 k meets it at 3; 260 + 60 k meets that at (260 - 60) / (80 - 60) = 10.
+OVERTAKEN = (timed(0, 0, 100), timed(1, 60, 80), timed(2, 260, 60))
+
+
+def test_the_cheapest_by_length_of_the_runs():
+    never = timed(3, 250, 75)  # lower than the first from 10 on, where 1 and then 2 are lower still
+    misses, stopped = timed(4, 0, 10, perplexity=7.0), pruned(5)
+    found = found_of(*OVERTAKEN, never, misses, stopped)
+    assert by_length(found) == [(0, 1), (1, 3), (2, 10)]
+    assert (found.trial, found.met, found.compared, found.unknown) == (0, True, 4, 0)
+    assert [one.less_in_the_limit for one in found.cheapest] == pytest.approx([0, 0.2, 0.4])
+    assert [one.excess_kwh * JOULES_PER_KWH for one in found.cheapest] == pytest.approx([0, 60, 260], abs=1e-9)
+    assert [one.energy_per_length_kwh * JOULES_PER_KWH for one in found.cheapest] == pytest.approx([100, 80, 60])
+    assert found.largest_excess_share == pytest.approx(260 / 320)
+
+
+def test_against_every_length_tried_one_by_one():
+    chance = random.Random(7)
+    longest = 0
+    for _ in range(300):
+        lines = [(chance.randrange(0, 40), chance.randrange(1, 12)) for _ in range(chance.randrange(1, 7))]
+        found = found_of(*(timed(number, *line) for number, line in enumerate(lines)))
+        starts = [one.from_length for one in found.cheapest]
+        assert starts == sorted(starts) and starts[0] == 1
+        longest = max(longest, len(starts))
+        for length in [quarter / 4 for quarter in range(4, 200)] + [1e6]:
+            used = [excess + length * rest for excess, rest in lines]
+            said = next(one for one in reversed(found.cheapest) if one.from_length <= length * (1 + 1e-9))
+            assert used[said.trial] == pytest.approx(min(used))
+        behind = [*starts[1:], starts[-1] + 1]
+        for one, start, end in list(zip(found.cheapest, starts, behind, strict=True))[1:]:  # the first may tie at 1
+            assert start < end
+            used = [excess + (start + end) / 2 * rest for excess, rest in lines]
+            assert used[one.trial] == min(used)
+            assert used.count(min(used)) == lines.count(lines[one.trial])
+    assert longest >= 4
+
+
+def test_ties():
+    alike = found_of(timed(0, 10, 90), timed(1, 10, 90))
+    assert (by_length(alike), alike.compared) == ([(0, 1)], 2)
+    same_now = found_of(timed(0, 10, 90), timed(1, 20, 80), timed(2, 5, 95))
+    assert by_length(same_now) == [(0, 1), (1, 1)]
+    at_one_point = found_of(timed(0, 0, 100), timed(1, 60, 80), timed(2, 120, 60))  # all 300 J at 3
+    assert by_length(at_one_point) == [(0, 1), (2, 3)]
+    more_accurate = found_of(timed(0, 10, 90), timed(1, 10, 90, perplexity=4.0))
+    assert by_length(more_accurate) == [(1, 1)]
+
+
+def test_a_rival_without_excess_never_overtakes():
+    assert by_length(found_of(timed(0, 0, 100), timed(1, 0, 101), timed(2, 0, 250))) == [(0, 1)]
+    assert by_length(found_of(timed(0, 50, 10), timed(1, 0, 61))) == [(0, 1)]
+
+
+def test_nothing_but_compilation():
+    found = found_of(timed(0, 50, 0), timed(1, 0, 60))
+    assert by_length(found) == [(0, 1)]
+    found = found_of(timed(0, 0, 50), timed(1, 60, 0))
+    assert (by_length(found), found.cheapest[1].less_in_the_limit) == ([(0, 1), (1, 1.2)], 1)
+
+
+def test_without_a_first_step_of_the_recommended_trial_nothing_is_said(tmp_path):
+    older = timed(0, 0, 50, stages=None)
+    assert of() is of(older) is of(older, timed(1, 0, 100)) is None
+    assert "first step" not in report_of(tmp_path / "none", older)
+    found = found_of(timed(0, 0, 100), timed(1, 0, 110, stages=None), timed(2, 0, 120, steps_done=1))
+    assert (found.compared, found.unknown) == (1, 2)
+    text = report_of(tmp_path / "some", timed(0, 0, 100), timed(1, 0, 101), timed(2, 0, 110, stages=None))
+    assert "the 2 configurations that may be recommended and whose first steps were measured, how" in text
+
+
+def test_where_no_trial_meets_the_target_the_complete_ones_are_compared(tmp_path):
+    records = (timed(0, 0, 120), *(one.model_copy(update={"trial": one.trial + 1}) for one in OVERTAKEN), pruned(9))
+    found = found_of(*records, target=1.5)
+    assert (found.met, by_length(found)) == (False, [(1, 1), (2, 3), (3, 10)])
+    text = report_of(tmp_path, *records, target=1.5)
+    assert (
+        text.count("The trial is the cheapest of the 4 configurations that completed, but with more than 3.00 times")
+        == 1
+    )
+
+
+CONFIRMED: dict[str, Any] = {"raw": {"confirm": {"seeds": 2, "runners_up": 1}}}
+
+
+def test_repeated_configurations_count_by_their_means_and_only_those_as_sure():
+    records = (
+        timed(0, 60, 40, 5.00),  # 30 + 70 k on average
+        timed(1, 0, 103, 5.00),  # 0 + 102 k
+        timed(2, 50, 55, 5.00),  # 50 + 55 k: not repeated
+        timed(3, 0, 100, 5.01, repeat_of=0, seed=4),
+        timed(4, 0, 101, 5.01, repeat_of=1, seed=4),
+    )
+    found = found_of(*records, **CONFIRMED)
+    assert (by_length(found), found.compared) == ([(0, 1)], 2)
+    assert found.excess_kwh * JOULES_PER_KWH == pytest.approx(30)
+    assert found.as_first is not None and found.as_first.like == 0
+    assert found.as_first.energy_kwh * JOULES_PER_KWH == pytest.approx(60 + 70)
+
+    turned = found_of(timed(0, 0, 99, 5.00), *records[1:3], timed(3, 0, 101, 5.01, repeat_of=0, seed=4), **CONFIRMED)
+    assert by_length(turned) == [(0, 1)] and turned.compared == 1  # trial 1 has not run with its second seed
+
+
+def test_until_all_seeds_have_run_the_searchs_own_run_counts():
+    records = (timed(0, 60, 40, 5.0), timed(1, 0, 103, 5.0), timed(2, 0, 120, 5.9, repeat_of=0, seed=4))
+    found = found_of(*records, raw={"confirm": {"seeds": 3, "runners_up": 1}})
+    assert found.energy_kwh * JOULES_PER_KWH == pytest.approx(100)
+    assert (by_length(found), found.compared) == ([(0, 1)], 2)
+
+
+def test_a_repeat_whose_first_step_was_not_measured_leaves_its_configuration_out():
+    records = (timed(0, 60, 40, 5.0), timed(1, 0, 120, 5.01, repeat_of=0, seed=4, stages=None))
+    assert of(*records, **CONFIRMED) is None
+
+
+def test_how_sure_the_limit_is_of_repeated_configurations():
+    records = (
+        timed(0, 0, 100, 5.00),
+        timed(1, 40, 70, 5.00),
+        timed(2, 0, 100, 5.01, repeat_of=0, seed=4),
+        timed(3, 40, 72, 5.01, repeat_of=1, seed=4),
+    )
+    _, second = found_of(*records, **CONFIRMED).cheapest
+    assert second.from_length == pytest.approx(40 / 29)
+    assert second.less_in_the_limit == pytest.approx(0.29)
+    # ln(112/110) ÷ √2 is trial 1's deviation; pooled over two configurations it is divided by √2 once more. Student's t
+    # of 2 degrees of freedom at 0.975 is 4.3027; a ratio of means over 2 runs each has a margin of t times that.
+    assert second.less_interval == pytest.approx((1 - 0.71 * 1.03955, 1 - 0.71 / 1.03955), abs=1e-4)
+
+
+def test_charged_as_the_first_of_those_that_compile_the_same():
+    compiled_first = timed(0, 90, 100, None, state=TrialState.PRUNED, stop_reason=StopReason.TARGET)
+    from_the_cache = timed(1, 1, 100)
+    other = {"micro_batch_size_per_gpu": 4}
+    found = found_of(compiled_first, from_the_cache, timed(2, 5, 130, params=other))
+    assert found.trial == 1 and found.as_first is not None
+    assert (found.as_first.like, found.as_first.cheapest) == (0, 2)
+    energies = [found.as_first.excess_kwh, found.as_first.energy_kwh, found.as_first.cheapest_energy_kwh]
+    assert [energy * JOULES_PER_KWH for energy in energies] == pytest.approx([90, 190, 135])
+    # The other, too, had found in the cache what trial 3 compiled.
+    both = found_of(compiled_first, from_the_cache, timed(2, 5, 130, params=other), timed(3, 70, 130, params=other))
+    assert both.as_first is not None and both.as_first.cheapest == 1
+    hardly = found_of(timed(0, 1.5, 200), timed(1, 1, 100))
+    assert hardly.as_first is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "same"),
+    [
+        ({"learning_rate": 0.5, "epochs": 1, "global_batch_size": 32, "warmup_ratio": 0.5}, True),
+        ({"torch_compile": True}, False),
+        ({"output_layer": "fused"}, False),
+        ({"micro_batch_size_per_gpu": 16}, False),
+        ({"precision": "fp16"}, False),
+        ({"attention_implementation": "eager"}, False),
+        ({"gradient_checkpointing": True}, False),
+        ({"zero_stage": 2}, False),
+        ({"lora_rank": 8}, False),
+    ],
+)
+def test_what_compiles_the_same(changed: dict[str, Any], same: bool):
+    found = found_of(timed(0, 90, 200, params=changed), timed(1, 1, 100))
+    assert (found.as_first is not None) == same
+
+
+def test_the_report_says_who_is_the_cheapest_in_longer_runs(tmp_path):
+    text = report_of(tmp_path, *OVERTAKEN)
+    said = (
+        "### Longer runs\n\n"
+        "The first step of trial 0 took no more energy than its other steps did on average. The trial is the cheapest "
+        "of the 3 configurations that may be recommended, but with more than 3.00 times the steps trial 1 takes less "
+        "energy, in very long runs trial 2 takes 40 % less (run-to-run spread not known). With the excess of trial 2 "
+        "(260 J), the largest among trials of the same shapes, trial 0 takes 360 J, 260 % more; with all charged so, "
+        "trial 2 would be recommended, with 320 J."
+    )
+    assert text.count(said) == 1
+    in_the_answer = (
+        "First steps took up to 81.3 % of a trial's training energy, and a run makes one, however long it is: with "
+        "more than 3.00 times the steps trial 1 takes less energy; with the largest excess of its shapes for each, "
+        'trial 2 would be recommended (see "Longer runs").'
+    )
+    assert text.partition("## Against the baseline")[2].count(in_the_answer) == 1
+    assert "compil" not in text.partition("## Provenance")[0].lower()  # nothing is
+    assert (
+        "| Times the steps | Cheapest: trial | Its first step's excess (J) | The rest (J) | Less than trial 0" in text
+    )
+    assert "| 1 to 3.00 | 0 | 0 | 100 | – |\n| 3.00 to 10.0 | 1 | 60.0 | 80.0 | 20 % |" in text
+    assert "| beyond 10.0 | 2 | 260 | 60.0 | 40 % |" in text
+    page = (tmp_path / "index.html").read_text()
+    assert page.count("but with more than 3.00 times the steps trial 1 takes less energy") == 1
+    assert page.count('<h3 id="longer-runs">Longer runs</h3>') == 1
+    facts = json.loads((tmp_path / "data" / "report.json").read_text())
+    assert [one["trial"] for one in facts["amortisation"]["cheapest"]] == [0, 1, 2]
+    assert len(facts["shown"]["longer_runs"]["tables"][0]["rows"]) == 3
+
+
+@pytest.mark.parametrize(("largest", "times"), [(6.0, 1), (4.0, 0)])
+def test_where_a_first_step_took_much_of_any_trial_the_answer_says_so(largest: float, times: int, tmp_path):
+    records = (timed(0, 2, 98), timed(1, largest, 110 - largest, params={"zero_stage": 0}))
+    said = (
+        "The first step of trial 0 took 2.00 J more than its other steps did on average (2 % of its training energy), "
+        "for warming up, which a run does once. The trial stays the cheapest of the 2 configurations that may be "
+        "recommended, however much longer all runs are."
+    )
+    text = report_of(tmp_path, *records)
+    assert text.count(said) == 1
+    assert (
+        text.count('in longer runs trial 0 stays the cheapest of those that may be recommended (see "Longer runs").')
+        == times
+    )
+    assert "Times the steps" not in text
+
+
+def test_a_single_trial_and_equal_ones_have_words(tmp_path):
+    assert "The trial is the only configuration that may be recommended, so there is none" in report_of(
+        tmp_path / "single", timed(0, 2, 98)
+    )
+    text = report_of(tmp_path / "equal", timed(0, 10, 90), timed(1, 20, 80, params={"zero_stage": 0}))
+    assert "but in any longer run trial 1 takes less energy, in very long runs 11.1 % less" in text
+    assert "| 1 | 0 | 10.0 | 90.0 | – |\n| beyond 1 | 1 | 20.0 | 80.0 | 11.1 % |" in text
+
+
+@pytest.mark.parametrize(("ended", "said"), [(1, "1 trial done"), (2, "2 trials done")])
+def test_the_display_counts_what_is_done(ended: int, said: str, capsys):
+    data: StudyData = study(*(trial(number) for number in range(ended)))
+    display = LiveDisplay(data.config)
+    display.study_started(data)
+    display.close()
+    assert capsys.readouterr().err == f"going on with 'small': {said}\n"

@@ -1,0 +1,402 @@
+"""The commands, as a user types them: arguments, outputs, exit codes, one clear sentence for bad input."""
+
+import csv
+import io
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from small_studies import study, trial
+
+from carbonopt.cli.app import _print_recommendation
+from carbonopt.core.trial import TrialRecord
+from carbonopt.storage.paths import StudyPaths
+
+
+def carbonopt(*arguments: object, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "carbonopt", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, **environment},
+        timeout=280,
+    )
+
+
+def refusal(*arguments: object, cwd: Path | None = None) -> str:
+    """The one sentence of a refused command."""
+    done = carbonopt(*arguments, cwd=cwd)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("carbonopt: ")
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+@pytest.fixture
+def finished(replay_study: dict, write_study, tmp_path: Path) -> Path:
+    """The folder of a study that has run all trials of its budget."""
+    replay_study["search"]["sampler"] = "random"
+    folder = tmp_path / "out"
+    done = carbonopt("run", write_study(replay_study), "--out", folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_run_reports_and_recommends(finished: Path, write_study) -> None:
+    assert (finished / "report" / "index.html").exists()
+    before = carbonopt("export", finished).stdout.splitlines()
+    assert 0 < len(before) <= 12
+    again = carbonopt("run", finished.parent / "study.yaml", "--out", finished)
+    assert again.returncode == 0
+    assert "Recommended: trial" in again.stdout
+    assert carbonopt("export", finished).stdout.splitlines() == before  # nothing is run twice
+
+
+def test_the_recommendation_has_the_contracts_keys(finished: Path) -> None:
+    answer = json.loads(carbonopt("recommend", finished, "--json").stdout)
+    assert set(answer) == {
+        "target_perplexity", "met", "trial", "params", "perplexity", "emissions_kg_co2e", "energy_kwh", "baseline",
+        "saving_fraction", "pareto_front", "study", "confidence", "ties", "failed_replicates", "rejected",
+        "caveats",
+    }  # fmt: skip
+    assert set(answer["study"]) == {"trials", "energy_kwh", "emissions_kg_co2e", "break_even_runs"}
+    assert answer["met"] is True
+    assert answer["perplexity"] <= answer["target_perplexity"]
+    # emissions = energy × 500 g/kWh × PUE 1.2
+    assert answer["emissions_kg_co2e"] == pytest.approx(answer["energy_kwh"] * 0.5 * 1.2)
+
+
+def test_another_target_needs_no_new_trial(finished: Path) -> None:
+    records = [json.loads(line) for line in carbonopt("export", finished).stdout.splitlines()]
+    best = min(record["perplexity"] for record in records if record["perplexity"])
+    met = carbonopt("recommend", finished, "--target", best, "--json")
+    assert (met.returncode, json.loads(met.stdout)["perplexity"]) == (0, best)
+    missed = carbonopt("recommend", finished, "--target", best * 0.999, "--json")
+    assert missed.returncode == 3
+    answer = json.loads(missed.stdout)
+    assert (answer["met"], answer["trial"], answer["closest"]["perplexity"]) == (False, None, best)
+
+
+def test_at_another_target_it_says_for_which_one_the_study_ended(capsys) -> None:
+    data = study(trial(0)).model_copy(update={"ended": "all trials done"})
+    for target, said in ((7.0, "The study, whose own target is 6, ended: all"), (6.0, "The study ended: all")):
+        assert _print_recommendation(data, target)
+        assert f"  {said} trials done." in capsys.readouterr().out
+
+
+def test_a_recommendation_by_modelled_energy_says_so(finished: Path, capsys) -> None:
+    known = study().provenance.model_copy(update={"energy_source": {"cpu": "modelled", "ram": "modelled"}})
+    assert _print_recommendation(study(trial(0), provenance=known))
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "  modelled, not measured: the energy of CPU and RAM; other work on the machine raises it"
+    )
+    assert "modelled" not in carbonopt("recommend", finished).stdout
+    _print_recommendation(study(trial(0)))  # on a GPU
+    assert "modelled" not in capsys.readouterr().out
+
+
+def test_records_have_the_contracts_fields(finished: Path) -> None:
+    records = [json.loads(line) for line in carbonopt("export", finished, "--format", "jsonl").stdout.splitlines()]
+    assert [record["trial"] for record in records] == list(range(len(records)))
+    for record in records:
+        assert {
+            "trial", "state", "stop_reason", "attempt", "seed", "params", "perplexity", "nll_sum", "eval_tokens",
+            "emissions_kg_co2e", "energy_kwh", "duration_s", "evals", "peak_memory_gib", "failure",
+        } <= set(record)  # fmt: skip
+        assert {"train", "setup", "eval", "total", "train_gpu", "train_cpu", "train_ram"} == set(record["energy_kwh"])
+        assert {
+            "global_batch_size", "micro_batch_size_per_gpu", "gradient_accumulation_steps", "learning_rate", "epochs",
+            "zero_stage", "offload", "world_size",
+        } == set(record["params"])  # fmt: skip
+        assert TrialRecord.from_json(record).as_json() == record
+    states = {record["state"] for record in records}
+    assert states <= {"complete", "pruned"}
+    assert "complete" in states
+
+
+def test_csv_has_one_row_a_trial(finished: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO(carbonopt("export", finished, "--format", "csv").stdout)))
+    assert len(rows) == len(carbonopt("export", finished).stdout.splitlines())
+    assert rows[0]["params.zero_stage"] == "1"
+    assert float(rows[0]["energy_kwh.train"]) > 0
+
+
+def test_a_report_can_be_written_elsewhere(finished: Path, tmp_path: Path) -> None:
+    done = carbonopt("report", finished, "--out", tmp_path / "elsewhere")
+    assert done.returncode == 0
+    assert (tmp_path / "elsewhere" / "report.md").exists()
+
+
+def test_no_trial_meets_the_target(replay_study: dict, write_study, tmp_path: Path) -> None:
+    replay_study["target"]["perplexity"] = 1.01
+    done = carbonopt("run", write_study(replay_study), "--out", tmp_path / "out")
+    assert done.returncode == 3
+    assert "No trial met perplexity 1.01" in done.stdout
+
+
+def test_trials_and_seed_can_be_given(replay_study: dict, write_study, tmp_path: Path) -> None:
+    replay_study["search"]["sampler"] = "random"
+    study = write_study(replay_study)
+    runs = {}
+    for seed in (0, 1):
+        folder = tmp_path / str(seed)
+        assert carbonopt("run", study, "--out", folder, "--trials", 5, "--seed", seed).returncode in (0, 3)
+        runs[seed] = [json.loads(line)["params"] for line in carbonopt("export", folder).stdout.splitlines()]
+    assert len(runs[0]) == 5
+    assert runs[0] != runs[1]
+
+
+def test_check_says_what_will_be_done(tiny_study: dict, write_study) -> None:
+    done = carbonopt("check", write_study(tiny_study))
+    assert done.returncode == 0
+    for words in ("perplexity 200", "64, 128", "3 trials", "CPU", "500 g CO2e/kWh"):
+        assert words in done.stdout
+    space = tiny_study["search"]["space"]
+    for choices, words in (([64], "1 configuration that"), ([64, 128], "2 configurations that")):
+        space |= {"global_batch_size": {"choices": choices}, "learning_rate": 1e-3, "epochs": 0.1}
+        assert words in carbonopt("check", write_study(tiny_study)).stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("研究", "研究"),
+        ("Étude n° 2", "Étude-n-2"),
+        ("a/b", "a-b"),
+        ("नमस्ते", "नमस्ते"),
+        ("/..", "study"),
+        ("木" * 90, "木" * 66),
+    ],
+)
+def test_a_study_lives_in_a_folder_of_its_name(name: str, folder: str) -> None:
+    assert StudyPaths.default(name).root == Path("runs") / folder
+
+
+def test_check_shows_the_folder_and_no_terminal_sequences(replay_study: dict, write_study) -> None:
+    replay_study["name"] = "good\u202ebad"
+    done = carbonopt("check", write_study(replay_study))
+    assert done.returncode == 0
+    assert "\u202e" not in done.stdout
+    assert "good\\u202ebad: the study file is valid" in done.stdout
+    assert f"  folder      {Path('runs/good-bad')}, unless" in done.stdout
+
+
+def test_only_a_study_with_something_left_to_run_warns(finished: Path) -> None:
+    script = (
+        "from carbonopt.cli import app as cli\nfrom carbonopt.doctor import host\nhost._LOW_DISK_GIB = 1e9\ncli.main()"
+    )
+    again = [sys.executable, "-c", script, "run", str(finished.parent / "study.yaml"), "--out", str(finished)]
+    done = subprocess.run(again, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    more = subprocess.run([*again, "--trials", "14"], capture_output=True, text=True)
+    assert more.stderr.startswith("warning: disk for runs: ")
+
+
+def test_a_study_killed_before_it_said_why_it_ended_says_so_later(finished: Path) -> None:
+    with closing(sqlite3.connect(finished / "study.db")) as database, database:
+        assert database.execute("DELETE FROM study_user_attributes WHERE key = 'ended'").rowcount == 1
+    before = carbonopt("recommend", finished)
+    assert before.returncode == 0
+    assert "The study has not ended: it was interrupted; the same `carbonopt run` goes on with it." in before.stdout
+    again = carbonopt("run", finished.parent / "study.yaml", "--out", finished)
+    assert "The study ended: all 12 trials of the budget have been run." in again.stdout
+    assert "has not ended" not in again.stdout
+
+
+def test_one_trial_is_not_all_of_them(replay_study: dict, write_study, tmp_path: Path) -> None:
+    done = carbonopt("run", write_study(replay_study), "--out", tmp_path / "out", "--trials", 1)
+    assert "The study ended: the one trial of the budget has been run." in done.stdout
+
+
+@pytest.mark.parametrize("target", ["0.5", "nan", "inf"])
+def test_a_target_that_no_perplexity_can_be_is_refused(target: str, finished: Path) -> None:
+    assert "must be a number from 1 up" in refusal("recommend", finished, "--target", target)
+
+
+def test_help_and_refusals_take_less_than_a_second(tiny_study: dict, write_study) -> None:
+    tiny_study["target"]["perplexity"] = 0
+    bad = write_study(tiny_study)
+    for arguments in (["--help"], ["run", bad]):
+        times = []
+        for _ in range(3):
+            began = time.monotonic()
+            carbonopt(*arguments)
+            times.append(time.monotonic() - began)
+        assert min(times) < 1.0
+
+
+def test_an_output_that_is_full_lacks_signs_or_is_closed(finished: Path) -> None:
+    command = [sys.executable, "-m", "carbonopt", "recommend", str(finished)]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "carbonopt: no space left for the output; make room and type the same command again.\n"
+    closed = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True)
+    assert (closed.returncode, closed.stderr) == (0, "")
+    plain = carbonopt("doctor", "--nonsense→", PYTHONIOENCODING="ascii")
+    assert plain.returncode == 2
+    assert "--nonsense\\u2192" in plain.stderr
+
+
+def _probes(doctor: int) -> list[psutil.Process]:
+    found = []
+    for child in psutil.Process(doctor).children():
+        with suppress(psutil.NoSuchProcess):  # nvidia-smi and the like come and go
+            if "carbonopt.train.probe" in child.cmdline():
+                found.append(child)
+    return found
+
+
+def test_ctrl_c_outside_a_study_ends_at_once_with_all_processes(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "carbonopt", "doctor"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    ) as doctor:  # fmt: skip
+        try:
+            until = time.monotonic() + 60
+            while not (probes := _probes(doctor.pid)):
+                assert time.monotonic() < until
+                time.sleep(0.05)
+            time.sleep(0.5)
+            doctor.send_signal(signal.SIGINT)
+            _, errors = doctor.communicate(timeout=30)
+        finally:
+            doctor.kill()
+    assert (doctor.returncode, errors) == (130, "carbonopt: interrupted.\n")
+    _, left = psutil.wait_procs(probes, timeout=5)  # killed, but on a busy machine not gone in the same moment
+    assert not left
+
+
+# ----------------------------------------------------------------------------------------------------------- bad input
+
+
+def test_a_deleted_working_folder_gets_one_sentence(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["sh", "-c", 'rmdir "$PWD"; exec "$@"', "sh", sys.executable, "-m", "carbonopt", "check", "x.yaml"],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "carbonopt: the working folder must exist, but it was deleted; change to another one: cd ~.\n"
+
+
+def test_a_folder_of_another_study_is_refused(finished: Path, replay_study: dict, write_study) -> None:
+    before = carbonopt("export", finished).stdout
+    replay_study["target"]["perplexity"] = 5.5
+    sentence = refusal("run", write_study(replay_study, "other.yaml"), "--out", finished)
+    assert "target.perplexity is 5.5" in sentence
+    assert carbonopt("export", finished).stdout == before
+
+
+def test_a_folder_with_other_files_is_refused(replay_study: dict, write_study, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("x")
+    assert "holds other files" in refusal("run", write_study(replay_study), "--out", folder)
+    assert [path.name for path in folder.iterdir()] == ["thesis.tex"]
+
+
+def test_an_unreachable_storage_is_refused_without_its_password(
+    replay_study: dict, write_study, tmp_path: Path
+) -> None:
+    study = write_study(replay_study)
+    url = f"sqlite:///{tmp_path}/no/such/folder/x.db"
+    assert "can't be opened" in refusal("run", study, "--out", tmp_path / "out", "--storage", url)
+    assert not (tmp_path / "out").exists()
+    sentence = refusal("run", study, "--out", tmp_path / "out", "--storage", "postgresql://me:s3cret@localhost:1/db")
+    assert "s3cret" not in sentence
+    assert "not a storage URL" in refusal("run", study, "--out", tmp_path / "out", "--storage", "nonsense s3cret")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:{s3cret}@127.0.0.1:1/db",
+        "postgresql://u@127.0.0.1:1/db?PASSWORD=s3cret",
+        "postgresql://u:p@s3cret@127.0.0.1:1/db",
+        "postgresql:///u:s3cret@127.0.0.1/db",
+        "sqlite:///no/such/folder/x.db?pwd=s3cret",
+        "sqlite://",
+    ],
+)
+def test_no_storage_url_shows_its_password(url: str, replay_study: dict, write_study, tmp_path: Path) -> None:
+    assert "s3cret" not in refusal(
+        "run", write_study(replay_study), "--out", tmp_path / "made" / "out", "--storage", url
+    )
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_study_has_one_storage(finished: Path, tmp_path: Path) -> None:
+    other = f"sqlite:///{tmp_path}/other.db"
+    assert "leave --storage out" in refusal(
+        "run", finished.parent / "study.yaml", "--out", finished, "--storage", other
+    )
+    assert "no such file" in refusal("recommend", tmp_path / "nowhere", "--storage", other)
+    assert not (tmp_path / "other.db").exists()
+
+
+def test_a_report_replaces_only_a_report(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "index.html").write_text("mine")
+    assert "holds other files" in refusal("report", finished, "--out", folder)
+    assert (folder / "index.html").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--seed", "-1"], ["--trials", "0"], ["--trials", "many"], ["--nonsense"], ["--out"]]
+)
+def test_wrong_options_get_one_sentence(arguments: list[str], replay_study: dict, write_study) -> None:
+    refusal("run", write_study(replay_study), *arguments)
+
+
+def test_an_unknown_country_is_refused(replay_study: dict, write_study, tmp_path: Path) -> None:
+    replay_study["carbon"] = {"country": "XYZ"}
+    assert "XYZ" in refusal("run", write_study(replay_study), "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_table_that_lacks_a_point_is_refused(replay_study: dict, write_study, tmp_path: Path) -> None:
+    replay_study["search"]["space"]["epochs"]["choices"] = [1, 3]
+    sentence = refusal("run", write_study(replay_study), "--out", tmp_path / "out")
+    assert "has no run of" in sentence
+    assert "nearest" in sentence
+
+
+def test_missing_files_and_folders_are_refused(tiny_study: dict, write_study, tmp_path: Path) -> None:
+    tiny_study["workload"]["dataset"] = {"train_files": ["nowhere.txt"]}
+    assert "nowhere.txt" in refusal("run", write_study(tiny_study), "--out", tmp_path / "out")
+    tiny_study["workload"]["dataset"] = {"builtin": "python-docs"}
+    tiny_study["workload"]["model"] = {"name_or_path": "./no-model"}
+    assert "no-model" in refusal("run", write_study(tiny_study), "--out", tmp_path / "out")
+    assert "holds no study" in refusal("report", tmp_path)
+
+
+def test_a_gpu_that_is_not_there_is_refused(tiny_study: dict, write_study, tmp_path: Path) -> None:
+    tiny_study["launch"]["gpus"] = [99]
+    assert "launch.gpus: []" in refusal("run", write_study(tiny_study), "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_the_preparation_finds_wrong_is_refused(tiny_study: dict, write_study, tmp_path: Path) -> None:
+    tiny_study["workload"]["deepspeed"] = {"zero_optimization": {"stage3_prefetch_buket_size": 1}}
+    done = carbonopt("run", write_study(tiny_study), "--out", tmp_path / "out")
+    assert done.returncode == 2
+    *_, begun, sentence = done.stderr.splitlines()  # before them what the doctor warns of, such as a busy CPU
+    assert begun.startswith("preparing ")
+    assert "stage3_prefetch_bucket_size" in sentence
+    assert not (tmp_path / "out").exists()

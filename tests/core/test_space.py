@@ -1,0 +1,95 @@
+"""The search space: which combinations can exist."""
+
+import itertools
+
+import pytest
+
+from carbonopt.core.config import Space
+from carbonopt.core.errors import BadInput
+from carbonopt.core.space import SearchSpace
+from carbonopt.core.trial import TrialParams
+
+
+def space(*, world_size: int = 1, on_gpu: bool = True, **dimensions: object) -> SearchSpace:
+    base = {"global_batch_size": 8, "learning_rate": 1e-3, "epochs": 1}
+    return SearchSpace(Space.model_validate(base | dimensions), world_size, on_gpu)
+
+
+def test_gradient_accumulation_is_derived_and_remainders_are_refused() -> None:
+    params = TrialParams(global_batch_size=48, micro_batch_size_per_gpu=4, learning_rate=1e-3, epochs=1, world_size=3)
+    assert params.gradient_accumulation_steps == 4
+    with pytest.raises(BadInput, match=r"multiple of .* but got 48 and 5 × 4"):
+        _ = params.model_copy(update={"micro_batch_size_per_gpu": 5, "world_size": 4}).gradient_accumulation_steps
+
+
+def test_combinations_are_exactly_those_that_can_exist() -> None:
+    batches, micros, stages, offloads = (4, 8, 12), (4, 8), (0, 1, 2, 3), ("none", "optimizer", "parameters")
+    found = space(
+        global_batch_size={"choices": list(batches)},
+        micro_batch_size_per_gpu={"choices": list(micros)},
+        zero_stage={"choices": list(stages)},
+        offload={"choices": list(offloads)},
+    ).combinations
+    expected = [
+        {"global_batch_size": b, "micro_batch_size_per_gpu": m, "zero_stage": z, "offload": o}
+        for b, m, z, o in itertools.product(batches, micros, stages, offloads)
+        if b % m == 0 and not (o == "parameters" and z != 3) and not (o == "optimizer" and z == 0)
+    ]
+    assert found is not None
+    assert sorted(found, key=str) == sorted(expected, key=str)
+
+
+def test_defaults_fill_what_the_space_leaves_out() -> None:
+    params = space(world_size=2, global_batch_size={"choices": [8, 16]}).params({"global_batch_size": 16})
+    assert (params.micro_batch_size_per_gpu, params.zero_stage, params.offload) == (8, 1, "none")
+    assert params.gradient_accumulation_steps == 1
+
+
+def test_a_range_without_steps_is_endless() -> None:
+    assert space(learning_rate={"low": 1e-4, "high": 1e-2, "log": True}).combinations is None
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "words"),
+    [
+        ({"global_batch_size": 48, "micro_batch_size_per_gpu": 5}, ["48", "5 × 1", "multiple"]),
+        (
+            {"global_batch_size": {"choices": [8, 9]}, "micro_batch_size_per_gpu": {"choices": [2, 4]}},
+            ["9", "2, 4 × 1"],
+        ),
+        ({"global_batch_size": 9, "world_size": 2}, ["9", "world size"]),
+        ({"zero_stage": {"choices": [0, 5]}}, ["search.space.zero_stage", "0, 1, 2, 3", "5"]),
+        ({"zero_stage": True}, ["search.space.zero_stage", "True"]),
+        ({"zero_stage": 0, "offload": "optimizer"}, ["offload: optimizer", "0"]),
+        ({"zero_stage": 2, "offload": "parameters"}, ["offload: parameters", "3", "2"]),
+        ({"offload": "disk"}, ["search.space.offload", "disk"]),
+        ({"precision": "fp16", "on_gpu": False}, ["fp16", "GPU"]),
+        ({"learning_rate": 0}, ["search.space.learning_rate", "above 0"]),
+        ({"learning_rate": {"choices": ["fast"]}}, ["search.space.learning_rate", "'fast'"]),
+        ({"epochs": {"low": 0, "high": 3}}, ["search.space.epochs", "above 0"]),
+        ({"global_batch_size": {"low": 1.5, "high": 4}}, ["search.space.global_batch_size", "whole numbers"]),
+        ({"global_batch_size": -4}, ["search.space.global_batch_size", "whole number from 1", "-4"]),
+        ({"warmup_ratio": 1.5}, ["search.space.warmup_ratio", "at most 1"]),
+        ({"lr_scheduler": "cosin"}, ["search.space.lr_scheduler", "cosine"]),
+        ({"lora_rank": 2.5}, ["search.space.lora_rank", "whole number"]),
+    ],
+)
+def test_spaces_that_cannot_be_are_refused(dimensions: dict, words: list[str]) -> None:
+    with pytest.raises(BadInput) as error:
+        space(**dimensions)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_a_start_must_lie_in_the_space() -> None:
+    searched = space(global_batch_size={"choices": [8, 16]}, learning_rate={"low": 1e-4, "high": 1e-2})
+    assert searched.start_values({"global_batch_size": 8, "learning_rate": 1e-3}) == {
+        "global_batch_size": 8,
+        "learning_rate": 1e-3,
+    }
+    with pytest.raises(BadInput, match=r"search.start.global_batch_size: 32 is not in"):
+        searched.start_values({"global_batch_size": 32, "learning_rate": 1e-3})
+    with pytest.raises(BadInput, match="missing: learning_rate"):
+        searched.start_values({"global_batch_size": 8})
+    with pytest.raises(BadInput, match="unknown dimension batch"):
+        searched.start_values({"batch": 8})

@@ -1,0 +1,361 @@
+"""GPU energy without a GPU: a stand-in NVML plays back what a real H200's counter did, and real trial processes run."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from carbonopt.core.errors import MeasurementError
+from carbonopt.core.trial import GpuEnergy, Phase
+from carbonopt.core.units import joules_from_kwh
+from carbonopt.doctor.gpu import seen
+from carbonopt.doctor.machine import Machine
+from carbonopt.energy.hardware import REINSTALL_NVML
+from carbonopt.energy.meter import Reading, disagreement
+from carbonopt.energy.occupancy import gpus_now
+
+TESTS = Path(__file__).resolve().parents[1]
+LOAD_AT_S, IDLE_W, LOAD_W = 28.0, 77.0, 690.0  # of GPU 0 in the recording
+RECORDED = "h200-counter.csv:0"
+OTHER = "h200-counter.csv:1"
+
+PRELUDE = """
+import json, os, socket, sys, time
+class Offline(socket.socket):
+    def connect(self, address):
+        raise AssertionError(f"a measurement must not use the network, but connects to {address}")
+    connect_ex = connect
+socket.socket = Offline
+from carbonopt.energy.machine import MachineMeter
+from carbonopt.trial import Phase, TrialState
+import pynvml
+def joules(gpu, since_s, until_s):  # what the recording says, read without any of our code
+    recording = pynvml._gpus[gpu]
+    return (recording.energy_mj(until_s) - recording.energy_mj(since_s)) / 1000
+"""
+
+
+def with_gpus(gpus: list, script: str, folder: Path, nvidia_smi: str = "exit 0", **environment: str) -> list:
+    """Runs a script on a machine that has these GPUs (see tests/nvml); returns the JSON lines that it prints."""
+    (folder / "nvidia-smi").write_text(f"#!/bin/sh\n{nvidia_smi}\n")
+    (folder / "nvidia-smi").chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-c", PRELUDE + script],
+        env={
+            **os.environ,
+            "STAND_IN_GPUS": json.dumps(gpus),
+            "PYTHONPATH": os.pathsep.join(map(str, (TESTS / "nvml", TESTS, TESTS.parent))),
+            "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+# ------------------------------------------------------------------------------------------------ which GPUs, how often
+
+MEASURE = """
+meter = MachineMeter(json.loads(os.environ["LAUNCH"]))
+meter.enter(Phase.TRAIN)
+time.sleep(1.1)
+meter.close()
+reading, outer = meter.take(Phase.TRAIN)[Phase.TRAIN], meter.outer()
+watts = lambda kwh: kwh and kwh / reading.duration_s * 3.6e6
+print(json.dumps([watts(reading.gpu_kwh), watts(reading.codecarbon_gpu_kwh), sorted(meter.energy_source)]))
+"""
+
+
+@pytest.mark.parametrize(
+    "visible", ["0", "1,0", "7", "", "GPU-00000001-0000-0000-0000-000000000000", None], ids=lambda value: repr(value)
+)
+def test_the_launchs_gpus_are_measured_whatever_is_visible(visible: str | None, tmp_path: Path) -> None:
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    (measured,) = with_gpus([100, 300], MEASURE, tmp_path, LAUNCH="[1]", **environment)
+    assert measured == [pytest.approx(300, rel=0.02), pytest.approx(300, rel=0.1), ["cpu", "gpu", "ram"]]
+
+
+def test_two_gpus_are_summed_and_none_is_none(tmp_path: Path) -> None:
+    (both,) = with_gpus([100, 300], MEASURE, tmp_path, LAUNCH="[0, 1]")
+    assert both[:2] == [pytest.approx(400, rel=0.02), pytest.approx(400, rel=0.1)]
+    (none,) = with_gpus([100, 300], MEASURE, tmp_path, LAUNCH="[]")
+    assert none == [None, None, ["cpu", "ram"]]
+
+
+def test_a_dead_counter_is_an_error_before_the_first_trial(tmp_path: Path) -> None:
+    script = """
+from carbonopt.errors import MeasurementError
+try:
+    MachineMeter([0, 1])
+except MeasurementError as error:
+    print(json.dumps(str(error)))
+"""
+    (said,) = with_gpus([300, 0], script, tmp_path)
+    assert "the counter of GPU 1 stood still for 1 s" in said
+
+
+def test_a_counter_that_dies_goes_back_jumps_or_is_lost_is_an_error(tmp_path: Path) -> None:
+    script = """
+from carbonopt.errors import MeasurementError
+meter = MachineMeter([0, 1])
+pynvml._gpus[1].energy_mj = lambda at_s, last=pynvml._gpus[1].energy_mj(pynvml.elapsed_s()): last
+meter.enter(Phase.TRAIN)
+time.sleep(1.1)
+def gone(at_s):
+    raise pynvml.NVMLError("GPU is lost")
+healthy = pynvml._gpus[0].energy_mj
+for energy in (healthy, lambda at_s: 5, lambda at_s: 2**62, gone, lambda at_s: None, lambda at_s: float("nan")):
+    pynvml._gpus[0].energy_mj = energy
+    try:
+        meter.enter(Phase.GAP)
+    except MeasurementError as error:
+        print(json.dumps(str(error)))
+"""
+    dead, backwards, jumped, lost, none, nan = with_gpus([300, 300], script, tmp_path)
+    assert "none was measured for GPU 1 during 1.1 s of train" in dead
+    assert "an energy counter only grows, but that of GPU 0 went from" in backwards
+    assert "no GPU draws 3000 W, but the counter of GPU 0 went from" in jumped
+    assert "NVIDIA's driver must answer for the GPUs, but says: GPU is lost." in lost
+    assert "NVML must give the energy of GPU 0 as int, but gave None" in none and "but gave nan" in nan
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("nvmlDeviceGetCount", None),
+        ("nvmlDeviceGetName", b"H200"),
+        ("nvmlDeviceGetUUID", None),
+        ("nvmlDeviceGetCudaComputeCapability", None),
+        ("nvmlDeviceGetComputeRunningProcesses", None),
+        ("nvmlDeviceGetMemoryInfo", SimpleNamespace(used=math.nan)),
+    ],
+)
+def test_answers_that_nvml_does_not_promise_are_told_and_not_used(monkeypatch, name: str, found: object) -> None:
+    nvml = {
+        "NVMLError": OSError, "NVMLError_NotSupported": OSError, "NVMLError_NoPermission": OSError, "nvmlMemory_v2": 2,
+        "nvmlInit": lambda: None, "nvmlShutdown": lambda: None, "nvmlDeviceGetCount": lambda: 1,
+        "nvmlDeviceGetHandleByIndex": lambda index: index, "nvmlDeviceGetName": lambda _: "H200",
+        "nvmlDeviceGetUUID": lambda _: "GPU-0", "nvmlDeviceGetCudaComputeCapability": lambda _: (9, 0),
+        "nvmlDeviceGetComputeRunningProcesses": lambda _: [],
+        "nvmlDeviceGetMemoryInfo": lambda *_: SimpleNamespace(used=0),
+    }  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(**nvml))
+    assert [one.name for one in gpus_now()] == ["H200"]
+    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(**{**nvml, name: lambda *_: found}))
+    with pytest.raises(MeasurementError, match=r"NVML must give the .*, but gave .*reinstall nvidia-ml-py"):
+        gpus_now()
+    told = seen(Machine())
+    assert (told.status, told.advice) == ("failure", REINSTALL_NVML)
+
+
+def test_the_idle_measurement_can_be_interrupted(tmp_path: Path) -> None:
+    script = """
+import threading
+from carbonopt.errors import StudyInterrupted
+began = time.monotonic()
+try:
+    MachineMeter([0], "all", lambda: time.monotonic() > began + 3)
+except StudyInterrupted as error:
+    took_s = time.monotonic() - began
+    while threading.active_count() > 1 and time.monotonic() < began + 30:
+        time.sleep(0.05)  # a reading that CodeCarbon has begun
+    print(json.dumps([took_s, str(error), threading.active_count()]))
+"""
+    ((took_s, said, threads),) = with_gpus([300], script, tmp_path)
+    assert took_s < 6
+    assert threads == 1, "CodeCarbon has ended too"
+    assert said == "interrupted before the first trial; the same command begins again."
+
+
+# ------------------------------------------------------------------------------------------------- the recorded counter
+
+WINDOWS = """
+meter = MachineMeter([0])
+print(json.dumps([one.model_dump() for one in meter.idle]))
+time.sleep(max(0, LOAD_AT_S - pynvml.elapsed_s()))
+windows = []
+for phase, duration_s in ((Phase.TRAIN, 2.0), (Phase.EVAL, 0.15), (Phase.TRAIN, 3.0), (Phase.GAP, 0.3)):
+    windows.append((phase, pynvml.elapsed_s()))
+    meter.enter(phase)
+    time.sleep(duration_s)
+meter.close()
+windows.append((None, pynvml.elapsed_s()))
+for phase, reading in meter.take(Phase.TRAIN, Phase.EVAL).items():
+    parts = [(a[1], b[1]) for a, b in zip(windows, windows[1:]) if a[0] == phase]
+    print(json.dumps([sum(joules(0, *part) for part in parts), len(parts), reading.model_dump()]))
+"""
+
+
+def test_windows_of_a_recorded_counter_and_their_uncertainty(tmp_path: Path) -> None:
+    """EnergyWindows over a real H200's load, against the recording itself."""
+    idle, train, evaluation = with_gpus([RECORDED], WINDOWS.replace("LOAD_AT_S", str(LOAD_AT_S)), tmp_path)
+    assert idle == [
+        {"gpu": 0, "windows": 5, "tick_s": pytest.approx(0.1, rel=0.1), "power_w": pytest.approx(IDLE_W, rel=0.02),
+         "spread_w": pytest.approx(0, abs=2)}
+    ]  # fmt: skip
+    for truth_j, count, dumped in (train, evaluation):
+        reading = Reading(**dumped)
+        gpu = reading.gpu
+        tick_j = 0.1 * LOAD_W
+        assert joules_from_kwh(gpu.counter) == pytest.approx(truth_j, abs=tick_j * count)
+        assert joules_from_kwh(gpu.codecarbon) == pytest.approx(truth_j, abs=2 * tick_j * count)
+        assert joules_from_kwh(gpu.idle) == pytest.approx(IDLE_W * reading.duration_s, rel=0.02)
+        assert gpu.net_of_idle == pytest.approx(gpu.counter - gpu.idle)
+        # A tick at each end of each window, evenly late: tick · power / √6, windows independent.
+        assert joules_from_kwh(gpu.uncertainty) == pytest.approx(tick_j / 6**0.5 * count**0.5, rel=0.25)
+
+
+# ----------------------------------------------------------------------------------------------- every trial is charged
+
+STUDY = """
+import math
+from carbonopt.launch.processes import WorkProcesses
+from carbonopt.trial import TrialParams, TrialSpec
+from carbonopt.watch import Rules, TrialWatch
+from study.test_supervisor import SPEAKING
+
+def watched(number, script, ranks=1, timeout_s=60.0, cap=None):
+    params = TrialParams(global_batch_size=8, micro_batch_size_per_gpu=8, learning_rate=1e-3, epochs=1)
+    here = os.environ["FOLDER"]
+    spec = TrialSpec(number=number, attempt=1, seed=0, params=params, workload={}, prepared_dir=here, trial_dir=here)
+    rules = Rules(None, False, cap, lambda kwh: kwh, lambda: False, lambda: False, timeout_s)
+    meter.enter(Phase.SETUP)
+    rank = "import os, time\\nif os.environ['RANK'] != '0':\\n    time.sleep(600)\\n" + SPEAKING + script
+    processes = WorkProcesses(
+        [sys.executable, "-c", rank], [{"RANK": str(index)} for index in range(ranks)],
+        {**os.environ, "PYTHONPATH": ""}, __import__("pathlib").Path(here) / f"log-{number}.txt",
+    )
+    return TrialWatch(spec, processes, meter, rules, [], lambda *_: None, lambda record: None).run()
+
+meter = MachineMeter([0, 1])
+done = 'evaluated(50, 3.0)\\ntime.sleep(0.4)\\nevaluated(100, 1.5)\\nsay("Finished", summary={})'
+records = [
+    watched(0, "time.sleep(0.5)\\n" + done),
+    watched(1, "time.sleep(0.5)\\n" + done, ranks=2),
+    watched(2, 'time.sleep(0.5)\\nsay("Failed", kind="out_of_memory", text="full")'),
+    watched(3, "time.sleep(0.5)\\nos.kill(os.getpid(), 9)"),
+    watched(4, "time.sleep(600)", timeout_s=2.0),
+    watched(5, "time.sleep(600)", cap=1e-7),
+    watched(6, "sys.exit(3)"),
+]
+meter.close()
+rest = meter.take(Phase.PREPARE, Phase.GAP)
+print(json.dumps({
+    "states": [record.state for record in records],
+    "gpu_kwh": [record.spent_gpu_kwh for record in records],
+    "train_kwh": [record.energy_kwh.train for record in records],
+    "utilisation": [record.gpu_utilisation for record in records],
+    "total_kwh": [record.spent_kwh for record in records],
+    "rest_gpu_kwh": [reading.gpu_kwh for reading in rest.values()],
+    "rest_kwh": [reading.total_kwh for reading in rest.values()],
+    "outer_gpu_kwh": meter.outer().gpu_kwh, "outer_kwh": meter.outer().total_kwh,
+}))
+"""
+
+
+def test_every_trial_is_charged_and_the_parts_are_the_whole(tmp_path: Path) -> None:
+    """Complete, on two ranks, out of memory, killed, silent, capped, crashed: the sum is one outer reading."""
+    (study,) = with_gpus([RECORDED, OTHER], STUDY, tmp_path, FOLDER=str(tmp_path))
+    assert study["states"] == ["complete", "complete", "infeasible", "failed", "timeout", "pruned", "failed"]
+    assert min(study["gpu_kwh"]) > 0
+    assert min(study["train_kwh"][:6]) > 0
+    assert (study["utilisation"][0], study["utilisation"][4]) == (None, 0.5), "None where no stretch took a second"
+    assert sum(study["gpu_kwh"] + study["rest_gpu_kwh"]) == pytest.approx(study["outer_gpu_kwh"], rel=0.005)
+    assert sum(study["total_kwh"] + study["rest_kwh"]) == pytest.approx(study["outer_kwh"], rel=0.005)
+
+
+# ------------------------------------------------------------------------------------------------------ two readings
+
+GPU_ONLY = """
+meter = MachineMeter([0], os.environ["OBJECTIVE"])
+meter.enter(Phase.TRAIN)
+time.sleep(1.2)
+meter.close()
+reading, outer = meter.take(Phase.TRAIN)[Phase.TRAIN], meter.outer()
+print(json.dumps([reading.total_kwh, reading.gpu_kwh, reading.cpu_kwh, reading.ram_kwh, reading.gpu.codecarbon]))
+"""
+
+
+def test_the_objective_chooses_what_counts(tmp_path: Path) -> None:
+    ((total, gpu, cpu, ram, _),) = with_gpus([300], GPU_ONLY, tmp_path, OBJECTIVE="all")
+    assert total == pytest.approx(gpu + cpu + ram)
+    ((total, gpu, cpu, ram, _),) = with_gpus([300], GPU_ONLY, tmp_path, OBJECTIVE="gpu")
+    assert total == gpu > 0
+    assert cpu > 0 and ram > 0, "not counted, and still told"
+
+
+def test_codecarbon_that_sees_no_gpu_disagrees_and_changes_no_figure(tmp_path: Path) -> None:
+    """CodeCarbon takes every GPU for absent when nvidia-smi fails, and says nothing."""
+    ((_, gpu, _, _, codecarbon),) = with_gpus([300], GPU_ONLY, tmp_path, nvidia_smi="exit 9", OBJECTIVE="all")
+    assert joules_from_kwh(gpu) == pytest.approx(300 * 1.2, rel=0.05)
+    assert codecarbon == 0.0
+
+
+def test_disagreement_is_that_of_single_long_windows() -> None:
+    def gpu(codecarbon: float) -> GpuEnergy:
+        return GpuEnergy(counter=1.0, codecarbon=codecarbon, idle=0.2, uncertainty=0.01)
+
+    assert disagreement(gpu(0.97), 10.0) == pytest.approx(-0.03)
+    assert disagreement(gpu(0.97), 9.9) is None
+    assert disagreement(None, 60.0) is None
+    long, longer = Reading(disagreement=-0.03), Reading(disagreement=0.01)
+    assert (long + Reading() + longer).disagreement == -0.03
+    assert (Reading() + Reading()).disagreement is None
+
+
+# -------------------------------------------------------------------------------------------------------- utilisation
+
+UTILISATION = """
+meter = MachineMeter(json.loads(os.environ["LAUNCH"]))
+def spend(phase, duration_s, *percents):
+    pynvml.busy_percent[:] = percents
+    if phase:
+        meter.enter(phase)
+    until = time.monotonic() + duration_s
+    while time.monotonic() < until:
+        for one in Phase:
+            meter.running(one)
+        time.sleep(0.02)
+spend(Phase.SETUP, 1.2, 7, 7)
+spend(Phase.TRAIN, 1.5, 80, 40)
+spend(None, 1.0, 100, 60)
+spend(Phase.EVAL, 1.2, 7, 7)
+spend(Phase.TRAIN, 0.8, 7, 7)
+spend(Phase.EVAL, 0.3, 7, 7)
+spend(Phase.TRAIN, 1.2, 7, None)
+meter.close()
+taken = meter.take(*Phase)
+print(json.dumps([[one.gpu_utilisation, one.utilisation_readings] for one in map(taken.get, Phase)]))
+"""
+
+
+def test_utilisation_is_the_mean_of_readings_a_second_apart_while_it_trains(tmp_path: Path) -> None:
+    """None within a window's first second, which would tell of what was before, and none where a GPU doesn't tell."""
+    (measured,) = with_gpus([100, 300], UTILISATION, tmp_path, LAUNCH="[0, 1]")
+    train = list(Phase).index(Phase.TRAIN)
+    assert measured.pop(train) == [pytest.approx((0.6 + 0.8) / 2), 2]
+    assert measured == [[None, 0]] * (len(Phase) - 1)
+    (none,) = with_gpus([100, 300], UTILISATION, tmp_path, LAUNCH="[]")
+    assert none == [[None, 0]] * len(Phase)
+
+
+def test_utilisation_that_is_none_is_not_used(tmp_path: Path) -> None:
+    script = """
+from carbonopt.energy.counter import EnergyCounters
+counters = EnergyCounters([0, 1])
+for percent in (0, 100, 101, -1, float("nan"), "50", None):
+    pynvml.busy_percent[:] = [100, percent]
+    print(json.dumps(counters.utilisation()))
+pynvml.nvmlDeviceGetUtilizationRates = lambda handle: None
+print(json.dumps(counters.utilisation()))
+counters.close()
+print(json.dumps(counters.utilisation()))
+"""
+    assert with_gpus([100, 300], script, tmp_path) == [0.5, 1.0, *[None] * 7]

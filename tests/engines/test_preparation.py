@@ -1,0 +1,132 @@
+"""The preparation's process: begins before it may touch anything, and leaves nothing when nobody waits for it."""
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from carbonopt.core.config import LocalLaunch, Space, StudyConfig
+from carbonopt.core.errors import BadInput, CarbonoptError, StudyInterrupted
+from carbonopt.core.events import PhaseChanged
+from carbonopt.core.trial import Phase
+from carbonopt.engines.preparation import Preparation
+from carbonopt.engines.process.extensions import extensions_folder, missing_operators, needed_operators
+from carbonopt.storage.paths import StudyPaths
+
+LAUNCH = LocalLaunch(kind="local", gpus=[])
+TINY = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 64}
+
+
+def preparation(tmp_path: Path, text: str = "to be or not to be " * 40, **changes) -> Preparation:
+    (tmp_path / "text.txt").write_text(text)
+    config = StudyConfig.model_validate(
+        {
+            "name": "prepared",
+            "workload": {
+                "task": "causal_lm",
+                "model": {"from_config": TINY | changes},
+                "tokenizer": {"kind": "char"},
+                "dataset": {"train_files": [str(tmp_path / "text.txt")], "eval_fraction": 0.2},
+                "sequence_length": 16,
+            },
+            "target": {"perplexity": 10},
+            "search": {"space": {"global_batch_size": 4, "learning_rate": 1e-3, "epochs": 1}},
+            "budget": {"trials": 1},
+            "carbon": {"intensity_g_co2e_per_kwh": 100},
+            "launch": LAUNCH.model_dump(mode="json"),
+        }
+    )
+    return Preparation(config, LAUNCH, [], StudyPaths(tmp_path / "run"), "of this text")
+
+
+def test_it_imports_at_once_and_makes_nothing_before_its_result_is_asked_for(tmp_path: Path) -> None:
+    begun = preparation(tmp_path)
+    assert begun._work is not None
+    assert begun._work.receive(60.0) == PhaseChanged(phase=Phase.PREPARE), "imported, and waits"
+    modules = " ".join(mapping.path for mapping in psutil.Process(begun._work._guard.pid).children()[0].memory_maps())
+    assert "libtorch" in modules
+    assert begun._work.receive(0.5) is None and not (tmp_path / "run" / "prepared").exists()
+    begun._work.answer()
+    made = begun.result(lambda: False)
+    assert made.train_sequences > 1 and (tmp_path / "run" / "prepared").is_dir()
+    again = preparation(tmp_path)
+    assert again._work is None and again.result(lambda: False) == made, "no process for what is there"
+
+
+# Takes what was compiled already, as a compiler cache does.
+COMPILER = """#!/bin/sh
+before=
+for one in "$@"; do
+  case "$before" in -o) made="$one" ;; -MF) depends="$one" ;; esac
+  before="$one"
+done
+kept="$(dirname "$0")/compiled/$(basename "${made:-nothing}")"
+[ -f "$kept" ] || exec c++ "$@"
+: > "${depends:-/dev/null}"
+exec cp "$kept" "$made"
+"""
+
+
+def test_an_operator_that_is_not_there_is_compiled_before_the_first_trial(tmp_path: Path, monkeypatch) -> None:
+    """The prepared folder is there; torch's was emptied, or is another one."""
+    made = preparation(tmp_path).result(lambda: False)
+    compiler = tmp_path / "c++"
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o755)
+    compiled = max(extensions_folder().rglob("deepspeed_shm_comm.so"), key=lambda path: path.stat().st_mtime)
+    (tmp_path / "compiled").symlink_to(compiled.parent)
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "prepared").rglob("*")}
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
+
+    monkeypatch.setenv("CXX", str(tmp_path / "no-such-compiler"))
+    with pytest.raises(CarbonoptError, match="preparing the workload failed"):
+        preparation(tmp_path).result(lambda: False)
+
+    monkeypatch.setenv("CXX", str(compiler))
+    assert preparation(tmp_path).result(lambda: False) == made
+    assert (tmp_path / "extensions" / "deepspeed_shm_comm" / "deepspeed_shm_comm.so").is_file()
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "prepared").rglob("*")} == files
+    assert preparation(tmp_path)._work is None, "nothing is left to be made"
+
+
+def test_one_that_nobody_waits_for_leaves_nothing(tmp_path: Path) -> None:
+    begun = preparation(tmp_path)
+    assert begun._work is not None
+    guard = begun._work._guard.pid
+    begun.close()
+    assert not psutil.pid_exists(guard) or psutil.Process(guard).status() == psutil.STATUS_ZOMBIE
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"prepare.json", "prepare-log.txt"}
+    with pytest.raises(StudyInterrupted):
+        preparation(tmp_path).result(lambda: True)
+
+
+def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="at least one sequence of 16 tokens"):
+        preparation(tmp_path, text="to be").result(lambda: False)
+
+
+def test_needed_operators_are_deepspeeds() -> None:
+    """By the names that torch's folders have."""
+    from deepspeed.ops.op_builder.cpu import CPUAdamBuilder, ShareMemCommBuilder
+
+    fixed = {"global_batch_size": 8, "learning_rate": 1e-3, "epochs": 1}
+    plain = Space.model_validate(fixed)
+    offload = Space.model_validate({**fixed, "offload": {"choices": ["none", "optimizer"]}})
+    assert needed_operators(LocalLaunch(gpus=(), cpu_ranks=2), offload) == (ShareMemCommBuilder().name,)
+    assert needed_operators(LocalLaunch(gpus=(0,)), offload) == (CPUAdamBuilder().name,)
+    assert needed_operators(LocalLaunch(gpus=(0,)), plain) == ()
+
+
+def test_operators_are_where_torch_compiles_them(tmp_path: Path, monkeypatch) -> None:
+    from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
+
+    from carbonopt.train.deepspeed_ops import build_folder
+
+    builder = ShareMemCommBuilder()
+    for variable in ("TORCH_EXTENSIONS_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+        assert missing_operators([builder.name]) == [builder.name]
+        (build_folder(builder) / f"{builder.name}.so").touch()
+        assert missing_operators([builder.name]) == []
+        assert missing_operators([builder.name, "cpu_adam"]) == ["cpu_adam"]

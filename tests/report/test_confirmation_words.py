@@ -1,0 +1,65 @@
+"""What a report says of repeats with other seeds: what was set aside, how each stands, and what the repeats cost."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+from analysis.test_confirmation import CLEAR, TARGET, Replayed, batch, rows
+
+from carbonopt.analysis.confidence import Evidence
+from carbonopt.analysis.recommend import recommend
+from carbonopt.cli.display import recommendation_text
+from carbonopt.core.format import perplexity_text
+from carbonopt.report.build import write_report
+
+
+def test_what_was_set_aside_is_said_of_a_winner_that_ran_once_too(tmp_path: Path) -> None:
+    lucky = [rows(2**k, 100 * k, s0=9.9, s1=10.4, s2=10.1) for k in (3, 4, 5)]
+    rec = recommend(Replayed(tmp_path, *lucky, rows(64, 600, s0=9.9)).run())
+    assert batch(rec) == 64 and rec.confidence is not None and rec.confidence.seeds == 1
+    text = recommendation_text(rec)
+    assert "It ran with one seed only: whether it meets the target of 10" in text
+    assert text.count("was cheaper and met the target with its first seed") == len(rec.rejected) == 3
+
+
+def test_one_whose_other_seed_diverged_is_set_aside_for_that(tmp_path: Path) -> None:
+    table = (rows(16, 100, s0=9.0, s1=math.inf, s2=9.2), rows(32, 200, s0=9.3, s1=9.33, s2=9.31))
+    text = recommendation_text(recommend(Replayed(tmp_path, *table).run()))
+    assert "with its first seed, but with another one it diverged or did not fit in memory." in text
+
+
+def test_the_repeats_cost_is_said_beside_the_studys(tmp_path: Path) -> None:
+    """6 repeats of 2 × (100 + 200 + 300) J and an evaluation of 1 J each; 1,050 J and 5 J before them."""
+    data = Replayed(tmp_path, *CLEAR).run()
+    rec = recommend(data)
+    assert rec.repeats == 6
+    assert rec.repeats_energy_kwh == pytest.approx(1206 / 3.6e6)
+    assert rec.repeats_emissions_kg_co2e == pytest.approx(1206 / 3.6e6 * 0.5)
+    assert rec.study_energy_kwh == pytest.approx((1206 + 1055) / 3.6e6)
+    write_report(data, tmp_path / "report")
+    page = (tmp_path / "report/report.md").read_text()
+    assert "2.26 kJ, or 0.314 g CO2e, every trial" in page
+    assert "of which 1.21 kJ, or 0.168 g CO2e for 6 repeats with other seeds" in page
+    assert "(2.26 kJ, 5 trials and 6 repeats; the repeats: 0.168 g CO2e of it)" in page
+    assert "Of 5 trials and 6 repeats with carbonopt" in page
+    assert "lower emissions than the most accurate complete trial, trial " in page.partition("## For a paper")[2]
+    statement = (tmp_path / "report/paper/statement.tex").read_text()
+    assert "5 trials and 6 repeats" in statement and "for 6 repeats with other seeds" in statement
+
+
+def test_the_table_of_repeats_says_how_each_stands(tmp_path: Path) -> None:
+    table = (
+        rows(16, 100, s0=9.99, s1=10.3, s2=10.2),
+        rows(32, 200, s0=9.98, s1=10.0, s2=9.97),
+        rows(64, 300, s0=9.10, s1=9.12, s2=9.14),
+    )
+    data = Replayed(tmp_path, *table).run()
+    write_report(data, tmp_path / "report")
+    page = (tmp_path / "report/report.md").read_text()
+    said = re.findall(r"^\| [^|]* \| 3 \| 0, 1, 2 \|[^|]*\|[^|]*\| ([^|]*) \| ([^|]*) \|", page, re.MULTILINE)
+    evidence = Evidence.of(data, TARGET)
+    by_batch = sorted(evidence.configurations, key=lambda one: one.first.params.global_batch_size)
+    bounds = [evidence.confidence(one).perplexity_bound for one in by_batch]
+    standings = ["refuted", "in doubt", "confirmed"]
+    assert sorted(said) == sorted(zip(map(perplexity_text, bounds), standings, strict=True))

@@ -1,0 +1,97 @@
+"""The tables for other programs: what stands in them is what `carbonopt export` says."""
+
+import csv
+import io
+import json
+
+import pyarrow.parquet
+import pytest
+
+from carbonopt.core.trial import EvalPoint, Failure, TrialParams, TrialRecord, TrialState
+from carbonopt.report.data import EVALUATIONS_CSV, TRIALS_CSV, TRIALS_PARQUET, csv_text, data_files
+
+
+def record(number: int, state: TrialState = TrialState.COMPLETE, *, steps: int = 2, **fields: object) -> TrialRecord:
+    params = TrialParams(
+        global_batch_size=8,
+        micro_batch_size_per_gpu=4,
+        learning_rate=1e-3,
+        epochs=1 + number / 2,
+        lr_scheduler='a,\n"b',
+    )
+    evals = tuple(
+        EvalPoint(step=step, tokens=step * 8, nll_sum=None if step > 2 else 3.5 * step, eval_tokens=4)
+        for step in range(1, 1 + steps)
+    )
+    return TrialRecord(trial=number, state=state, seed=number, params=params, evals=evals, **fields)
+
+
+RECORDS = (
+    record(0, perplexity=float("inf"), emissions_kg_co2e=1e-7),
+    record(1, TrialState.FAILED, steps=0, failure=Failure(kind="crash", text="=1+1\nlast line", log="x")),
+    record(2, TrialState.PRUNED, steps=3),
+)
+
+
+def rows(text: bytes) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text.decode())))
+
+
+def test_the_tables_hold_what_the_export_says() -> None:
+    files = data_files(RECORDS)
+    exported = [one.as_json() for one in RECORDS]
+    trials = rows(files[TRIALS_CSV])
+    assert [int(row["trial"]) for row in trials] == [0, 1, 2]
+    assert [row["state"] for row in trials] == ["complete", "failed", "pruned"]
+    assert trials[0]["params.lr_scheduler"] == 'a,\n"b'
+    assert float(trials[0]["emissions_kg_co2e"]) == 1e-7
+    assert trials[0]["perplexity"] == "" and trials[1]["failure.kind"] == "crash"
+    assert "evals" not in trials[0]
+    assert [(int(row["trial"]), int(row["step"])) for row in rows(files[EVALUATIONS_CSV])] == [
+        (one["trial"], point["step"]) for one in exported for point in one["evals"]
+    ]
+
+    table = pyarrow.parquet.read_table(io.BytesIO(files[TRIALS_PARQUET])).to_pylist()
+    assert [row["evals"] for row in table] == [one["evals"] for one in exported]
+    assert [row["params.epochs"] for row in table] == [1, 1.5, 2]
+    assert files == data_files(RECORDS)
+
+
+@pytest.mark.parametrize("records", [(), RECORDS[1:2]])
+def test_nothing_to_tell_is_an_empty_table(records: tuple[TrialRecord, ...]) -> None:
+    files = data_files(records)
+    assert len(rows(files[TRIALS_CSV])) == len(records)
+    assert rows(files[EVALUATIONS_CSV]) == []
+    assert pyarrow.parquet.read_table(io.BytesIO(files[TRIALS_PARQUET])).num_rows == len(records)
+
+
+def test_the_exported_csv_keeps_evaluations_as_json() -> None:
+    (row,) = rows(csv_text([RECORDS[0].as_json()]).encode())
+    assert json.loads(row["evals"]) == RECORDS[0].as_json()["evals"]
+
+
+def test_no_text_becomes_a_formula_of_a_spreadsheet() -> None:
+    texts = ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "a=1", "'=1")
+    records = [
+        record(number, TrialState.FAILED, failure=Failure(kind=text, text="x")) for number, text in enumerate(texts)
+    ]
+    records[0] = records[0].model_copy(update={"gpu_disagreement": -0.5})
+    files = data_files(records)
+    expected = [f"'{text}" for text in texts[:6]] + list(texts[6:])
+    for text in (files[TRIALS_CSV], csv_text([one.as_json() for one in records]).encode()):
+        found = list(csv.DictReader(io.StringIO(text.decode(), newline="")))
+        assert [row["failure.kind"] for row in found] == expected
+        assert found[0]["gpu_disagreement"] == "-0.5"  # a number
+    table = pyarrow.parquet.read_table(io.BytesIO(files[TRIALS_PARQUET])).to_pylist()
+    assert [row["failure.kind"] for row in table] == list(texts)
+
+
+def test_whole_numbers_beyond_64_bits() -> None:
+    long = RECORDS[0].params.model_copy(update={"epochs": 1e20, "global_batch_size": 4 * (10**30 + 1)})
+    records = [RECORDS[0].model_copy(update={"params": long}), RECORDS[2]]
+    files = data_files(records)
+    exported = rows(files[TRIALS_CSV])[0]
+    assert (exported["params.epochs"], exported["params.global_batch_size"]) == ("1" + 20 * "0", str(4 * (10**30 + 1)))
+    table = pyarrow.parquet.read_table(io.BytesIO(files[TRIALS_PARQUET])).to_pylist()
+    assert [row["params.epochs"] for row in table] == [1e20, 2.0]
+    assert [row["params.global_batch_size"] for row in table] == [str(4 * (10**30 + 1)), "8"]

@@ -1,0 +1,243 @@
+"""What a report says of energy: by two readings, how sure it is, what it adds up to, and its price at other hours."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_studies import REPLAY, SAME, TRACE, gpu_study, on_gpu, pruned, study, trial
+
+from carbonopt.analysis.replicates import Spread
+from carbonopt.cli.display import LiveDisplay
+from carbonopt.core.format import difference_text, emissions_scale, energy_scale, spread_text, uncertainty_text
+from carbonopt.core.study import StudyData
+from carbonopt.core.units import kwh_from_joules
+from carbonopt.report import energy
+from carbonopt.report.build import write_report
+
+
+def shown_of(data: StudyData, folder: Path) -> dict[str, Any]:
+    write_report(data, folder)
+    return json.loads((folder / "data/report.json").read_text())["shown"]
+
+
+def rows_of(table: dict[str, Any]) -> list[dict[str, str]]:
+    """Each row's texts by column."""
+    labels = [column["label"] for column in table["columns"]]
+    return [dict(zip(labels, (cell["text"] for cell in row), strict=True)) for row in table["rows"]]
+
+
+def test_both_readings_their_difference_and_what_is_idle(tmp_path):
+    shown = shown_of(gpu_study(on_gpu(0), on_gpu(1, 20e3, disagreement=-0.03, perplexity=4.0)), tmp_path)
+    training, total = (row for row in rows_of(shown["readings"]) if row["Phase"] in ("training", "sum"))
+    assert training == {
+        "Phase": "training",
+        "Counters (kJ)": "30.0",  # 10 + 20
+        "±": "± 0.12 %",  # √2 × 25 J
+        "CodeCarbon (kJ)": "29.4",  # 10.05 + 19.4
+        "Difference": "-1.8 %",
+        "Idle share": "20 %",
+        "Net of idle (kJ)": "24.0",
+    }
+    assert total["Counters (kJ)"] == "33.0"
+    first, second = rows_of(shown["components"])
+    assert first == {
+        "Trial": "0",
+        "GPU by its counter (kJ)": "10.0",
+        "±": "± 0.25 %",
+        "GPU net of idle (kJ)": "7.00",
+        "CodeCarbon differs by": "+0.5 %",
+        "CPU modelled (kJ)": "0.100",
+        "RAM modelled (kJ)": "0.900",
+    }
+    assert second["CodeCarbon differs by"] == "-3 %"
+    marked = [[cell["text"] for cell in row if cell.get("strong")] for row in shown["components"]["rows"]]
+    assert marked == [[], ["-3 %"]]
+    assert "CodeCarbon and the GPUs' counters disagree by 3 % on trial 1." in shown["limits"]
+    assert "10.0 kJ ± 0.25 %" in shown["answer"][1] and "differs by +0.5 %" in shown["answer"][1]
+
+
+def test_a_net_of_idle_that_can_not_be_is_not_known_and_says_why(tmp_path):
+    shown = shown_of(gpu_study(on_gpu(0, 2e3), on_gpu(1, 20e3, perplexity=4.0)), tmp_path)  # 3 kJ idle in each training
+    assert [row["GPU net of idle (kJ)"] for row in rows_of(shown["components"])] == ["–", "17.0"]
+    training = next(row for row in rows_of(shown["readings"]) if row["Phase"] == "training")
+    assert (training["Idle share"], training["Net of idle (kJ)"]) == ("27.3 %", "16.0")  # of both: 22 and 6 kJ
+    why = "by the idle power measured before the study the GPUs would have used more idle than their counters say"
+    assert f"not known, because {why}" in shown["answer"][1]
+    assert why in shown["components"]["note"] and why not in shown["readings"]["note"]
+
+    shown = shown_of(gpu_study(on_gpu(0, 2e3)), tmp_path)
+    row = next(row for row in rows_of(shown["readings"]) if row["Phase"] == "training")
+    assert (row["Idle share"], row["Net of idle (kJ)"]) == ("–", "–")
+    assert why in shown["readings"]["note"]
+
+
+def test_the_time_within_which_codecarbon_is_deaf_is_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(energy, "FRESH_AFTER_S", 0.07)
+    assert "twice within 70 ms" in shown_of(gpu_study(on_gpu(0)), tmp_path)["readings"]["note"]
+
+
+def test_closure_of_the_gpus_and_of_the_whole(tmp_path):
+    shown = shown_of(gpu_study(on_gpu(0), outer=1.004), tmp_path)
+    assert "checks the book-keeping" in shown["closure"] and "the same model on both" in shown["closure"]
+    assert [(row["Phase"], row["of it GPUs (kJ)"]) for row in rows_of(shown["by_phase"])] == [
+        ("preparation, at each start of carbonopt run", "0"),
+        ("between trials", "0.300"),
+        ("start-up of trials", "1.00"),
+        ("training", "10.0"),
+        ("evaluation", "0.500"),
+        ("sum", "11.8"),
+    ]
+    assert "add up to 99.60 % of it" in shown["closure"] and "add up to 100.00 % of it" in shown["closure"]
+    assert not any("add up to" in limit for limit in shown["limits"])
+    shown = shown_of(gpu_study(on_gpu(0), outer=0.99), tmp_path)
+    assert [limit for limit in shown["limits"] if "add up to" in limit] == [
+        "The parts of the GPUs' energy add up to 101.01 % of one reading of the whole: the study's total is uncertain "
+        "by that much."
+    ]
+    assert shown_of(study(trial(0)), tmp_path)["closure"] == "The sum was not checked by a reading of the whole."
+
+
+def test_where_only_the_gpus_count_the_rest_is_shown_and_says_so(tmp_path):
+    carbon = {"country": "USA", "intensity_g_co2e_per_kwh": 230, "pue": 1.0, "objective": "gpu"}
+    shown = shown_of(gpu_study(on_gpu(0), raw={"carbon": carbon}), tmp_path)
+    assert [row["Share"] for row in rows_of(shown["by_component"])] == ["100 %", "–", "–"]
+    assert rows_of(shown["components"])[0]["RAM modelled, not counted (kJ)"] == "0.900"
+    facts = {row["What"]: row["Value"] for row in rows_of(shown["provenance"])}
+    assert facts["Emissions count"] == "the GPUs alone (carbon.objective: gpu)"
+    assert facts["PUE"] == "1 (given or the default, not measured)"
+    assert facts["Idle power of GPU 0"].startswith("100.0 ± 0.7 W")
+    assert "(GPU measured ± 0.25 % from the counters' resolution)" in shown["sentence"]
+    assert [column["label"] for column in shown["by_phase"]["columns"]][1:3] == ["Energy (kJ)", "Emissions (g CO2e)"]
+
+
+def test_a_repeated_configuration_shows_its_spread(tmp_path):
+    again = on_gpu(1, 11e3, seed=4, perplexity=5.2, **SAME)
+    shown = shown_of(gpu_study(on_gpu(0, **SAME), again, on_gpu(2, perplexity=9.0)), tmp_path)
+    (row,) = rows_of(shown["repeats"])
+    assert (row["Trials"], row["n"], row["Seeds"], row["Perplexity"]) == ("0, 1", "2", "3, 4", "5.10 ± 0.14")
+    # 11 and 12 kJ × 230 g/kWh × 1.1: 0.773 and 0.843 g
+    assert row["Emissions (g CO2e)"] == "0.81 ± 0.05"
+    assert "n = 2, 0.81 ± 0.05 g CO2e and perplexity 5.10 ± 0.14" in shown["answer"][1]
+    assert (
+        "(one of n = 2, 0.81 ± 0.05 g CO2e and perplexity 5.10 ± 0.14 (mean ± standard deviation)" in shown["sentence"]
+    )
+    assert not any("ran once" in limit or "One run each" in limit for limit in shown["limits"])
+    other = trial(2, 1e-5, 5.5)
+    shown = shown_of(study(trial(0, **SAME), trial(1, **SAME), other), tmp_path)
+    limits = " ".join(shown["limits"])
+    assert "The recommended configuration ran once" in limits and "had the same seed" in limits
+    assert "emits the least of 3 that reached the target" in limits
+    assert "n = 1, spread not known; the baseline is one of n = 2" in shown["sentence"]
+
+
+def test_the_sentence_says_how_many_runs_and_on_what(tmp_path):
+    two = study().provenance.hardware.model_copy(update={"gpus": ("H200", "H200")})
+    data = study(trial(0), trial(1, 2e-3, 4.0))
+    data = data.model_copy(update={"provenance": data.provenance.model_copy(update={"hardware": two})})
+    sentence = shown_of(data, tmp_path)["sentence"]
+    assert "2 trials with carbonopt on 2 × H200" in sentence and "(n = 1 each, spread not known)" in sentence
+    assert "that replay recorded runs" in shown_of(study(trial(0), raw=REPLAY), tmp_path)["sentence"]
+
+
+def test_tables_say_where_interrupted_attempts_are(tmp_path):
+    again = {"attempt": 2, "earlier_attempts_energy_kwh": 1e-4, "earlier_attempts_gpu_kwh": 1e-4}
+    shown = shown_of(gpu_study(on_gpu(0, **again)), tmp_path)
+    assert "with its earlier attempts" in shown["by_state"]["note"] and "not in it" in shown["by_component"]["note"]
+    attempts, total = rows_of(shown["by_phase"])[-2:]
+    assert (attempts["of it GPUs (kJ)"], total["of it GPUs (kJ)"]) == ("0.360", "12.2")
+    shown = shown_of(gpu_study(on_gpu(0)), tmp_path)
+    assert not shown["by_state"].get("note") and not shown["by_component"].get("note")
+
+
+def test_the_same_joules_at_other_hours(tmp_path):
+    shown = shown_of(gpu_study(on_gpu(0), trace=TRACE), tmp_path)
+    assert "grid.csv" in shown["repricing"]["caption"]
+    # 11 kJ at 100 and 400 g/kWh × 1.1, mean of the two; the study: 12.8 kJ at 100 g/kWh × 1.1
+    assert [(row["Start (UTC)"], row["Emissions (g CO2e)"]) for row in rows_of(shown["repricing"])] == [
+        ("–", "0.773"),
+        ("–", "0.840"),
+        ("2026-01-01 00:00", "0.336"),
+        ("2026-01-01 02:00", "1.34"),
+        ("–", "0.900"),
+        ("–", "0.391"),
+    ]
+    assert [row["g CO2e/kWh"] for row in rows_of(shown["repricing"])] == ["230", "250", "100", "400", "230", "100"]
+    assert "from 2026-01-01 00:00 to 2026-01-01 02:00 (UTC)" in shown["repricing"]["note"]
+    facts = {row["What"]: row["Value"] for row in rows_of(shown["provenance"])}
+    assert facts["Carbon trace"].startswith("grid.csv: 3 hours from 2026-01-01T00:00:00")
+    assert any("are in the table of other hours alone" in limit for limit in shown["limits"])
+    assert "4 times the lowest" in shown["repricing"]["note"] and "1 hour" in shown["repricing"]["note"]
+
+
+def test_what_is_missing_for_other_hours_is_named_alone(tmp_path):
+    def said(data: StudyData) -> str:
+        shown = shown_of(data, tmp_path)
+        assert shown["repricing"] is None
+        return shown["no_repricing"].removeprefix("By the hour nothing is said: this study has no ")
+
+    assert said(gpu_study(on_gpu(0))) == "hourly trace of the grid (carbon.trace)."
+    assert said(gpu_study(pruned(0), trace=TRACE)) == "recommended run."
+    assert said(gpu_study(pruned(0))) == "hourly trace of the grid (carbon.trace) and no recommended run."
+    untimed = gpu_study(on_gpu(0, duration_s=None), trace=TRACE)
+    assert said(untimed) == "recommended run of known energy and duration."
+
+
+@pytest.mark.parametrize(
+    ("figure", "large", "small", "said", "of"),
+    [
+        ("disagreement", 0.0312, 0.02, "CodeCarbon reads +3.1% against the GPUs' counters", "CodeCarbon"),
+        ("cpu_wait_fraction", 0.366, 0.04, "other work had the cores for 37% of its time", "cores"),
+    ],
+)
+def test_the_display_says_where_readings_disagree_or_cores_were_shared(figure, large, small, said, of, capsys):
+    display = LiveDisplay(study().config)
+    display.trial_ended(on_gpu(0, **{figure: large}))
+    display.trial_ended(on_gpu(1, **{figure: small}))
+    display.close()
+    first, second = capsys.readouterr().err.splitlines()
+    assert said in first and of not in second
+
+
+def test_without_a_terminal_one_line_says_that_preparation_began(capsys):
+    for anything in (True, False):
+        display = LiveDisplay(study().config)
+        display.preparing(anything)
+        display.close()
+    assert capsys.readouterr().err == "preparing the data, the tokenizer and DeepSpeed's ops …\nstarting …\n"
+
+
+def test_a_column_has_one_unit():
+    joules = energy_scale(map(kwh_from_joules, (17_600, 4_990, 335, 0.0)))
+    assert joules.label("Energy") == "Energy (kJ)"
+    texts = [joules.text(kwh_from_joules(energy_j)) for energy_j in (17_600, 4_990, 335, 9.96, 0.4, 0.0, -4_990)]
+    assert texts == ["17.6", "4.99", "0.335", "0.010", "0.000", "0", "-4.99"]
+    assert energy_scale([None, math.inf]).text(None) == "–"
+    grams = emissions_scale([0.0172, 9.99e-6])
+    assert (grams.unit, grams.text(0.00096), grams.text(9.99e-6), grams.text(math.nan)) == (
+        "g CO2e",
+        "0.960",
+        "0.010",
+        "–",
+    )
+
+
+def test_digits_of_spread_difference_and_uncertainty():
+    def spread(mean: float, deviation: float) -> str:
+        return spread_text(Spread(mean=mean, standard_deviation=deviation, lowest=0, highest=1))
+
+    assert spread(0.71812, 0.00412) == "0.718 ± 0.004"
+    assert spread(0.71812, 0.00123) == "0.7181 ± 0.0012"
+    assert spread(1234.5, 67.0) == "1,234 ± 67"
+    assert spread(4.346, 0.0) == "4.346 ± 0.000"
+    assert spread(4.346, 1e-15) == "4.34600 ± 0.00000"
+    assert [difference_text(one) for one in (0.031, -0.0004, 8e-7, 0.0, 2.5, None)] == [
+        "+3.1 %",
+        "-0.04 %",
+        "+0 %",
+        "+0 %",
+        "+250 %",
+        "–",
+    ]
+    assert [uncertainty_text(one) for one in (0.00123, 0.076, 1.5)] == ["± 0.12 %", "± 7.6 %", "± 150 %"]

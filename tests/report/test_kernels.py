@@ -1,0 +1,143 @@
+"""Kernels, compiled once and kept in a cache: which trials compiled them, and what the report says of those."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from analysis.test_stages import cost, report_of, timed
+from small_studies import trial
+
+from carbonopt.core.trial import Energy, Kernels, Stage, StopReason, TrialRecord, TrialState
+
+
+def compiling(number: int, first_s: float, batch: int = 16, done: int = 10, **changes) -> TrialRecord:
+    """Its steps after the first take 0.1 s per 16 sequences, and 10 W."""
+    step_s = 0.1 * batch / 16
+    parts = {Stage.COMPILE: cost(first_s, 10 * first_s)}
+    if done > 1:
+        parts[Stage.STEPS] = cost(step_s * (done - 1), 10 * step_s * (done - 1))
+    train = sum(part.energy_kwh for part in parts.values())
+    energy = Energy(train=train, setup=0.0, eval=0.0, total=train)
+    params = {"torch_compile": True, "global_batch_size": batch, **changes.pop("params", {})}
+    values = {"stages": parts, "steps_done": done, "energy_kwh": energy, "params": params}
+    return trial(number, train, changes.pop("perplexity", 5.0), **{**values, **changes})
+
+
+def stopped(number: int, first_s: float, **changes) -> TrialRecord:
+    values: dict[str, Any] = {"perplexity": None, "state": TrialState.PRUNED, "stop_reason": StopReason.CAP}
+    return compiling(number, first_s, **{**values, **changes})
+
+
+@pytest.mark.parametrize(
+    ("params", "raw", "told"),
+    [
+        ({"torch_compile": True}, {}, True),
+        ({"torch_compile": None}, {}, False),
+        ({"torch_compile": None, "output_layer": "fused"}, {}, True),
+        ({"torch_compile": None, "output_layer": "fused"}, {"launch": {"kind": "local", "gpus": []}}, False),
+        ({"torch_compile": None, "output_layer": "standard"}, {}, False),
+        ({"torch_compile": None, "attention_implementation": "flex_attention"}, {}, True),
+        ({"torch_compile": None}, {"arguments": {"torch_compile": True}}, True),
+        ({"torch_compile": None}, {"arguments": {"torch_compile_mode": "default"}}, True),
+        ({"torch_compile": None}, {"arguments": {"torch_compile": False}}, False),
+    ],
+)
+def test_what_compiles(params: dict[str, Any], raw: dict[str, Any], told: bool, tmp_path):
+    of_first = (Kernels.COMPILED, Kernels.LOADED) if told else (None, None)
+    records = [compiling(number, (22.0, 2.0)[number], params=params, kernels=of_first[number]) for number in (0, 1)]
+    arguments = raw.get("arguments", {})
+    workload = {
+        "model": {"from_config": {"model_type": "gpt2"}},
+        "tokenizer": {"kind": "char"},
+        "dataset": {"builtin": "python-docs"},
+        "sequence_length": 64,
+        "training_arguments": arguments,
+    }
+    raw = {"workload": workload, **{key: value for key, value in raw.items() if key != "arguments"}}
+    text = report_of(tmp_path, *records, raw=raw)
+    assert ("| the first step, compilation in it |" in text) is told
+    assert ("| the first step |" in text) is not told
+    assert ("| 0 | 10,240 | 0.977 | compiled | 22.0 | 219 | 95.6 % |\n" in text) is told
+    assert ("| 1 | 10,240 | 0.977 | from the cache | 2.00 | 19.0 | 65.5 % |\n" in text) is told
+
+
+def test_the_report_says_which_trials_were_stopped_when_they_had_hardly_done_more_than_compile(tmp_path):
+    records = (
+        compiling(0, 1.0, params={"torch_compile": False}, done=40),
+        stopped(1, 22.2, done=2, kernels=Kernels.COMPILED),
+        stopped(2, 2.0, done=10, kernels=Kernels.LOADED),
+        stopped(3, 4.0, done=2, params={"torch_compile": False}),  # half of two steps' energy says nothing
+        stopped(4, 0.5, done=40),  # most of its energy is its other steps'
+        stopped(5, 9.0, done=1, params={"micro_batch_size_per_gpu": 4}, stop_reason=StopReason.TARGET),
+        stopped(6, 9.0, done=2, stop_reason=StopReason.BUDGET),
+        compiling(7, 20.0),
+    )
+    text = report_of(tmp_path, *records)
+    assert (
+        "Stopped with most of their training energy spent in the first step: "
+        "trial 1 after step 2 of 40 (222 J of 223 J, for compilation); "
+        "trial 2 after step 10 of 40 (20.0 J of 29.0 J, with kernels from the cache); "
+        "trial 5 after step 1 of 40 (90.0 J of 90.0 J, for compilation, or loading from the cache).\n"
+    ) in text
+    assert "Stopped with most" in (tmp_path / "index.html").read_text()
+    more = report_of(tmp_path / "more", *(stopped(number, 22.0, done=2) for number in range(8)))
+    assert "; 3 more.\n" in more and "trial 5 after" not in more
+
+
+PLAIN: dict[str, Any] = {"params": {"torch_compile": False}}
+
+
+def beside(folder: Path, *records: TrialRecord) -> str:
+    return report_of(folder, timed(0, 0, 100, **PLAIN), timed(1, 0, 110, **PLAIN), *records)
+
+
+def test_what_compiled_trials_that_are_not_compared_would_cost_is_said_and_what_is_not_known_of_them(tmp_path):
+    fast: dict[str, Any] = {"params": {"torch_compile": True}}
+    cut: dict[str, Any] = {**fast, "state": TrialState.PRUNED, "stop_reason": StopReason.CAP}
+    less = "it is compiled, and after its first step takes 40 % less energy a token than trial 0, but which perplexity"
+    text = beside(tmp_path / "stopped", timed(2, 400, 60, None, **cut), timed(3, 400, 70, None, **cut))
+    assert "however much longer all runs are. Not compared is trial 2, which was stopped after step 10 of 40: " in text
+    assert f"{less} longer runs of it reach is not known." in text
+
+    text = beside(tmp_path / "above", timed(2, 400, 60, 7.0, **fast))
+    assert f"Not compared is trial 2, which misses the target: {less}" in text
+
+    text = beside(tmp_path / "dearer", timed(2, 400, 99.5, None, **cut), timed(3, 400, 140, 7.0, **fast))
+    assert (
+        "None of the 2 compiled trials that are not compared (stopped, above the target or not confirmed) takes "
+        "clearly less energy a token after its first step than trial 0." in text
+    )
+    text = beside(tmp_path / "one", timed(2, 400, 140, 7.0, **fast))
+    assert "(trial 2) does not take clearly less energy a token after its first step than trial 0." in text
+
+    assert "not compared" not in beside(tmp_path / "plain", timed(2, 0, 60, 7.0, **PLAIN)).lower()
+    diverged = timed(2, 0, 60, None, **fast, state=TrialState.DIVERGED)
+    assert "not compared" not in beside(tmp_path / "diverged", diverged).lower()
+    assert "not compared" not in beside(tmp_path / "in", timed(2, 400, 60, **fast)).lower()  # it is
+
+
+def test_real_trials_tell_what_the_compiler_counted(tmp_path: Path, tiny_study, write_study, monkeypatch):
+    """Trial 0 compiles, trial 1 finds the same kernels in the cache; trials 2 and 3 compile nothing."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    tiny_study["search"] |= {
+        "space": {
+            "global_batch_size": 64,
+            "learning_rate": {"choices": [1e-3, 2e-3]},
+            "epochs": 0.02,
+            "torch_compile": {"choices": [True, False]},
+        },
+        "sampler": "grid",
+        "pruning": {"target": False, "cap": False},
+    }
+    tiny_study |= {"target": {"perplexity": 1e6}, "budget": {"trials": 4}}
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "carbonopt"]
+    subprocess.run([*command, "run", str(write_study(tiny_study)), "--out", str(folder)], check=True)
+    exported = subprocess.run([*command, "export", str(folder), "--format", "jsonl"], capture_output=True, check=True)
+    records = [json.loads(line) for line in exported.stdout.splitlines()]
+    found = [record.get("kernels") for record in records if record["params"]["torch_compile"]]
+    assert found == ["compiled", "from the cache"]
+    assert {record.get("kernels") for record in records if not record["params"]["torch_compile"]} == {None}

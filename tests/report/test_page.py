@@ -1,0 +1,370 @@
+"""The page in a real browser."""
+
+import json
+import math
+import random
+import re
+
+import pytest
+from browser import Tab, browser
+from facts_by_hand import BATCH, INFLUENCE, REGIONS, RETURNS, comparison
+from small_studies import SAME, pruned, study, trial
+
+from carbonopt.analysis.recommend import recommend
+from carbonopt.core.format import percent_text
+from carbonopt.core.study import StudyData
+from carbonopt.core.trial import EvalPoint, TrialRecord, TrialState
+from carbonopt.report.build import build_view, facts_of, write_report
+from carbonopt.report.page import render
+from carbonopt.report.points import scatter
+from carbonopt.report.targets import target_steps
+
+EVIL = "<script>alert(1)</script>"
+ROWS = "Array.from(document.querySelectorAll('#all-trials tbody tr'), row => row.cells[%d].textContent)"
+
+
+def many(count: int) -> StudyData:
+    """As searches leave them: half of the trials are stopped, some fail, and three seeds of one configuration."""
+    chance = random.Random(0)
+    records: list[TrialRecord] = []
+    for number in range(count):
+        batch, rate, epochs = chance.choice([16, 32, 64]), 10 ** chance.uniform(-4, -2), chance.choice([1, 2, 4])
+        params = {"global_batch_size": batch, "learning_rate": rate, "epochs": epochs}
+        kwh = (0.5 + 30 / batch) * epochs * 1e-3 * chance.uniform(0.9, 1.1)
+        perplexity = 4 + abs(math.log10(rate / 1e-3)) + 3 / epochs * chance.uniform(0.9, 1.1) + batch / 200
+        kind = chance.random() if number > 3 else 1.0
+        if kind < 0.5:
+            records.append(pruned(number, 1.5 * perplexity).model_copy(update={"emissions_kg_co2e": 0.05 * kwh}))
+        elif kind < 0.55:
+            changes = {"state": TrialState.INFEASIBLE, "evals": (), "params": params}
+            records.append(trial(number, kwh / 9, None, **changes))
+        elif kind < 0.6:
+            last = EvalPoint(step=10, tokens=1, nll_sum=math.log(2 * perplexity) * 100, eval_tokens=100)
+            records.append(trial(number, kwh / 5, None, state=TrialState.DIVERGED, params=params, evals=(last,)))
+        else:
+            records.append(trial(number, kwh, perplexity, params=params))
+    return study(*records, target=5.8)
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory):
+    with browser(tmp_path_factory.mktemp("chromium")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """A study of 250 trials with every analysis, and its page."""
+    data = many(250)
+    found = facts_of(data)
+    rec = found.recommendation
+    facts = found.model_copy(
+        update={
+            "influence": INFLUENCE,
+            "batch": BATCH,
+            "returns": RETURNS,
+            "regions": REGIONS,
+            "comparison": comparison(rec.trial, rec.baseline.trial),
+        }
+    )
+    plot = scatter(data, rec, facts.repeated)
+    path = tmp_path_factory.mktemp("report") / "index.html"
+    path.write_text(render(build_view(data, facts, plot), data, plot, facts, b""), encoding="utf-8")
+    return data, path
+
+
+def text_of(selector: str) -> str:
+    return f"document.querySelector('{selector}').textContent"
+
+
+def change(tab: Tab, name: str, assignment: str, event: str = "input") -> None:
+    """As a person does it: the value, then the event that tells of it."""
+    tab.run(
+        f"(one => {{ one.{assignment}; one.dispatchEvent(new Event('{event}')); }})(document.getElementById('{name}'))"
+    )
+
+
+def set_target(tab: Tab, value: str) -> None:
+    change(tab, "target-number", f"value = '{value}'")
+
+
+def quiet(tab: Tab) -> bool:
+    assert tab.complaints() == []  # which says what they were
+    return True
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_nothing_leaves_the_page_and_nothing_complains(tab, page, width):
+    _, path = page
+    tab.open(path, width=width)
+    assert tab.run("document.querySelectorAll('#pareto .main-svg').length") > 0
+    assert quiet(tab)
+    assert [address for address in tab.requests() if not address.startswith("data:")] == [path.as_uri()]
+    assert tab.run("document.documentElement.scrollWidth") <= width
+
+
+CONTRAST = """
+(() => {
+  const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
+  const linear = (v) => v / 255 <= 0.04045 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => [r, g, b].map(linear)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const ground = (one) => {
+    const colour = parts(getComputedStyle(one).backgroundColor);
+    return colour.length === 3 || !one.parentElement ? colour : ground(one.parentElement);
+  };
+  const ratios = [];
+  for (const one of document.querySelectorAll("main *:not(#pareto *)")) {
+    if (![...one.childNodes].some(node => node.nodeType === 3 && node.data.trim()) || !one.checkVisibility()) continue;
+    const style = getComputedStyle(one);
+    const pair = [parts(one.ownerSVGElement ? style.fill : style.color), ground(one)].map(light).sort((a, b) => b - a);
+    if (!one.disabled) ratios.push((pair[0] + 0.05) / (pair[1] + 0.05));
+  }
+  return [ratios.length, Math.min(...ratios)];
+})()
+"""  # WCAG 2.2's contrast ratio of every text, at its worst
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_from_its_ground(tab, page, scheme):
+    _, path = page
+    tab.open(path, scheme=scheme)
+    texts, worst = tab.run(CONTRAST)
+    assert texts > 500 and worst >= 4.5
+
+
+def test_nothing_moves_while_the_page_loads(tab, page):
+    _, path = page
+    tab.open(path)
+    tab.run(
+        "seen = []; new PerformanceObserver(list => seen.push(...list.getEntries().map(one => one.value)))"
+        ".observe({type: 'layout-shift', buffered: true}); new Promise(done => setTimeout(done, 300))"
+    )
+    assert sum(tab.run("seen")) < 0.01
+
+
+def test_on_paper_the_picture_stands_in_and_controls_are_gone(tab, page, tmp_path):
+    _, path = page
+    tab.open(path, scheme="dark")
+    tab.send("Emulation.setEmulatedMedia", media="print")
+    hidden = ["#pareto", ".target", ".filters", ".pager button"]
+    seen = tab.run(f"{json.dumps(hidden)}.map(one => document.querySelector(one).checkVisibility())")
+    assert seen == [False] * 4
+    assert tab.run("document.querySelector('.on-paper').checkVisibility()")
+    assert tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    tab.pdf(tmp_path / "page.pdf")
+    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
+    tab.send("Emulation.setEmulatedMedia", media="")
+
+
+def test_the_keyboard_reaches_all_controls_from_top_to_bottom(tab, page):
+    _, path = page
+    tab.open(path)
+    focused = []
+    for _ in range(60):
+        tab.press("Tab")
+        focused.append(tab.run("document.activeElement.id || document.activeElement.tagName"))
+    wanted = ["target-number", "target-reset", "target-range", "filter-text", "filter-state", "filter-target"]
+    assert [name for name in dict.fromkeys(focused) if name in wanted] == wanted
+    assert focused[focused.index("filter-target") + 1 :].count("BUTTON") > 5  # on to the columns' heads
+
+
+def test_targets_that_overtake_each_other_leave_no_error(tab, page):
+    data, path = page
+    tab.open(path)
+    for _ in range(5):
+        tab.run(
+            "for (let target = 4; target < 8; target += 0.05) {"
+            " const field = document.getElementById('target-number'); field.value = String(target);"
+            " field.dispatchEvent(new Event('input', { bubbles: true })); }"
+        )
+    set_target(tab, "6")
+    rec = recommend(data, 6.0)
+    star = "document.getElementById('pareto').data.find(trace => trace.meta === 'recommended')"
+    tab.wait_for(f"{star}.y[0] === {json.dumps(rec.perplexity)}")
+    assert quiet(tab)
+
+
+def test_the_target_gives_what_recommend_says(tab, page):
+    data, path = page
+    tab.open(path)
+    perplexities = sorted(record.perplexity for record in data.records if record.perplexity)
+    targets = [1.0, perplexities[0], math.nextafter(perplexities[0], 0), perplexities[-1], 1000.0, 5.8]
+    targets += [round(4.5 + 0.2 * number, 2) for number in range(14)]
+    plot = scatter(data, recommend(data))
+    for target in targets:
+        set_target(tab, repr(target))
+        rec = recommend(data, target)
+        text = tab.run(text_of("#target-answer span"))
+        line = tab.run("document.getElementById('pareto').layout.shapes[0].y0")
+        assert line == target
+        place = [None, None] if rec.trial is None else [rec.emissions_kg_co2e * plot.per_kg, rec.perplexity]
+        star = "document.getElementById('pareto').data.find(trace => trace.meta === 'recommended')"
+        tab.wait_for(f"(one => one.x[0] === {json.dumps(place[0])} && one.y[0] === {json.dumps(place[1])})({star})")
+        if rec.trial is None:
+            assert text == "No trial meets such a target."
+            continue
+        assert text.startswith(f"Trial {rec.trial} (")
+        if rec.trial != rec.baseline.trial:
+            assert f"{percent_text(rec.saving_fraction)} lower" in text.replace("\N{NO-BREAK SPACE}", " ")
+    assert quiet(tab)
+
+
+def test_the_star_is_drawn_where_the_answer_is(tab, page):
+    """On the front's mark of that trial; away where nothing is recommended, and back again."""
+    data, path = page
+    tab.open(path)
+    front = recommend(data).pareto_front
+    middle = (
+        "(one => { const box = one.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; })"
+    )
+    traces = "[...document.querySelectorAll('.subplot.xy .scatterlayer .trace')]"
+    star = f"{traces}.at(-1).querySelectorAll('.point')"
+    of_front = f"{traces}.find(one => one.querySelectorAll('.point').length === {len(front)})"
+    assert tab.run(f"dots = {of_front}.querySelectorAll('.point'); dots.length") == len(front)
+    for target in (6.5, 1.0, 5.0, 5.8):
+        set_target(tab, repr(target))
+        trial = recommend(data, target).trial
+        if trial is None:
+            tab.wait_for(f"{star}.length === 0")
+            continue
+        near = "([x, y], [a, b]) => Math.hypot(x - a, y - b) < 1.5"
+        tab.wait_for(f"{star}.length === 1 && ({near})({middle}({star}[0]), {middle}(dots[{front.index(trial)}]))")
+
+
+def test_the_slider_goes_over_the_answers_by_keys(tab, page):
+    data, path = page
+    steps = target_steps(data, facts_of(data).answers)
+    tab.open(path)
+    tab.run("range = document.getElementById('target-range'); range.focus()")
+    tab.press("Home")
+    said = []
+    for _ in steps:
+        said.append(tab.run("[range.getAttribute('aria-valuetext'), document.getElementById('target-number').value]"))
+        tab.press("ArrowRight")
+    assert said == [[step.label, step.number] for step in steps]
+    assert len(said) > 5
+    for (_, number), step in zip(said, steps, strict=True):  # each number lies in its own range
+        set_target(tab, number)
+        assert tab.run(text_of("#target-answer span")) == step.text
+    tab.run("document.getElementById('target-reset').click()")
+    assert tab.run("document.getElementById('target-number').value") == "5.8"
+    set_target(tab, "0.5")
+    assert tab.run(text_of("#target-answer")) == "A perplexity is 1 or more."
+
+
+def test_trials_are_sorted(tab, page):
+    data, path = page
+    tab.open(path)
+    complete = sorted(record.perplexity for record in data.records if record.perplexity)
+    last = [record.evals[-1].perplexity for record in data.records if record.evals and not record.perplexity]
+    expected = [f"{value:#.4g}" for value in sorted([*complete, *last])]
+    tab.run("document.querySelectorAll('#all-trials th button')[2].click()")
+    shown = [text.partition(" ")[0] for text in tab.run(ROWS % 2)]
+    assert shown == expected[:100]
+    assert tab.run("document.querySelectorAll('#all-trials th')[2].getAttribute('aria-sort')") == "ascending"
+    tab.run("document.querySelectorAll('#all-trials th button')[2].click()")
+    assert [text.partition(" ")[0] for text in tab.run(ROWS % 2)] == expected[::-1][:100]
+    tab.run("for (const _ of [1, 2]) document.querySelector('.pager[data-for=all-trials] [data-turn=\"1\"]').click()")
+    none = sum(not record.evals for record in data.records)
+    assert tab.run(ROWS % 2)[-none:] == ["–"] * none and none > 0  # last both ways
+    assert tab.run(text_of(".pager[data-for=all-trials] span")) == "201–250 of 250"
+
+
+def test_trials_are_filtered(tab, page):
+    data, path = page
+    tab.open(path)
+
+    def choose(name: str, value: str, event: str = "change") -> list[str]:
+        change(tab, f"filter-{name}", value, event)
+        return tab.run(ROWS % 0)
+
+    infeasible = [str(one.trial) for one in data.records if one.state is TrialState.INFEASIBLE]
+    options = tab.run("Array.from(document.getElementById('filter-state').options, one => one.textContent)")
+    assert options == ["all", "complete", "pruned", "infeasible", "diverged"]
+    assert choose("state", "value = '2'") == infeasible
+    choose("state", "value = ''")
+    meeting = [str(one.trial) for one in data.records if one.meets(5.8)]
+    assert choose("target", "checked = true") == meeting and meeting
+    set_target(tab, "5.2")
+    fewer = [str(one.trial) for one in data.records if one.meets(5.2)]
+    assert tab.run(ROWS % 0) == fewer and 0 < len(fewer) < len(meeting)
+    assert choose("text", "value = 'Recommended'", "input") == []  # which misses 5.2
+    choose("target", "checked = false")
+    assert tab.run(ROWS % 0) == [str(recommend(data).trial)]
+    assert choose("text", "value = 'no such words'", "input") == []
+    assert tab.run(text_of(".pager[data-for=all-trials] span")) == "none"
+
+
+def test_a_click_on_a_mark_shows_its_trial(tab, page):
+    data, path = page
+    tab.open(path)
+    tab.run("document.getElementById('pareto').scrollIntoView()")
+    box = "document.querySelector('.subplot.xy .scatterlayer .trace:last-child .point').getBoundingClientRect()"
+    x, y = tab.run(f"(box => [box.x + box.width / 2, box.y + box.height / 2])({box})")
+    tab.move(x, y)
+    assert f"Trial {recommend(data).trial}" in tab.wait_for("document.querySelector('.hoverlayer').textContent")
+    tab.click(x, y)
+    shown = tab.wait_for("document.getElementById('details').innerText")
+    assert (
+        f"Trial\n{recommend(data).trial}\n" in shown and "learning_rate" in shown and "The same in every trial" in shown
+    )
+
+
+def test_each_section_says_why_it_is_empty(tab, tmp_path):
+    data = study(pruned(0), pruned(1))
+    write_report(data, tmp_path)
+    tab.open(tmp_path / "index.html", width=390)
+    text = tab.run("document.body.innerText")
+    for sentence in (
+        "Nothing is recommended, so there is no run to price on other grids.",
+        "No trial completed, so there is neither a recommendation nor a baseline to compare it with.",
+        "No trial meets such a target.",
+    ):
+        assert sentence in text
+    assert quiet(tab)
+
+
+def test_ten_thousand_trials_stay_light_and_quick(tab, tmp_path):
+    data = many(10_000)
+    facts = facts_of(data)
+    plot = scatter(data, facts.recommendation, facts.repeated)
+    path = tmp_path / "index.html"
+    path.write_text(render(build_view(data, facts, plot), data, plot, facts, b""), encoding="utf-8")
+    assert path.stat().st_size < 8e6
+    tab.open(path)
+    assert (
+        1000 < tab.run("document.querySelectorAll('#pareto .point').length") < 4000
+    )  # one where many lie on one another
+    assert tab.run(text_of(".pager[data-for=all-trials] span")) == "1–100 of 10,000"
+    took = (
+        "(act => Math.min(...[1, 2, 3, 4].map(() => { const start = performance.now(); act();"
+        " document.body.offsetHeight; return performance.now() - start; })))"
+    )
+    search = (
+        "const one = document.getElementById('filter-text'); one.value = 'front'; one.dispatchEvent(new Event('input'))"
+    )
+    sort = "document.querySelectorAll('#all-trials th button')[3].click()"
+    for act in (search, sort, search.replace("front", "")):
+        assert tab.run(f"{took}(() => {{ {act}; }})") < 100  # ms, layout included
+
+
+@pytest.mark.parametrize("records", [(), (trial(0),)], ids=["no trial", "one trial"])
+def test_small_studies_have_a_page_without_complaints(tab, tmp_path, records):
+    write_report(study(*records), tmp_path)
+    tab.open(tmp_path / "index.html")
+    assert quiet(tab)
+
+
+def test_names_stay_text(tab, tmp_path):
+    data = study(trial(0, params={"lr_scheduler": EVIL}), trial(1, 2e-3, 4.0), trial(2, **SAME), name=EVIL)
+    provenance = data.provenance.model_copy(update={"study_file": f"{EVIL}\n# %_&$ </script>\n"})
+    write_report(data.model_copy(update={"provenance": provenance}), tmp_path)
+    tab.open(tmp_path / "index.html")
+    assert tab.run("document.querySelectorAll('script').length") == 3
+    assert EVIL in tab.run(text_of(".eyebrow"))
+    assert "# %_&$ </script>" in tab.run(text_of("pre"))
+    hints = tab.run("document.getElementById('pareto').data.flatMap(trace => trace.text)")
+    assert any("&lt;script&gt;alert(1)" in hint for hint in hints)
+    assert all(set(re.findall(r"<[^>]*>", hint)) <= {"<b>", "</b>", "<br>"} for hint in hints)
+    assert "dialog" not in json.dumps(tab.events) and quiet(tab)

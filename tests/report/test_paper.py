@@ -1,0 +1,259 @@
+"""The paper of small studies: it compiles with a real LaTeX, and its numbers are those of the facts."""
+
+import functools
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paper_facts import INFLUENCE, NOT_KNOWN, batch_effect, returns
+from small_studies import REPLAY, gpu_study, on_gpu, pruned, study, trial
+
+from carbonopt import __version__
+from carbonopt.core.study import Hardware, Intensity, StudyData
+from carbonopt.core.trial import TrialState
+from carbonopt.report.build import build_view, facts_of
+from carbonopt.report.facts import Facts
+from carbonopt.report.paper.bibliography import bibliography
+from carbonopt.report.paper.escape import _SHOWN, escape
+from carbonopt.report.paper.files import paper_files
+from carbonopt.report.paper.tables import MOST_ROWS, tables
+from carbonopt.report.paper.text import methods
+from carbonopt.report.points import scatter
+from carbonopt.report.view import View
+
+needs_latex = pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
+NASTY = r"100%_&$#{}~^\ éß漢 --``''<<>>\input{x}$x^2$" + "a_very_long_name" * 4
+LARGEST_OVERFULL_PT = 20.0
+
+SEEDS = [{"repeat_of": 1, "seed": seed, "params": {"learning_rate": 2e-3}} for seed in (4, 5)]
+NASTY_STUDY: dict[str, Any] = {
+    "model": {"name_or_path": NASTY},
+    "dataset": {"train_files": [f"shakespeare {NASTY}"]},
+    "sequence_length": 64,
+}
+STUDIES: dict[str, StudyData] = {
+    "met": gpu_study(on_gpu(0, 20e3, perplexity=4.0), on_gpu(1), on_gpu(2, 5e3, perplexity=8.0), pruned(3)),
+    "no trial feasible": study(
+        *(trial(number, 0.0, None, state=TrialState.INFEASIBLE, evals=()) for number in (0, 1)), sessions=()
+    ),
+    "no trials": study(sessions=(), ended=None),
+    "one trial": study(trial(0)),
+    "all pruned": study(pruned(0), pruned(1)),
+    "three seeds": gpu_study(
+        on_gpu(0, 20e3, perplexity=4.0),
+        on_gpu(1, perplexity=5.0),
+        on_gpu(2, 10.1e3, perplexity=5.1, **{**SEEDS[0]}),
+        on_gpu(3, 9.9e3, perplexity=4.95, **{**SEEDS[1]}),
+        raw={"confirm": {"seeds": 3, "runners_up": 2}},
+    ),
+    "identical trials": study(trial(0), trial(1), trial(2)),
+    "no GPU": study(
+        trial(0),
+        raw={"launch": {"kind": "local", "gpus": [], "cpu_ranks": 2}, "budget": {"hours": 1}},
+        provenance=study().provenance.model_copy(update={"energy_source": {"cpu": "modelled", "ram": "modelled"}}),
+        sessions=(),
+    ),
+    "replay": study(trial(0), trial(1, 2e-3, 4.0), raw=REPLAY, sessions=(), ended=None),
+    "nasty names": study(trial(0), trial(1, 2e-3, 4.0), name=NASTY, raw={"workload": NASTY_STUDY}),
+}
+WITH_ALL = {"met", "nasty names"}
+
+
+@functools.cache
+def paper_of(name: str) -> tuple[dict[str, bytes], StudyData, Facts, View]:
+    """The files, and what they are made from; of most studies as few trials say little."""
+    data = STUDIES[name]
+    if name == "nasty names":
+        hardware = Hardware(cpu=NASTY, cpu_cores=8, ram_gib=64, gpus=(NASTY,))
+        intensity = Intensity(g_co2e_per_kwh=230.0, source=NASTY, place=NASTY, year=2023)
+        provenance = data.provenance.model_copy(update={"hardware": hardware, "intensity": intensity})
+        data = data.model_copy(update={"provenance": provenance})
+    made: dict[str, Any] = {"influence": NOT_KNOWN, "batch": None, "returns": None}
+    if name in WITH_ALL:
+        made = {"influence": INFLUENCE, "batch": batch_effect(), "returns": returns(1)}
+    facts = facts_of(data).model_copy(update=made)
+    plot = scatter(data, facts.recommendation, facts.repeated)
+    view = build_view(data, facts, plot)
+    return paper_files(data, facts, view, plot), data, facts, view
+
+
+def compiled(folder: Path, document: str = "main") -> str:
+    """The log of the last of LaTeX's runs."""
+    latex = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", document]
+    for command in (latex, ["bibtex", document], latex, latex):
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace")
+        assert done.returncode == 0, done.stdout[-3000:]
+    return (folder / f"{document}.log").read_text(errors="replace")
+
+
+def check_fonts(pdf: Path) -> None:
+    """All are embedded, and as outlines."""
+    table = subprocess.run(["pdffonts", pdf], capture_output=True, text=True, check=True).stdout
+    rows = table.splitlines()[2:]
+    assert rows and "Type 3" not in table
+    for row in rows:
+        assert row.split()[-5] == "yes", row  # emb, sub, uni, object, ID
+
+
+@needs_latex
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_document_compiles_without_a_complaint(tmp_path: Path, name: str) -> None:
+    for file, content in paper_of(name)[0].items():
+        (tmp_path / file).write_bytes(content)
+    log = compiled(tmp_path)
+    for complaint in ("undefined", "Missing character", "multiply defined", "Float too large"):
+        assert complaint not in log
+    overfull = [float(points) for points in re.findall(r"Overfull \\hbox \(([\d.]+)pt", log)]
+    assert max(overfull, default=0.0) <= LARGEST_OVERFULL_PT
+    assert "Warning--" not in (tmp_path / "main.blg").read_text()
+    check_fonts(tmp_path / "main.pdf")
+
+
+@needs_latex
+def test_every_sign_that_stays_itself_has_a_glyph(tmp_path: Path) -> None:
+    main = paper_of("one trial")[0]["main.tex"].decode()
+    preamble = main[: main.index(r"\title")]
+    signs = " ".join(chr(code) for code in range(33, 127)) + " " + " ".join(sorted(_SHOWN))
+    body = rf"{escape(signs)}\cite{{x}}\bibliographystyle{{plain}}\bibliography{{references}}"
+    (tmp_path / "references.bib").write_text("@misc{x, author={X}, title={Y}}")
+    (tmp_path / "main.tex").write_text(rf"{preamble}\begin{{document}}{body}\end{{document}}")
+    assert "Missing character" not in compiled(tmp_path)
+    check_fonts(tmp_path / "main.pdf")
+    text = subprocess.run(["pdftotext", "main.pdf", "-"], cwd=tmp_path, capture_output=True, text=True).stdout
+    assert {chr(code) for code in range(33, 127)} - set("'`") <= set(text)  # an apostrophe is a curly one
+
+
+def test_escaping() -> None:
+    assert escape(r"100%_&$#{}") == r"100\%\_\allowbreak{}\&\$\#\{\}"
+    assert escape("a~^\\b") == r"a\textasciitilde{}\textasciicircum{}\textbackslash{}b"
+    assert escape("éß漢ắ") == "éß[U+6F22]a".replace("[U", "{[}U")
+    assert escape("a--b <<c>> ,, ''") == "a-{}-b <{}<c>{}> ,{}, '{}'"
+    assert escape("[x]*") == "{[}x]{*}"
+    assert escape("0.718 g CO2e, 25.2 %") == r"0.718~g~CO\textsubscript{2}e, 25.2~\%"
+    assert escape("-12 % to 1e-3, gpt-2") == r"$-$12~\% to 1e-3, gpt-2"
+    assert escape("two\nlines\x07") == "two lines"
+    assert escape("x" * 50) == r"\allowbreak{}".join(["x" * 24, "x" * 24, "xx"])
+
+
+def test_what_the_study_cant_show_has_no_file() -> None:
+    assert set(paper_of("no trials")[0]) == {
+        *("methods.tex", "statement.tex", "references.bib", "main.tex", "table-energy.tex")
+    }
+    every = set(paper_of("met")[0])
+    for name in ("pareto", "batch", "influence", "effects", "returns", "energy"):
+        assert {f"figure-{name}.pdf", f"figure-{name}.png"} <= every
+    assert {f"table-{name}.tex" for name in ("configuration", "pareto", "energy", "influence")} <= every
+
+
+def test_the_same_study_gives_the_same_bytes() -> None:
+    assert paper_of("met")[0] == paper_of.__wrapped__("met")[0]
+
+
+def test_each_tex_says_what_becomes_of_edits() -> None:
+    texts = [content.decode() for name, content in paper_of("met")[0].items() if name.endswith(".tex")]
+    assert len(texts) == 7
+    for text in texts:
+        assert text.startswith(f"% Generated by carbonopt {__version__}; copy the folder before editing")
+
+
+SAYS = {
+    "no trial feasible": ("No configuration reached the target perplexity of 6", "did not fit in memory"),
+    "one trial": ("one run: its spread is not known", "nothing pays the search back", "to emissions can't be said"),
+    "all pruned": ("No trial completed: without a baseline no saving is stated", "2 pruned"),
+    "three seeds": ("mean of 3 seeds", "run with 3 seeds each", "means of n = 3, ", "4 trials, 2 of them repeats"),
+    "no GPU": ("No GPU is in these figures",),
+    "replay": ("Nothing was trained for this study", "Energy was not measured in this study", "not yet"),
+    "met": ("Modelled, not measured: the energy of CPU and RAM", "Measured: the energy of GPU", "No offset"),
+}
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_the_text_says_what_the_study_cant_support(name: str) -> None:
+    files = paper_of(name)[0]
+    text = " ".join((files["methods.tex"] + files["statement.tex"]).decode().replace("~", " ").split())
+    for said in SAYS[name]:
+        assert said in text
+
+
+@needs_latex
+def test_the_statement_has_one_heading(tmp_path: Path) -> None:
+    for file, content in paper_of("three seeds")[0].items():
+        (tmp_path / file).write_bytes(content)
+    compiled(tmp_path)
+    text = subprocess.run(["pdftotext", "main.pdf", "-"], cwd=tmp_path, capture_output=True, text=True).stdout
+    assert text.count("Carbon statement") == 1
+
+
+def test_what_is_used_is_cited() -> None:
+    def keys(text: str, pattern: str) -> set[str]:
+        return set(re.findall(pattern, text))
+
+    tpe = study(trial(0), raw={"search": {**study().config.search.model_dump(mode="json"), "sampler": "tpe"}})
+    facts = facts_of(tpe)
+    text = methods(tpe, facts, build_view(tpe, facts, scatter(tpe, facts.recommendation)))
+    entries, cited = keys(bibliography(tpe.config, learned=False), r"@\w+\{([^,]+),"), keys(text, r"\\cite\{([^}]+)\}")
+    assert entries == cited
+    assert {"bergstra2011tpe", "akiba2019optuna", "rajbhandari2020zero", "courty2024codecarbon"} <= cited
+    assert "python-docs" in cited
+    assert {"karpathy2015unreasonable", "pedregosa2011scikit"} <= keys(
+        paper_of("nasty names")[0]["methods.tex"].decode(), r"\\cite\{([^}]+)\}"
+    )
+
+
+def test_a_long_front_keeps_to_its_page_and_keeps_the_recommendation() -> None:
+    data = study(*(trial(number, 1e-3 + 1e-5 * number, 7 - 0.01 * number) for number in range(200)))
+    facts = facts_of(data)
+    view = build_view(data, facts, scatter(data, facts.recommendation))
+    table = tables(view)["pareto"]
+    rows = [line for line in table.splitlines() if line.endswith(r"\\")][1:]
+    assert MOST_ROWS <= len(rows) <= MOST_ROWS + 1
+    assert rf"\textbf{{{facts.recommendation.trial}}}" in table
+    assert "left out" in table
+
+
+NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?(?![\w.]*\d)")
+SCALES = (1.0, 100.0, 1e3, 1e6, 3.6e3, 3.6e6)  # percent; g, mg; kJ, J
+
+
+def shown_numbers(tex: str) -> set[str]:
+    """All but those in commands: keys, labels, widths."""
+    plain = re.sub(r"\\(cite|label|input|includegraphics|setlength)(\[[^]]*\])?\{[^}]*\}(\{[^}]*\})?", "", tex)
+    plain = re.sub(r"CO\\textsubscript\{2\}e|U\+[0-9A-F]+|%.*$", "", re.sub(r"\\%", "", plain), flags=re.M)
+    return {found.rstrip(",") for found in NUMBER.findall(plain.replace("~", " ").replace(r"\allowbreak{}", ""))}
+
+
+def all_numbers(value: Any) -> set[float]:
+    if isinstance(value, dict):
+        return {number for one in value.values() for number in all_numbers(one)}
+    if isinstance(value, list):
+        return {number for one in value for number in all_numbers(one)}
+    return {abs(float(value))} if isinstance(value, int | float) and not isinstance(value, bool) else set()
+
+
+def unfounded(tex: str, facts: Facts, texts: str, config: Any) -> set[str]:
+    """Numbers that neither a text of the view nor, rounded alike, a figure of the facts or of the study file has."""
+    texts_numbers = set(NUMBER.findall(texts))
+    figures = all_numbers(facts.as_json()) | all_numbers(config)
+
+    def is_figure(shown: str) -> bool:
+        digits = len(re.sub(r"e.*|[.,]", "", shown).lstrip("0")) or 1
+        value = float(shown.replace(",", ""))
+        return any(float(f"{figure * scale:.{digits - 1}e}") == value for figure in figures for scale in SCALES)
+
+    return {shown for shown in shown_numbers(tex) if shown not in texts_numbers and not is_figure(shown)}
+
+
+@pytest.mark.parametrize("name", [name for name in STUDIES if name != "nasty names"])
+def test_every_number_is_one_of_the_facts(name: str) -> None:
+    files, data, facts, view = paper_of(name)
+    texts = json.dumps(view.model_dump(mode="json")) + f" {__version__} "
+    tex = {file: content.decode() for file, content in files.items() if file.endswith(".tex")}
+    tex["main.tex"] = tex["main.tex"].partition(r"\maketitle")[2]
+    config = data.config.model_dump(mode="json")
+    for file, text in tex.items():
+        assert unfounded(text, facts, texts, config) == set(), file
+    assert unfounded("It emits 12.345~g, or 77.7~\\%", facts, texts, config) == {"12.345", "77.7"}

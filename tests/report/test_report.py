@@ -1,0 +1,267 @@
+"""The report of small studies: nothing of the user's becomes markup, every odd study renders, the figures agree."""
+
+import html
+import json
+import math
+import re
+import sys
+from html.parser import HTMLParser
+
+import pytest
+from small_studies import INTENSITY_G_PER_KWH, REPLAY, SAME, TRACE, gpu_study, on_gpu, pruned, study, trial
+
+from carbonopt.analysis.recommend import recommend
+from carbonopt.core.format import percent_text
+from carbonopt.core.study import Intensity, Provenance, StudyData
+from carbonopt.core.trial import Failure, TrialState
+from carbonopt.report.build import write_report
+from carbonopt.report.markdown import escape
+from carbonopt.report.points import scatter
+
+EVIL = """<script>alert(1)</script> | `x` [a](javascript:b) "'&{{7*7}} </script>"""
+
+ODD_STUDIES = {
+    "no trials": study(),
+    "one trial": study(trial(0)),
+    "all pruned": study(pruned(0), pruned(1)),
+    "target missed": study(trial(0, perplexity=7.0), pruned(1)),
+    "nothing measured": study(
+        trial(0, perplexity=None, state=TrialState.FAILED, energy_kwh=None, emissions_kg_co2e=None, evals=())
+    ),
+    "zero emissions": study(trial(0, emissions_kg_co2e=0.0), trial(1, emissions_kg_co2e=0.0)),
+    "none fits": study(*(trial(number, 0.0, None, state=TrialState.INFEASIBLE, evals=()) for number in (0, 1))),
+    "identical trials": study(trial(0), trial(1), trial(2)),
+    "infinite perplexity": study(trial(0, perplexity=math.inf), trial(1), pruned(2, None)),
+    "far apart": study(trial(0, 1e-6, 5.9), trial(1, 1e2, 2.0), trial(2, 1.0, 1e30)),
+    "as far apart as floats go": study(trial(0), trial(1, 2e-3, 1e300), trial(2, 1e-310, sys.float_info.max)),
+    "replay": study(
+        trial(0),
+        trial(1, 2e-3, 4.0),
+        provenance=Provenance(
+            hardware=None,
+            versions={},
+            intensity=Intensity(g_co2e_per_kwh=INTENSITY_G_PER_KWH, source="given", place="somewhere"),
+            energy_source={"gpu": "recorded"},
+            study_file="",
+        ),
+        sessions=(),
+        ended=None,
+        raw=REPLAY,
+    ),
+    "read twice": gpu_study(on_gpu(0), on_gpu(1, 20e3, disagreement=-0.04, perplexity=4.0)),
+    "GPUs alone": gpu_study(on_gpu(0), raw={"carbon": {"country": "USA", "objective": "gpu"}}),
+    "no GPU energy in a phase": gpu_study(on_gpu(0, 0.0), outer=0.0),
+    "repeated": gpu_study(on_gpu(0, **SAME), on_gpu(1, 11e3, seed=4, **SAME), trace=TRACE),
+    "repeated without spread": study(trial(0, **SAME), trial(1, **SAME), trial(2, perplexity=1e30)),
+    "a trace of nothing": gpu_study(on_gpu(0), trace=TRACE.model_copy(update={"g_co2e_per_kwh": (None,)})),
+    "no GPU": study(
+        trial(0), raw={"launch": {"kind": "local", "gpus": [], "cpu_ranks": 2}, "budget": {"hours": 1}}, sessions=()
+    ),
+}
+
+
+class Page(HTMLParser):
+    """Counts tags, collects the text outside scripts, and what the tags would load."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.loads: list[str] = []
+        self.text = ""
+        self.scripts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.loads += [value for name, value in attrs if name in ("src", "href", "data", "action") and value]
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_data(self, data):
+        if self.cdata_elem == "script":
+            self.scripts[-1] += data
+        else:
+            self.text += data
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("data", ODD_STUDIES.values(), ids=ODD_STUDIES)
+def test_odd_studies_render(data, tmp_path):
+    index = write_report(data, tmp_path)
+    page = Page(index.read_text(encoding="utf-8"))
+    headline = json.loads((tmp_path / "data/report.json").read_text())["shown"]["headline"]
+    assert headline in page.text.replace("\N{NO-BREAK SPACE}", " ")
+    for word in ("nan", "inf", "None"):
+        assert not re.search(rf"(?<![\w.]){re.escape(word)}(?!\w)", (tmp_path / "report.md").read_text()), word
+    for figure in tmp_path.glob("paper/figure-*"):
+        assert figure.read_bytes().startswith(b"%PDF" if figure.suffix == ".pdf" else b"\x89PNG")
+    assert ("paper/figure-pareto.png" in (tmp_path / "report.md").read_text()) == bool(
+        list(tmp_path.glob("paper/figure-pareto.p*"))
+    )
+    assert (tmp_path / "winner").exists() == recommend(data).met
+
+
+def evil_study() -> StudyData:
+    failure = Failure(kind="crash", text=EVIL + "\nmore")
+    failed = trial(1, perplexity=None, state=TrialState.FAILED, failure=failure)
+    return study(
+        trial(0, params={"lr_scheduler": EVIL}), failed, trial(2, 2e-3, 4.0), name=EVIL, ended=EVIL + "\n# heading"
+    )
+
+
+def test_user_text_stays_text_on_the_page(tmp_path):
+    plain = Page(write_report(study(trial(0), trial(1, 2e-3, 4.0)), tmp_path).read_text(encoding="utf-8"))
+    page = Page(write_report(evil_study(), tmp_path / "evil").read_text(encoding="utf-8"))
+    assert plain.tags.count("script") == page.tags.count("script") == 3
+    assert "a" not in page.tags and "a" not in plain.tags
+    assert page.text.count("<script>alert(1)</script>") >= 4  # name, state, setting and end, each as text
+    assert not any("alert(1)" in script for script in page.scripts[1:])
+
+
+def test_page_loads_nothing(tmp_path):
+    page = Page(write_report(study(trial(0), trial(1)), tmp_path).read_text(encoding="utf-8"))
+    assert page.loads and all(address.startswith("data:image/png") for address in page.loads)
+    assert "link" not in page.tags
+    assert "default-src 'none'" in (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert 'plotlyServerURL: ""' in page.scripts[-1] and "sendChartToCloud" not in page.scripts[-1]
+
+
+def test_markdown_escapes_what_could_be_markup(tmp_path):
+    write_report(evil_study(), tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    before, _, rest = text.partition("### The study file")
+    fenced, _, after = rest.rpartition("## What these figures can't tell")
+    prose = before + after
+    assert "<" not in prose
+    assert not re.search(r"(?<!\\)`", prose)
+    assert len(re.findall(r"(?<!\\)\]\(", prose)) == 1  # the figure
+    assert not re.search(r"^# heading", prose, re.MULTILINE)
+    for table in re.findall(r"(?:^\|.*\n)+", prose, re.MULTILINE):
+        widths = {len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}
+        assert len(widths) == 1, table
+    assert fenced.count("```") == 2
+
+
+def prose_of(markdown: str) -> list[str]:
+    """Headings and sentences as they read; tables, lists and the code block left out."""
+    blocks = [" ".join(block.split()) for block in markdown.split("\n\n") if not re.match(r"[|`!-]", block)]
+    plain = (html.unescape(re.sub(r"\\(.)", r"\1", block)) for block in blocks)
+    return [text.strip("*").lstrip("#> ").removesuffix(":") for text in plain]
+
+
+@pytest.mark.parametrize("kind", ["repeated", "replay", "read twice", "all pruned", "no trials"])
+def test_markdown_has_the_pages_parts_in_the_pages_order(kind, tmp_path):
+    page = Page(write_report(ODD_STUDIES[kind], tmp_path).read_text(encoding="utf-8"))
+    text = " ".join(page.text.replace("\N{NO-BREAK SPACE}", " ").split())
+    parts, at = prose_of((tmp_path / "report.md").read_text()), 0
+    assert len(parts) > 20
+    for part in parts:
+        at = text.find(part, at)
+        assert at >= 0, part
+
+
+def test_study_file_can_not_leave_its_code_block(tmp_path):
+    data = evil_study()
+    provenance = data.provenance.model_copy(update={"study_file": "name: x\n```\n# out\n````\n"})
+    write_report(data.model_copy(update={"provenance": provenance}), tmp_path)
+    block = (tmp_path / "report.md").read_text().partition("### The study file")[2]
+    block = block.rpartition("## What these figures can't tell")[0].strip().splitlines()
+    assert block[0] == "`````yaml" and block[-1] == "`````" and "# out" in block[1:-1]
+
+
+def test_escape_of_each_special_character():
+    assert escape("a|b*c_d`e") == r"a\|b\*c\_d\`e"
+    assert escape("<b>&\n# x") == r"&lt;b&gt;&amp; \# x"
+
+
+@pytest.mark.parametrize("kind", ["replay", "read twice", "repeated"])
+def test_every_number_of_the_markdown_is_in_the_json(kind, tmp_path):
+    write_report(ODD_STUDIES[kind], tmp_path)
+    shown = json.dumps(json.loads((tmp_path / "data/report.json").read_text())["shown"], ensure_ascii=False)
+    number = re.compile(r"\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
+    markdown = set(number.findall((tmp_path / "report.md").read_text()))
+    assert len(markdown) > 30
+    assert markdown <= set(number.findall(shown))
+
+
+def test_figures_of_the_answer(tmp_path):
+    write_report(study(trial(0), trial(1, 2e-3, 4.0), pruned(2)), tmp_path)
+    values = json.loads((tmp_path / "data/report.json").read_text())
+    assert values["recommendation"]["trial"] == 0
+    assert values["recommendation"]["saving_fraction"] == pytest.approx(0.5)
+    tiles = {tile["label"]: tile["text"] for tile in values["shown"]["tiles"]}
+    # 1e-3 + 2e-3 + 2e-4 training, 3 × 2e-4 beside it, 1e-5 in gaps: 3.81e-3 kWh; × 0.23 × 1.1 = 0.964 g
+    assert tiles["Emissions of a run"] == "0.253 g CO2e"
+    assert tiles["The study itself"] == "0.964 g CO2e"
+    assert tiles["Saving on a run"] == "50 %"
+    assert tiles["Pays back after"] == "4 runs"
+
+
+def test_limits_name_what_applies(tmp_path):
+    write_report(ODD_STUDIES["replay"], tmp_path)
+    limits = " ".join(json.loads((tmp_path / "data/report.json").read_text())["shown"]["limits"])
+    for phrase in ("replay", "Few trials: 2", "has not ended", "with one seed"):
+        assert phrase in limits
+    assert "Modelled" not in limits and "set-up" not in limits
+    assert "emits the least of 2 that reached the target, and ran once" in limits
+    assert "/somewhere" not in (tmp_path / "report.md").read_text()
+    write_report(study(trial(0, perplexity=5.99), trial(1, 2e-3, 4.0)), tmp_path)
+    limits = " ".join(json.loads((tmp_path / "data/report.json").read_text())["shown"]["limits"])
+    assert "the energy of CPU" in limits and "0.167 % below the target" in limits and "replay" not in limits
+    assert "As a rule of thumb another seed may miss it" in limits and "set-up, 1 to 3 s" in limits
+    assert "winner/steps.py" not in limits
+
+
+@pytest.mark.parametrize(
+    ("params", "deepspeed", "said"),
+    [
+        ({"zero_stage": 0, "precision": "bf16"}, {}, True),
+        ({"zero_stage": 0, "precision": "bf16"}, {"bf16": {"check_grad_overflow": True}}, False),
+        ({"zero_stage": 0, "precision": "fp32"}, {}, False),
+        ({"zero_stage": 1, "precision": "bf16"}, {}, False),
+    ],
+)
+def test_an_optimizer_step_that_is_not_deepspeeds_is_said_to_be_none(params, deepspeed, said, tmp_path):
+    data = study(trial(0, params=params), trial(1, 2e-3, 4.0))
+    workload = data.config.workload.model_copy(update={"deepspeed": deepspeed})
+    data = data.model_copy(update={"config": data.config.model_copy(update={"workload": workload})})
+    write_report(data, tmp_path)
+    assert ("carbonopt's (winner/steps.py), not DeepSpeed's own" in (tmp_path / "report.md").read_text()) is said
+    assert ("bf16 without ZeRO is steps.py's." in (tmp_path / "winner" / "training_args.yaml").read_text()) is said
+
+
+def test_same_data_same_bytes_and_a_new_report_replaces_the_old(tmp_path):
+    data = study(trial(0), trial(1, 2e-3, 4.0))
+    write_report(data, tmp_path, winner_files={"ds_config.json": "{}"})
+    (tmp_path / "winner" / "mine.txt").write_text("keep")
+    assert (tmp_path / "winner" / "run.sh").stat().st_mode & 0o111
+    first = {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    write_report(data, tmp_path, winner_files={"ds_config.json": "{}"})
+    assert {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == first
+    write_report(study(pruned(0)), tmp_path)
+    assert [path.name for path in (tmp_path / "winner").iterdir()] == ["mine.txt"]
+
+
+def test_frame_holds_complete_trials_and_target_and_says_who_is_outside(tmp_path):
+    data = study(trial(0), trial(1, 2e-3, 4.0), pruned(2, None), pruned(3))
+    plot = scatter(data, recommend(data))
+    assert all(plot.x.holds(point.emissions) for point in plot.points if point.trial in (0, 1))
+    assert plot.y.holds(6.0) and plot.unit == "g CO2e"
+    assert [point.trial for point in plot.outside()] == [3]  # trial 2's evaluation is not a number: no point
+    assert [point.emissions for point in plot.of("front")] == sorted(point.emissions for point in plot.of("front"))
+
+
+PERCENTS = {
+    0.4234: "42.3 %",
+    0.99996: "over 99.9 %",
+    1.0: "100 %",
+    12.3456: "1,235 %",
+    1e300: "over 1,000,000 %",
+    0.0: "0 %",
+    None: "–",
+}
+
+
+@pytest.mark.parametrize(("fraction", "text"), PERCENTS.items())
+def test_percent(fraction, text):
+    assert percent_text(fraction) == text

@@ -1,0 +1,100 @@
+"""Where a report is refused: over another study's, and where nothing can be written."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from small_studies import study, trial
+
+from carbonopt.core.errors import BadInput
+from carbonopt.core.study import SessionLedger
+from carbonopt.report.build import write_report
+
+MET = study(trial(0), trial(1, 2e-3, 4.0))
+LATER = "2026-01-02T00:00:00+00:00"
+
+
+def begun(*moments: str) -> dict:
+    return {"sessions": tuple(SessionLedger(started_at=moment, duration_s=70.0) for moment in moments)}
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (study(trial(0), name="other"), "('small', begun 2026-01-01T00:00:00+00:00)"),
+        (
+            study(trial(0), **begun(LATER)),
+            f"('small', begun 2026-01-01T00:00:00+00:00; this one, of the same name, began {LATER})",
+        ),
+    ],
+    ids=["another name", "the same name"],
+)
+def test_another_studys_report_is_not_replaced(other, said, tmp_path):
+    write_report(MET, tmp_path)
+    (tmp_path / "winner" / "output").mkdir()
+    before = contents(tmp_path)
+    words = f"{tmp_path} holds the report of another study {said}; give another --out."
+    with pytest.raises(BadInput, match=f"^{re.escape(words)}$"):
+        write_report(other, tmp_path)
+    assert contents(tmp_path) == before
+
+
+def test_a_name_can_not_write_to_the_terminal(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "report.json").write_text(json.dumps({"study": {"name": "x\x1b[2J", "began": "\x1b[2J"}}))
+    with pytest.raises(BadInput) as refused:
+        write_report(MET, tmp_path)
+    assert str(refused.value).isprintable()
+
+
+def test_the_same_study_is_written_again_whatever_ran_since(tmp_path):
+    write_report(study(trial(0), **begun(LATER)), tmp_path)
+    write_report(study(trial(0), trial(1), **begun("2026-01-03T00:00:00Z", "2026-01-02T00:00:00Z")), tmp_path)
+    assert json.loads((tmp_path / "data/report.json").read_text())["study"] == {"name": "small", "began": LATER}
+
+
+def test_a_report_from_before_it_said_so_has_a_name_to_tell_it_by(tmp_path):
+    write_report(MET, tmp_path)
+    path = tmp_path / "data" / "report.json"
+    facts = json.loads(path.read_text())
+    del facts["study"]
+    path.write_text(json.dumps(facts))
+    write_report(study(trial(0), **begun(LATER)), tmp_path)
+    path.write_text(json.dumps({**facts, "shown": {**facts["shown"], "name": "other"}}))
+    with pytest.raises(BadInput, match=re.escape("another study ('other'); give")):
+        write_report(MET, tmp_path)
+
+
+def test_what_says_nothing_of_its_study_is_replaced(tmp_path):
+    (tmp_path / "data").mkdir()
+    for damaged in ("{", "[1]", '{"study": 1}', '{"shown": {}}', "[" * 100_000):
+        (tmp_path / "data" / "report.json").write_text(damaged)
+        write_report(MET, tmp_path)
+
+
+@pytest.fixture
+def nobody():
+    """Without root's rights, which no folder is closed to."""
+    if os.getuid() != 0:
+        yield
+        return
+    os.setresuid(65534, 65534, 0)
+    yield
+    os.setresuid(0, 0, 0)
+
+
+def test_a_closed_folder_is_said_before_anything_is_computed(tmp_path, nobody):
+    closed = Path("/usr/share")
+    for folder in (closed / "report", closed / "deep" / "report"):
+        with pytest.raises(BadInput) as refused:
+            write_report(MET, folder)
+        assert str(refused.value) in {
+            f"the report can't be written to {folder}: {why}; give another --out."
+            for why in ("permission denied", "read-only file system")
+        }

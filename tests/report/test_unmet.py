@@ -1,0 +1,218 @@
+"""What a study says whose target nobody met, and how often its pruning was wrong."""
+
+import math
+
+import pytest
+from scipy.stats import binomtest
+from small_studies import pruned, study, trial
+
+from carbonopt.analysis.audit import audit
+from carbonopt.analysis.recommend import recommend
+from carbonopt.cli.app import _print_recommendation
+from carbonopt.core.config import Budget, Search
+from carbonopt.core.study import StudyData
+from carbonopt.core.trial import EvalPoint, Failure, StopReason, TrialRecord, TrialState
+from carbonopt.report.build import write_report
+from carbonopt.report.study_text import budget_text, goal_text, pruning_text
+from carbonopt.report.unmet import what_is_missing
+from carbonopt.report.words import audited
+
+SPACE = {
+    "global_batch_size": {"choices": [8, 16, 32]},
+    "learning_rate": {"low": 1e-4, "high": 1e-2, "log": True},
+    "epochs": {"choices": [1, 2, 4]},
+}
+
+
+def missed(*records: TrialRecord, target: float = 4.0, **search) -> StudyData:
+    return study(*records, target=target, raw={"search": {"space": SPACE, **search}})
+
+
+def curve(number: int, *perplexities: float, **params) -> TrialRecord:
+    """A complete trial that was evaluated every 10 steps."""
+    evals = tuple(
+        EvalPoint(step=10 * (index + 1), tokens=None, nll_sum=math.log(value) * 100, eval_tokens=100)
+        for index, value in enumerate(perplexities)
+    )
+    params = {"learning_rate": 1e-3, **params}
+    return trial(number, perplexity=perplexities[-1], evals=evals, total_steps=10 * len(evals), params=params)
+
+
+def said(data: StudyData, target: float | None = None) -> str:
+    return " ".join(what_is_missing(data, recommend(data, target)))
+
+
+def test_more_epochs_only_where_the_most_were_tried_and_the_loss_still_fell() -> None:
+    text = said(missed(curve(0, 6.0, 5.5, 5.0, epochs=4)))
+    assert "Trial 0 is 25 % above the target." in text
+    assert f"{math.log(5 / 4):.3g} nats a token lower" in text
+    assert f"(4), and its loss still fell, by {math.log(5.5 / 5):.3g} nats a token over the last 10 steps" in text
+    assert "allow more epochs" not in said(missed(curve(0, 6.0, 5.5, 5.0, epochs=2)))  # 4 are in the space
+    assert "allow more epochs" not in said(missed(curve(0, 6.0, 5.001, 5.0, epochs=4)))  # flat
+    assert "allow more epochs" not in said(missed(curve(0, 5.0, epochs=4)))  # one evaluation has no slope
+
+
+def test_fixed_epochs_can_be_raised_too() -> None:
+    data = missed(curve(0, 6.0, 5.5, 5.0))
+    data = study(*data.records, target=4.0, raw={"search": {"space": {**SPACE, "epochs": 2}}})
+    assert "allow more epochs" in said(data)
+
+
+def test_a_loss_that_rose_asks_for_less() -> None:
+    text = said(missed(curve(0, 6.0, 3.9, 5.0, epochs=4)))
+    assert "lowest perplexity was 3.900 at step 20, which meets the target: allow fewer epochs" in text
+    assert "more epochs" not in text
+
+
+@pytest.mark.parametrize(
+    ("params", "other", "words"),
+    [
+        ({"learning_rate": 1e-2}, {"learning_rate": 1e-3}, "learning_rate was the highest of the space (0.01)"),
+        ({"learning_rate": 1.1e-4}, {}, "learning_rate was the lowest of the space (0.00011)"),
+        ({"global_batch_size": 8}, {"global_batch_size": 16}, "global_batch_size was the lowest of the space (8)"),
+        ({"global_batch_size": 32}, {"global_batch_size": 16}, "global_batch_size was the highest of the space (32)"),
+        ({"global_batch_size": 8}, {"global_batch_size": 8}, None),  # no other was tried: no evidence
+        ({"global_batch_size": 16}, {"global_batch_size": 8}, None),
+        ({"learning_rate": 5e-3}, {"learning_rate": 1e-3}, None),
+    ],
+)
+def test_an_end_of_the_space_points_beyond_it_if_another_value_was_tried(params, other, words) -> None:
+    text = said(missed(curve(0, 6.0, 5.0, **params), curve(1, 8.0, 7.0, **other)))
+    assert (words in text) if words else "of the space (" not in text
+    assert ("came no closer" in text) == (words is not None)
+
+
+def test_nothing_is_missing_where_the_target_is_met() -> None:
+    data = missed(curve(0, 6.0, 5.0, epochs=4))
+    assert said(data, 5.0) == ""
+    assert recommend(data, 5.0).shortfall is None
+    assert "shortfall" not in recommend(data, 5.0).as_json()
+    answer = recommend(data).as_json()["shortfall"]
+    assert answer["missing_nll"] == pytest.approx(math.log(5 / 4))
+    assert answer["most_epochs"] == 4
+
+
+def unfinished(number: int, state: TrialState, text: str = "", **changes) -> TrialRecord:
+    failure = Failure(kind="crash", text=text, log="/somewhere/log-1.txt") if text else None
+    return trial(number, 1e-5, None, state=state, evals=(), failure=failure, **changes)
+
+
+def test_no_trial_that_fits_or_ends(capsys) -> None:
+    none_fits = missed(*(unfinished(number, TrialState.INFEASIBLE) for number in range(3)))
+    assert said(none_fits) == (
+        "All 3 trials did not fit in memory: allow smaller values of micro_batch_size_per_gpu or offload or "
+        "gradient_checkpointing, or take a shorter workload.sequence_length or a smaller model."
+    )
+    assert not _print_recommendation(none_fits)
+    assert "did not fit in memory" in capsys.readouterr().out
+    mixed = missed(
+        unfinished(0, TrialState.DIVERGED),
+        unfinished(1, TrialState.FAILED, "CUDA error: first\nmore"),
+        unfinished(2, TrialState.FAILED, "CUDA error: an illegal access\nmore"),
+        unfinished(3, TrialState.TIMEOUT),
+        unfinished(4, TrialState.FAILED, stop_reason=StopReason.INTERRUPTED),
+    )
+    text = said(mixed)
+    assert text.startswith("2 of 4 trials failed. Trial 2: CUDA error: an illegal access; its log says more.")
+    assert "1 of 4 trials diverged" in text and "launch.timeout_s" in text and "/somewhere" not in text
+    stopped = said(missed(pruned(0), pruned(1)))
+    assert "Trial 0 is 200 % above the target, as far as it got. All 2 trials ended early" in stopped
+    assert stopped.count("search.pruning.audit runs a share") == 1
+    assert said(missed()) == ""
+
+
+def test_the_page_of_a_study_in_which_nothing_fits_says_what_to_change(tmp_path) -> None:
+    write_report(missed(unfinished(0, TrialState.INFEASIBLE)), tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "none was evaluated" in text
+    assert "The only trial did not fit in memory" in text
+    assert "The study ended: all trials done." in text
+
+
+# ---------------------------------------------------------------------------------------------------------- the audit
+
+
+def checked(number: int, perplexity: float, **changes) -> TrialRecord:
+    return trial(number, perplexity=perplexity, audited_at_step=20, **changes)
+
+
+def test_the_audits_rate_is_that_of_audited_trials_at_their_end() -> None:
+    data = missed(
+        checked(0, 3.9),
+        *(checked(number, 5.0) for number in range(1, 6)),
+        checked(6, 5.0, state=TrialState.DIVERGED),
+        checked(7, 5.0, state=TrialState.PRUNED, stop_reason=StopReason.BUDGET),
+        trial(8, perplexity=3.8),
+        pruning={"audit": 0.2},
+    )
+    found = audit(data)
+    assert found is not None
+    assert (found.ended, found.mattered, found.cut_short) == (7, 1, 1)
+    interval = binomtest(1, 7).proportion_ci(0.95, method="exact")
+    assert (found.lowest_rate, found.highest_rate) == pytest.approx((interval.low, interval.high))
+    text = audited(data, found)
+    assert "run to the end: 7, 1 more did not get there; of these met perplexity 4.000: 1 (14.3 %" in text
+    assert f"{100 * interval.low:.3g} % to {100 * interval.high:.3g} %" in text
+
+
+@pytest.mark.parametrize("mattered", [0, 3])
+def test_the_interval_at_its_ends(mattered: int) -> None:
+    data = missed(*(checked(number, 3.0 if number < mattered else 5.0) for number in range(3)), pruning={"audit": 1})
+    found = audit(data)
+    interval = binomtest(mattered, 3).proportion_ci(0.95, method="exact")
+    assert found is not None
+    assert (found.lowest_rate, found.highest_rate) == pytest.approx((interval.low, interval.high))
+
+
+def test_of_a_search_for_the_front_those_on_it_mattered() -> None:
+    records = (checked(0, 5.0), trial(1, 2e-3, perplexity=4.5), checked(2, 9.0, emissions_kg_co2e=1.0))
+    found = audit(missed(*records, goal="front", pruning={"audit": 0.5}))
+    assert found is not None and (found.ended, found.mattered) == (2, 1)
+    assert "ended on the Pareto front: 1" in audited(missed(goal="front", pruning={"audit": 0.5}), found)
+
+
+def test_an_audit_is_spoken_of_only_where_one_was_asked_for(tmp_path, capsys) -> None:
+    assert audited(missed(trial(0)), audit(missed(trial(0)))) == ""
+    _print_recommendation(missed(trial(0)))
+    assert "Audit" not in capsys.readouterr().out
+    asked = missed(trial(0), pruning={"audit": 0.05})
+    _print_recommendation(asked)
+    line = "Audit of the pruning by target (5 % of what it would stop): none was due."
+    assert f"  {line}\n" in capsys.readouterr().out
+    write_report(asked, tmp_path)
+    assert line in (tmp_path / "report.md").read_text()
+    assert line in (tmp_path / "index.html").read_text().replace("\N{NO-BREAK SPACE}", " ")
+
+
+# ----------------------------------------------------------------------------------------------- what a study will do
+
+
+@pytest.mark.parametrize(
+    ("budget", "text"),
+    [
+        ({"trials": 3}, "after 3 trials"),
+        ({"trials": 3, "hours": 0.5}, "after 3 trials or 0.5 hours, whichever comes first"),
+        (
+            {"until": "converged", "reuses": 1},
+            "when another trial is expected to cost more energy than it saves in one run of the recommendation",
+        ),
+        (
+            {"energy_kwh": 2, "until": "converged"},
+            "after 2 kWh or when another trial is expected to cost more energy than it saves in 10 runs of the "
+            "recommendation, whichever comes first",
+        ),
+    ],
+)
+def test_when_a_study_ends_in_words(budget: dict, text: str) -> None:
+    assert budget_text(Budget(**budget)) == text
+
+
+def test_what_is_pruned_in_words() -> None:
+    def search(**changes) -> Search:
+        return missed(**changes).config.search
+
+    assert "is sure to emit more, than the best" in pruning_text(search())
+    assert "(5 % of it runs to its end all the same, as an audit)" in pruning_text(search(pruning={"audit": 0.05}))
+    assert pruning_text(search(goal="front")) == "what can't be on the front"  # no cap there
+    assert goal_text(search(goal="front")).startswith("front: ")
+    assert pruning_text(search(pruning={"target": False, "cap": False})) == "nothing: every trial runs to its end"

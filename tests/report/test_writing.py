@@ -1,0 +1,263 @@
+"""How a report comes into its folder: whole or not at all, beside what the user keeps there; and what its pages do with
+figures and names beyond all bounds."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from browser import browser
+from facts_by_hand import BATCH, INFLUENCE, RETURNS
+from small_studies import gpu_study, on_gpu, pruned, study, trial
+
+from carbonopt.core.errors import BadInput
+from carbonopt.core.files import replaced
+from carbonopt.core.format import emissions_text, energy_text, number_from, perplexity_text, plus_minus_text
+from carbonopt.core.study import StudyData
+from carbonopt.core.units import human_emissions, human_energy
+from carbonopt.report.build import NAMES, build_view, facts_of, write_report
+from carbonopt.report.paper.files import NAMES as PAPER_NAMES
+from carbonopt.report.paper.files import paper_files
+from carbonopt.report.points import scatter
+
+MET = study(trial(0), trial(1, 2e-3, 4.0))
+# A process that fills the folder of its first argument again and again, or dies over it at the second.
+WRITER = """
+import os, signal, sys
+from pathlib import Path
+from carbonopt.folder import replaced
+folder, end = Path(sys.argv[1]), sys.argv[2]
+for turn in range(60):
+    with replaced(folder, ["a.txt", "b/c.txt"]) as part:
+        (part / "b").mkdir()
+        for name in ("a.txt", "b/c.txt"):
+            (part / name).write_text(f"{os.getpid()} {turn}" if end == "well" else "half")
+            if end == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def beside(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.parent.iterdir() if path != folder)
+
+
+def test_a_new_report_takes_the_place_of_the_old_one_beside_the_users_files(tmp_path):
+    folder = tmp_path / "report"
+    write_report(MET, folder)
+    folder.chmod(0o750)
+    notes = {
+        "notes.md": b"mine",
+        "paper/figure-mine.pdf": b"%PDF",
+        "paper/sections/intro.tex": b"x",
+        "winner/data/a": b"",
+    }
+    for name, content in notes.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    (folder / "empty").mkdir()
+    (folder / "link").symlink_to("nowhere")
+    write_report(study(pruned(0)), folder)
+    assert contents(folder).items() >= notes.items() and (folder / "empty").is_dir() and (folder / "link").is_symlink()
+    assert sorted(path.name for path in (folder / "winner").iterdir()) == ["data"]
+    assert not (folder / "paper" / "table-pareto.tex").exists()
+    only = tmp_path / "only"
+    write_report(study(pruned(0)), only)
+    assert contents(folder) == contents(only) | notes
+    assert folder.stat().st_mode & 0o777 == 0o750 and beside(folder) == ["only"]
+
+
+def test_all_files_of_a_report_are_known_by_name(tmp_path):
+    data = gpu_study(on_gpu(0), on_gpu(1, 11e3, seed=4), on_gpu(2, 20e3, perplexity=4.0))
+    facts = facts_of(data).model_copy(update={"influence": INFLUENCE, "batch": BATCH, "returns": RETURNS})
+    plot = scatter(data, facts.recommendation)
+    view = build_view(data, facts, plot)
+    assert set(paper_files(data, facts, view, plot)) == set(PAPER_NAMES)
+    write_report(data, tmp_path / "report", winner_files={"ds_config.json": "{}"})
+    assert contents(tmp_path / "report").keys() <= NAMES
+
+
+def test_a_killed_report_leaves_the_old_one_and_nothing_in_the_way(tmp_path):
+    folder = tmp_path / "report"
+    write_report(MET, folder)
+    before = contents(folder)
+    killed = subprocess.run([sys.executable, "-c", WRITER, folder, "killed"], check=False)
+    assert killed.returncode == -signal.SIGKILL and beside(folder) == [".report.part"]
+    assert contents(folder) == before
+    folder.rename(tmp_path / ".report.old")  # as if killed between the two renames
+    with pytest.raises(KeyError), replaced(folder, NAMES):
+        raise KeyError
+    assert contents(folder) == before and beside(folder) == []
+
+
+def test_two_reports_at_once_never_mix(tmp_path):
+    folder = tmp_path / "report"
+    folder.mkdir()
+    (folder / "notes.md").write_text("mine")
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, folder, "well"]) for _ in range(2)]
+    seen = set()
+    while any(writer.poll() is None for writer in writers):
+        try:
+            opened = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:
+            continue
+        try:
+            texts = [Path(f"/proc/self/fd/{opened}", name).read_text() for name in ("a.txt", "b/c.txt")]
+        except FileNotFoundError:  # the folder was replaced meanwhile
+            continue
+        finally:
+            os.close(opened)
+        assert texts[0] == texts[1]
+        seen.add(texts[0].split()[0])
+    assert [writer.returncode for writer in writers] == [0, 0] and len(seen) == 2
+    assert (folder / "a.txt").read_text() == (folder / "b" / "c.txt").read_text()
+    assert (folder / "notes.md").read_text() == "mine" and beside(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "said"),
+    [
+        ("index.html", lambda path: path.mkdir(), "index.html has to be a file, but is a folder"),
+        ("winner/run.sh", lambda path: path.mkdir(parents=True), "run.sh has to be a file, but is a folder"),
+        ("paper", lambda path: path.write_text(""), "paper has to be a folder, but is a file"),
+        ("paper", lambda path: path.symlink_to("/usr"), "paper has to be a folder, but is a link"),
+        (".", lambda path: path.rmdir() or path.write_text(""), "is a file; give a folder"),
+    ],
+)
+def test_what_is_in_the_way_is_said_and_nothing_is_written(name, make, said, tmp_path):
+    folder = tmp_path / "report"
+    folder.mkdir()
+    make(folder / name)
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(BadInput, match=re.escape(said)):
+        write_report(MET, folder)
+    assert sorted(folder.rglob("*")) == before and beside(folder) == []
+
+
+def test_a_folder_is_not_taken_away_from_under_the_user(tmp_path, monkeypatch):
+    folder = tmp_path / "report"
+    write_report(MET, folder)
+    monkeypatch.chdir(folder / "paper")
+    with pytest.raises(BadInput, match="while you are in it; change to another folder first"):
+        write_report(MET, folder)
+    assert Path.cwd().is_dir()
+
+
+def test_a_link_to_a_folder_stays_a_link(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "report").symlink_to("real")
+    assert write_report(MET, tmp_path / "report") == tmp_path / "report" / "index.html"
+    assert (tmp_path / "report").is_symlink() and (tmp_path / "real" / "index.html").exists()
+
+
+# ---------------------------------------------------------------------------------------------- beyond all bounds
+
+
+EXTREMES = {
+    "huge": study(
+        trial(0, params={"epochs": 1e20}), trial(1, 2e-3, 1e300), trial(2, 1e-310, 1e308), trial(3, 1e300, 4.0)
+    ),
+    "tiny": study(trial(0, 1e-300, 5.0), trial(1, 2e-300, 4.0)),
+}
+
+
+@pytest.mark.parametrize("data", EXTREMES.values(), ids=EXTREMES)
+def test_figures_beyond_all_bounds_are_powers_of_ten(data: StudyData, tmp_path):
+    index = write_report(data, tmp_path / "report")
+    markdown = (index.parent / "report.md").read_text()
+    latex = "".join(path.read_text() for path in (index.parent / "paper").glob("*.tex"))
+    page = re.sub(r"<script.*?</script>|base64,[^\"]*", "", index.read_text(), flags=re.DOTALL)
+    for text in (markdown, latex, page):
+        assert max(map(len, re.findall(r"[\d.,]+", text))) <= 18  # of a float with all its digits
+    assert re.search(r"\d\.\d\de[+-]\d{3}", markdown) and re.search(r"\$\d\.\d\d\\times10\^\{-?\d{3}\}\$", latex)
+    assert not re.search(r"\de[+-]?\d", latex)
+    report = json.loads((index.parent / "data" / "report.json").read_text())
+    chosen = data.records[report["recommendation"]["trial"]]
+    assert report["recommendation"]["emissions_kg_co2e"] == chosen.emissions_kg_co2e  # all digits
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX")
+def test_powers_of_ten_are_set_as_such(tmp_path):
+    folder = write_report(EXTREMES["huge"], tmp_path / "report").parent / "paper"
+    done = subprocess.run(
+        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "main"], cwd=folder, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
+
+
+def test_names_and_paths_that_hold_a_number_stay_as_they_are(tmp_path):
+    data = study(trial(0, params={"lr_scheduler": "lr-1e-5/run1e5 v1.5e3x"}), trial(1, 2e-3, 4.0))
+    table = (write_report(data, tmp_path / "report").parent / "paper" / "table-configuration.tex").read_text()
+    assert "lr-1e-5/run1e5 v1.5e3x" in table
+
+
+FIGURES = {
+    perplexity_text(4.35): "4.350",
+    perplexity_text(4.3474): "4.347",
+    perplexity_text(18): "18.00",
+    perplexity_text(1234.5): "1234",
+    perplexity_text(1e300): "1.000e+300",
+    number_from(1e300, 2e300): "1.001e+300",
+    plus_minus_text(5.1, 0.141): "5.10 ± 0.14",
+    plus_minus_text(1e300, 0.0): "1.000e+300 ± 0",
+    human_energy(1234.0): "1,230 kWh",
+    human_energy(1.0): "1 kWh",
+    human_emissions(1e300): "1e+300 kg CO2e",
+    human_emissions(0.999999): "1,000 g CO2e",
+    emissions_text(0.00023): "0.230 g CO2e",
+    emissions_text(0.000999999): "1.00 g CO2e",
+    emissions_text(0.999999): "1,000 g CO2e",
+    emissions_text(12345.0): "12,300 kg CO2e",
+    emissions_text(1e300): "1.00e+300 kg CO2e",
+    emissions_text(0.0): "0 mg CO2e",
+    energy_text(1.0): "1.00 kWh",
+    energy_text(10e3 / 3.6e6): "10.0 kJ",
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), FIGURES.items())
+def test_figures(text, expected):
+    assert text == expected
+
+
+def test_impossible_batches_are_damage_and_said_with_their_trial():
+    odd = trial(7).model_copy(update={"params": trial(7).params.model_copy(update={"global_batch_size": 7})})
+    with pytest.raises(BadInput, match=r"^trial 7: global_batch_size must be a multiple of .* got 7 and 8 × 1$"):
+        study(trial(0), odd)
+
+
+# --------------------------------------------------------------------------------------------------- directions
+
+
+TURNED = "run \N{RIGHT-TO-LEFT OVERRIDE}abc \N{POP DIRECTIONAL ISOLATE}"
+HEBREW = "12 \N{HEBREW LETTER ALEF}\N{HEBREW LETTER BET}"
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no browser")
+def test_names_do_not_turn_round_what_stands_beside_them(tmp_path):
+    records = [trial(number, params={"lr_scheduler": name}) for number, name in enumerate((TURNED, HEBREW))]
+    index = write_report(study(*records, name=f"{HEBREW}{TURNED}"), tmp_path / "report")
+    with browser(tmp_path / "profile") as tab:
+        tab.open(index)
+        text = tab.run("document.documentElement.textContent + JSON.stringify(content) + document.title")
+        assert "[U+202E]" in tab.run("document.title") and "[U+2069]" in tab.run("document.title")
+        assert "[U+202E]" in tab.run("content.tables['all-trials'].columns.flatMap(one => one.texts).join()")
+        assert not re.search("[\u202a-\u202e\u2066-\u2069]", text)
+        # A Hebrew name reads from the right, its figure first, and all of it stands right of the words before it.
+        edge = (
+            "(node => (from => { const range = document.createRange(); range.setStart(node, from);"
+            " range.setEnd(node, from + 1); return range.getBoundingClientRect().x; }))"
+        )
+        name = f"{edge}(document.querySelector('.eyebrow bdi').firstChild)"
+        assert tab.run(f"{name}(3) < {name}(0)")
+        assert tab.run(f"{edge}(document.querySelector('.eyebrow').firstChild)(0) < {name}(3)")
+    for line in (index.parent / "report.md").read_text().splitlines():
+        assert not re.search("[\u202a-\u202e\u2066-\u2069]", line)

@@ -1,0 +1,182 @@
+"""Which configurations there are to choose from, and what the sampler refuses."""
+
+import math
+
+import numpy as np
+import optuna
+import pytest
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+
+from carbonopt.core.space import SearchSpace
+from carbonopt.search.candidates import ENUMERATED, Candidates
+from carbonopt.search.observation import COST_PER_STEP, CURVE, OUT_OF_MEMORY, PEAK_MEMORY_GIB, TOTAL_STEPS, observe
+from carbonopt.search.sampler import CarbonSampler
+from carbonopt.search.strategy import Strategy
+from carbonopt.study.file import parse_study
+
+RNG = np.random.default_rng(0)
+PRIMES = [n for n in range(2, 2000) if all(n % k for k in range(2, math.isqrt(n) + 1))]
+
+
+def strategy_of(study: dict, space: dict) -> Strategy:
+    config = parse_study({**study, "search": {"space": space}}, "here")
+    return Strategy(config, SearchSpace(config.search.space, config.launch.world_size, on_gpu=False), None)
+
+
+def test_a_large_list_of_which_few_can_exist_is_known_to_its_last_one(tiny_study: dict) -> None:
+    some = PRIMES[:100]
+    space = {
+        "global_batch_size": {"choices": some},
+        "micro_batch_size_per_gpu": {"choices": some},
+        "learning_rate": {"choices": [1e-4, 1e-3]},
+        "epochs": 1,
+    }
+    assert len(some) ** 2 * 2 > ENUMERATED
+    strategy = strategy_of(tiny_study, space)
+    study = optuna.create_study(directions=["minimize"] * 2)
+    for batch in some[:-1]:
+        for rate in (1e-4, 1e-3):
+            params = {"global_batch_size": batch, "micro_batch_size_per_gpu": batch, "learning_rate": rate}
+            state = optuna.trial.TrialState.FAIL
+            study.add_trial(optuna.trial.create_trial(params=params, distributions=strategy.distributions, state=state))
+    for number in (len(study.trials), len(study.trials) + 1):
+        assert strategy.why_ended(study, number) is None
+        study.sampler = strategy.sampler(study, number)
+        trial = study.ask(strategy.distributions)
+        assert trial.params["global_batch_size"] == trial.params["micro_batch_size_per_gpu"] == some[-1]
+        study.tell(trial, state=optuna.trial.TrialState.FAIL)
+    assert strategy.why_ended(study, len(study.trials)) == "every configuration of the search space has been run"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_sparse_ranges_are_searched_until_something_can_exist(seed: int, tiny_study: dict) -> None:
+    """One of 30,000 combinations of these two can exist."""
+    space = {
+        "global_batch_size": {"low": 1, "high": 100_000},
+        "micro_batch_size_per_gpu": {"low": 500, "high": 1000},
+        "learning_rate": 1e-3,
+        "epochs": 1,
+    }
+    strategy = strategy_of({**tiny_study, "search": {}}, space)
+    strategy._carbon._seed = seed
+    assert strategy.why_ended(optuna.create_study(directions=["minimize"] * 2), 0) is None
+
+
+@pytest.mark.parametrize(
+    "distribution",
+    [
+        FloatDistribution(1e-300, 1e10, log=True),
+        FloatDistribution(5e-324, 1e300, log=True),
+        FloatDistribution(-1.7e308, 1.7e308),
+        IntDistribution(1, 2**40, log=True),
+    ],
+)
+def test_wide_ranges_are_drawn_from_all_over(distribution: BaseDistribution) -> None:
+    drawn = [one["x"] for one in Candidates({"x": distribution}, lambda _: True).untried((), (), RNG)]
+    assert len(set(drawn)) > 500
+    assert distribution.low <= min(drawn) and max(drawn) <= distribution.high
+
+
+SPACE: dict[str, BaseDistribution] = {
+    "learning_rate": FloatDistribution(1e-4, 1e-2, log=True),
+    "epochs": CategoricalDistribution((1, 2, 4)),
+}
+
+
+def asked(space: dict[str, BaseDistribution] = SPACE, **settings: object) -> optuna.Study:
+    sampler = CarbonSampler(7.0, search_space=space, **settings)
+    return optuna.create_study(directions=["minimize"] * 2, sampler=sampler)
+
+
+def test_what_valid_refuses_is_never_proposed() -> None:
+    study = asked({"epochs": SPACE["epochs"]}, valid=lambda values: values["epochs"] < 4)
+    epochs = []
+    for _ in range(6):  # more trials than configurations
+        trial = study.ask(study.sampler._given_space)
+        epochs.append(trial.params["epochs"])
+        study.tell(trial, [trial.params["epochs"], 9.0 - trial.params["epochs"]])
+    assert set(epochs[:2]) == {1, 2} and set(epochs) == {1, 2}
+    with pytest.raises(ValueError, match="valid must allow some combination"):
+        asked({"epochs": SPACE["epochs"]}, valid=lambda _: False).ask({"epochs": SPACE["epochs"]})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (CURVE, "abc"), (CURVE, None), (CURVE, [[25, None]]), (CURVE, [[1, 2, 3]]), (CURVE, [["a", "b"]]),
+        (CURVE, [[-1, 2]]), (CURVE, [[math.inf, 2]]),
+        (TOTAL_STEPS, -100), (TOTAL_STEPS, 0), (TOTAL_STEPS, "many"), (TOTAL_STEPS, math.inf), (TOTAL_STEPS, math.nan),
+        (COST_PER_STEP, -1), (COST_PER_STEP, 0), (COST_PER_STEP, math.nan), (COST_PER_STEP, "x"),
+        (PEAK_MEMORY_GIB, -2), (PEAK_MEMORY_GIB, math.nan), (OUT_OF_MEMORY, "perhaps"),
+    ],
+)  # fmt: skip
+def test_a_user_attribute_that_cannot_be_is_named(name: str, value: object) -> None:
+    study = asked(memory_gib=80.0)
+    trial = study.ask(SPACE)
+    trial.set_user_attr(name, value)
+    study.tell(trial, [10.0, 8.0])
+    with pytest.raises(ValueError, match=f"trial 0: carbonopt's sampler can't use the user attribute {name}, "):
+        study.ask(SPACE)
+
+
+def test_an_attribute_that_only_has_the_name_of_a_record_is_none() -> None:
+    study = asked()
+    trial = study.ask(SPACE)
+    trial.set_user_attr("record", "mine")
+    study.tell(trial, [10.0, 8.0])
+    found = observe(study.trials[0])
+    assert found is not None and found.final_nll == pytest.approx(math.log(8.0))
+    study.ask(SPACE)
+
+
+@pytest.mark.parametrize("last", [math.nan, 1e9, 0.1])
+def test_a_complete_trials_value_is_its_end_whatever_its_curve_says(last: float) -> None:
+    study = asked()
+    trial = study.ask(SPACE)
+    trial.set_user_attr(TOTAL_STEPS, 100)
+    trial.set_user_attr(CURVE, [[50, 3.0], [100, last]])
+    study.tell(trial, [10.0, 8.0])
+    found = observe(study.trials[0])
+    assert found is not None
+    assert found.curve == ((0.5, 3.0), (1.0, math.log(8.0)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"target_perplexity": 0.5}, "target_perplexity must be a finite number of at least 1, but got 0.5"),
+        ({"target_perplexity": math.nan}, "target_perplexity must be"),
+        ({"target_perplexity": math.inf}, "target_perplexity must be"),
+        ({"goal": "x"}, "goal must be 'recommend' or 'front', but got 'x'"),
+        ({"memory_gib": 0}, "memory_gib must be above 0"),
+        ({"memory_gib": math.nan}, "memory_gib must be above 0"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(settings: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CarbonSampler(**{"target_perplexity": 7.0, **settings})
+
+
+@pytest.mark.parametrize(
+    ("name", "distribution"),
+    [
+        ("learning_rate", FloatDistribution(0.0, 1.0)),
+        ("weight_decay", FloatDistribution(-1.0, 1.0)),
+        ("lora_rank", IntDistribution(-1, 8)),
+        ("learning_rate", CategoricalDistribution((1e-3, None))),
+        ("global_batch_size", FloatDistribution(16.0, 64.0)),
+        ("epochs", IntDistribution(0, 2)),
+        ("warmup_ratio", FloatDistribution(0.0, 2.0)),
+        ("mine", CategoricalDistribution((1.0, math.inf))),
+        ("mine", FloatDistribution(-1.7e308, 1.7e308)),
+        ("learning_rate", FloatDistribution(1e-300, 1e300)),
+    ],
+)
+def test_a_dimension_that_can_not_be_is_named_at_the_first_proposal(name: str, distribution: BaseDistribution) -> None:
+    with pytest.raises(ValueError, match=f"{name} can't be .*: leave it out of the search space"):
+        asked({name: distribution}).ask({name: distribution})
+
+
+def test_a_seed_of_none_differs_each_time() -> None:
+    first = {asked(seed=None).ask(SPACE).params["learning_rate"] for _ in range(3)}
+    assert len(first) > 1

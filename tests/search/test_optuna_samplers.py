@@ -1,0 +1,193 @@
+"""The carbon sampler in anybody's Optuna study, without anything else of carbonopt's."""
+
+import itertools
+import math
+import multiprocessing
+import multiprocessing.synchronize
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+from carbonopt.search.models.features import Encoder
+from carbonopt.search.observation import COST_PER_STEP, CURVE, TOTAL_STEPS
+from carbonopt.search.sampler import CLAIM, CarbonSampler, _claim
+
+TARGET = 12.0
+FINITE = {
+    "global_batch_size": CategoricalDistribution((16, 32)),
+    "learning_rate": CategoricalDistribution((3e-4, 1e-3, 3e-3)),
+    "epochs": IntDistribution(1, 2),
+}
+SIZE = 12
+
+
+def values_of(batch: int, rate: float, epochs: float) -> tuple[float, float]:
+    steps = 4096 * epochs / batch
+    nll = 1.5 + 6 * (steps * batch / 32) ** -0.35 + 0.08 * math.log(rate / 1e-3 / math.sqrt(batch / 32)) ** 2
+    return steps * batch**0.6, math.exp(nll)
+
+
+def finite(trial: optuna.Trial) -> tuple[float, float]:
+    values = {name: trial._suggest(name, one) for name, one in FINITE.items()}
+    return values_of(values["global_batch_size"], values["learning_rate"], values["epochs"])
+
+
+def study_with(sampler: CarbonSampler, **settings: object) -> optuna.Study:
+    return optuna.create_study(directions=["minimize"] * 2, sampler=sampler, **settings)
+
+
+def keys(study: optuna.Study) -> list[tuple]:
+    return [tuple(trial.params.values()) for trial in study.trials]
+
+
+def test_values_alone_are_enough_to_find_the_cheapest(tmp_path: Path) -> None:
+    storage = JournalStorage(JournalFileBackend(str(tmp_path / "journal")))
+    study = study_with(CarbonSampler(TARGET), storage=storage)
+    study.optimize(finite, n_trials=8)
+    assert len(set(keys(study))) == 8, "a configuration was proposed twice"
+    every = [values_of(*one) for one in itertools.product((16, 32), (3e-4, 1e-3, 3e-3), (1, 2))]
+    cheapest = min(cost for cost, perplexity in every if perplexity <= TARGET)
+    assert min(one.values[0] for one in study.trials if one.values[1] <= TARGET) == pytest.approx(cheapest)
+
+
+def mixed(trial: optuna.Trial) -> tuple[float, float]:
+    batch = trial.suggest_int("global_batch_size", 8, 64, log=True)
+    rate = trial.suggest_float("learning_rate", 1e-4, 1e-2, log=True)
+    epochs = trial.suggest_float("epochs", 0.5, 2.0, step=0.25)
+    trial.suggest_categorical("kernel", ["fast", "slow", None])
+    trial.suggest_float("my_dropout", 0.0, 0.5)
+    trial.suggest_int("my_width", 1, 1024, log=True)
+    trial.suggest_categorical("precision", ["tf32", "int8"])
+    cost, perplexity = values_of(batch, rate, epochs)
+    return cost * (2.0 if trial.params["kernel"] == "slow" else 1.0), perplexity
+
+
+def test_every_kind_of_dimension_and_names_of_ones_own() -> None:
+    study = study_with(CarbonSampler(TARGET, seed=1))
+    study.optimize(mixed, n_trials=20)
+    assert all(one.state == optuna.trial.TrialState.COMPLETE for one in study.trials)
+    assert len(set(keys(study))) == 20
+    assert min(one.values[1] for one in study.trials) <= TARGET
+
+
+def test_the_seed_decides_the_proposals() -> None:
+    runs = {}
+    for name, seed in (("one", 3), ("same", 3), ("other", 4)):
+        study = study_with(CarbonSampler(TARGET, seed=seed))
+        study.optimize(mixed, n_trials=5)
+        runs[name] = keys(study)
+    assert runs["one"] == runs["same"] != runs["other"]
+
+
+def test_trials_that_failed_or_have_no_finite_values_teach_what_they_can() -> None:
+    study = study_with(CarbonSampler(TARGET, search_space=FINITE))
+    results = iter([math.nan, math.inf, RuntimeError(), None, None, math.inf, None])
+
+    def objective(trial: optuna.Trial) -> tuple[float, float]:
+        cost, perplexity = finite(trial)
+        trial.set_user_attr(TOTAL_STEPS, 100)
+        trial.set_user_attr(COST_PER_STEP, cost / 100)
+        trial.set_user_attr(CURVE, [[0, 9.0], [50, math.log(perplexity) + 0.5], [60, math.nan], [100, math.inf]])
+        result = next(results)
+        if isinstance(result, Exception):
+            raise result
+        if result is None:
+            trial.set_user_attr(CURVE, [[0, 9.0], [50, math.log(perplexity) + 0.5]])
+            return cost, perplexity
+        return cost, result
+
+    study.optimize(objective, n_trials=7, catch=RuntimeError)
+    assert len(set(keys(study))) == 7
+    states = [one.state.name for one in study.trials]
+    assert states == ["FAIL", "COMPLETE", "FAIL", "COMPLETE", "COMPLETE", "COMPLETE", "COMPLETE"]
+
+
+def test_a_cost_that_is_infinite_or_not_above_zero() -> None:
+    study = study_with(CarbonSampler(TARGET, search_space=FINITE))
+    study.optimize(lambda trial: (math.inf, finite(trial)[1]), n_trials=2)
+    study.optimize(finite, n_trials=2)
+    study.optimize(lambda trial: (0.0, finite(trial)[1]), n_trials=1)
+    with pytest.raises(ValueError, match=r"must be above 0, but trial 4 has 0 and \d"):
+        study.optimize(finite, n_trials=1)
+
+
+@pytest.mark.parametrize("directions", [["minimize"], ["minimize", "maximize"]])
+def test_other_objectives_are_refused(directions: list[str]) -> None:
+    study = optuna.create_study(directions=directions, sampler=CarbonSampler(TARGET))
+    with pytest.raises(ValueError, match="cost and perplexity, both to minimize, but has minimize"):
+        study.ask(FINITE)
+
+
+def test_a_study_that_goes_on_gets_what_is_untried_and_then_anything() -> None:
+    study = study_with(CarbonSampler(TARGET, search_space=FINITE))
+    study.optimize(finite, n_trials=SIZE + 1)
+    assert len(set(keys(study))) == SIZE
+
+
+def test_queued_trials_have_the_values_they_were_queued_with() -> None:
+    study = study_with(CarbonSampler(TARGET, search_space=FINITE))
+    queued = {"global_batch_size": 32, "learning_rate": 3e-3, "epochs": 2}
+    first = study.ask(FINITE)
+    study.enqueue_trial(queued)
+    assert study.ask(FINITE).params == queued
+    assert first.params != queued
+    for _ in range(SIZE - 2):
+        study.ask(FINITE)
+    assert len(set(keys(study))) == SIZE
+
+
+# ------------------------------------------------------------------------------------------------------------- workers
+
+
+def test_threads_never_run_the_same_configuration() -> None:
+    study = study_with(CarbonSampler(TARGET, search_space=FINITE))
+    study.optimize(finite, n_trials=SIZE, n_jobs=2)
+    assert len(set(keys(study))) == SIZE
+
+
+def work(journal: str, begin: multiprocessing.synchronize.Barrier) -> None:
+    storage = JournalStorage(JournalFileBackend(journal))
+    study = optuna.load_study(study_name="shared", storage=storage, sampler=CarbonSampler(TARGET, search_space=FINITE))
+    for _ in range(SIZE // 2):
+        begin.wait()  # both plan at the same time, again and again
+        study.optimize(finite, n_trials=1)
+
+
+def test_processes_never_run_the_same_configuration(tmp_path: Path) -> None:
+    journal = str(tmp_path / "journal")
+    study = study_with(CarbonSampler(TARGET), storage=JournalStorage(JournalFileBackend(journal)), study_name="shared")
+    context = multiprocessing.get_context("spawn")
+    begin = context.Barrier(2)
+    workers = [context.Process(target=work, args=(journal, begin)) for _ in range(2)]
+    for one in workers:
+        one.start()
+    for one in workers:
+        one.join()
+        assert one.exitcode == 0
+    assert len(study.trials) == SIZE
+    assert len(set(keys(study))) == SIZE
+
+
+def test_of_two_equal_claims_the_higher_number_withdraws() -> None:
+    study = study_with(CarbonSampler(TARGET, search_space=FINITE))
+    values = {"global_batch_size": 32, "learning_rate": 3e-3, "epochs": 2}
+    frozen = {}
+    for number in (0, 1):
+        study.ask()
+        frozen[number] = study.trials[number]
+    assert _claim(study, frozen[0], values)
+    assert not _claim(study, frozen[1], values), "the lower number has it"
+    assert study.trials[1].system_attrs[CLAIM] == {}
+    study._storage.set_trial_system_attr(study.trials[0]._trial_id, CLAIM, {})
+    assert _claim(study, frozen[1], values)
+    assert not _claim(study, frozen[0], values), "the higher one was first, and does not withdraw"
+
+
+def test_unnamed_dimensions_on_a_log_scale_are_seen_on_it() -> None:
+    encoder = Encoder({"my_width": FloatDistribution(1.0, 100.0, log=True)})
+    low, middle, high = (encoder.system_rows([{"my_width": width}])[0, 1] for width in (1.0, 10.0, 100.0))
+    assert middle == pytest.approx((low + high) / 2)

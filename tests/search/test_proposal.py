@@ -1,0 +1,162 @@
+"""Which configuration is tried next, in cases that can be reasoned out; and how long that takes."""
+
+import itertools
+import math
+import time
+
+import numpy as np
+import optuna
+import pytest
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+
+from carbonopt.search.observation import CURVE, TOTAL_STEPS, Observation
+from carbonopt.search.proposal import TIE, Knowledge, first, propose
+from carbonopt.search.sampler import CarbonSampler
+
+SEQUENCES = 12_800
+SPACE: dict[str, BaseDistribution] = {
+    "global_batch_size": CategoricalDistribution((16, 32, 64)),
+    "learning_rate": CategoricalDistribution((3e-4, 1e-3, 3e-3, 1e-2)),
+    "epochs": CategoricalDistribution((1, 2, 4)),
+    "micro_batch_size_per_gpu": CategoricalDistribution((4, 8, 16)),
+}
+EVERY = [
+    dict(zip(SPACE, one, strict=True))
+    for one in itertools.product(*(distribution.choices for distribution in SPACE.values()))
+]
+
+
+def steps(values: dict) -> float:
+    return SEQUENCES * values["epochs"] / values["global_batch_size"]
+
+
+def nll(values: dict, share: float = 1.0) -> float:
+    off = math.log(values["learning_rate"] / (2e-3 * math.sqrt(values["global_batch_size"] / 32)))
+    return 1.4 + 5.0 * (values["epochs"] * SEQUENCES * share / 32) ** -0.3 + 0.04 * off**2
+
+
+def step_cost(values: dict) -> float:
+    return values["global_batch_size"] ** 0.7 * (1 + 8 / values["micro_batch_size_per_gpu"])
+
+
+def cost(values: dict) -> float:
+    return steps(values) * step_cost(values)
+
+
+def ran(number: int, values: dict, evaluations: int = 8, **changes: object) -> Observation:
+    settings = {
+        "number": number,
+        "params": values,
+        "curve": tuple((k / evaluations, nll(values, k / evaluations)) for k in range(1, evaluations + 1)),
+        "total_steps": int(steps(values)),
+        "cost_per_step": step_cost(values),
+        "cost": cost(values),
+        "overhead_cost": 0.0,
+        "complete": True,
+        "out_of_memory": False,
+        "peak_memory_gib": None,
+    }
+    return Observation(**{**settings, **changes})
+
+
+def proposed(candidates: list[dict], known: list[dict], target_nll: float, best: float = math.inf, seed: int = 0):
+    observations = [ran(number, values) for number, values in enumerate(known)]
+    return propose(
+        candidates, Knowledge(SPACE, observations), target_nll, best, np.random.default_rng(seed), by_mean=False
+    )
+
+
+def test_with_much_known_the_cheapest_that_meets_the_target_is_next() -> None:
+    left = EVERY[::7]
+    known = [values for values in EVERY if values not in left]
+    losses = sorted(map(nll, left))
+    target_nll = (losses[len(left) // 2] + losses[len(left) // 2 + 1]) / 2  # clear of all of them
+    cheapest = min((values for values in left if nll(values) <= target_nll), key=cost)
+    answer = proposed(left, known, target_nll)
+    assert answer is not None and cost(left[answer.index]) <= cost(cheapest) * (1 + 2 * TIE)
+    assert nll(left[answer.index]) <= target_nll
+    assert answer.expected_cost == pytest.approx(cost(cheapest), rel=0.1)
+    assert answer.reachable > 0.95
+    assert answer.expected_gain == math.inf, "nothing meets the target yet"
+
+
+def test_equal_answers_share_a_draw_and_one_of_them_is_taken() -> None:
+    values = EVERY[5]
+    twins = [values, dict(values)]
+    answer = proposed(twins, EVERY[::3], nll(values) + 0.2)
+    assert answer is not None and answer.index in (0, 1)
+    assert answer.reachable > 0.95
+
+
+def test_nothing_is_proposed_where_nothing_can_be_cheaper() -> None:
+    left = EVERY[::7]
+    known = [values for values in EVERY if values not in left]
+    assert proposed(left, known, max(map(nll, EVERY)), best=0.5 * min(map(cost, EVERY))) is None
+
+
+def test_what_can_be_saved_is_the_difference_to_the_best() -> None:
+    left = EVERY[::7]
+    known = [values for values in EVERY if values not in left]
+    target_nll = sorted(map(nll, left))[len(left) // 2] + 0.005
+    cheapest = min(cost(values) for values in left if nll(values) <= target_nll)
+    answer = proposed(left, known, target_nll, best=2 * cheapest)
+    assert answer is not None and answer.expected_gain == pytest.approx(cheapest, rel=0.15)
+
+
+def test_where_nothing_meets_the_target_what_comes_close_is_learned_from() -> None:
+    left = EVERY[::7]
+    known = [values for values in EVERY if values not in left]
+    answer = proposed(left, known, 0.5 * min(map(nll, EVERY)))
+    assert answer is not None and answer.reachable == 0
+    assert nll(left[answer.index]) <= np.quantile(list(map(nll, left)), 0.25)
+
+
+def test_what_ran_out_of_memory_is_left_alone_while_anything_else_is_left() -> None:
+    full = [values for values in EVERY if values["micro_batch_size_per_gpu"] == 16]
+    fitting = [values for values in EVERY if values["micro_batch_size_per_gpu"] < 16]
+    told = [ran(0, fitting[0], peak_memory_gib=10.0), ran(1, fitting[-1], peak_memory_gib=14.0)]
+    none = {"curve": (), "cost": None, "cost_per_step": None, "complete": False, "out_of_memory": True}
+    knowledge = Knowledge(SPACE, [*told, ran(2, full[0], **none)])
+    rng = np.random.default_rng(0)
+    left = [*full[1:], *fitting[1:-1]]
+    answer = propose(left, knowledge, max(map(nll, EVERY)), math.inf, rng, by_mean=False)
+    assert answer is not None and left[answer.index]["micro_batch_size_per_gpu"] < 16
+    assert propose(full[1:], knowledge, max(map(nll, EVERY)), math.inf, rng, by_mean=False) is not None, (
+        "nothing else is left"
+    )
+
+
+def test_the_first_trial_is_short_and_in_the_middle() -> None:
+    values = EVERY[first(EVERY, np.random.default_rng(0))]
+    assert values["epochs"] == 1
+    assert (values["global_batch_size"], values["micro_batch_size_per_gpu"]) == (32, 8)
+    assert values["learning_rate"] in (1e-3, 3e-3)
+
+
+# ---------------------------------------------------------------------------------------------------------------- time
+
+
+@pytest.mark.parametrize(("trials", "limit_s"), [(100, 0.5), (200, 1.0)])
+def test_a_proposal_takes_little_time(trials: int, limit_s: float) -> None:
+    """CPU time, the best of three, with room for a slow machine: twice the limit."""
+    sampler, space = CarbonSampler(8.0), {**SPACE, "learning_rate": FloatDistribution(1e-4, 1e-2, log=True)}
+    study = optuna.create_study(directions=["minimize"] * 2)
+    rng = np.random.default_rng(0)
+    for _ in range(trials):
+        values = {**EVERY[rng.integers(len(EVERY))], "learning_rate": float(10 ** rng.uniform(-4, -2))}
+        one = optuna.trial.create_trial(
+            params=values,
+            distributions=space,
+            values=[cost(values), math.exp(nll(values))],
+            user_attrs={
+                TOTAL_STEPS: int(steps(values)),
+                CURVE: [[int(steps(values)) * k / 8, nll(values, k / 8)] for k in range(1, 9)],
+            },
+        )
+        study.add_trial(one)
+    taken = []
+    for _ in range(3):
+        began = time.process_time()
+        assert sampler.plan(study.trials, space, trials).proposal is not None
+        taken.append(time.process_time() - began)
+    assert min(taken) <= 2 * limit_s, f"{min(taken):.2f} s"

@@ -1,0 +1,66 @@
+"""Where a learning rate is over a trial, against the schedulers that the trials really run with."""
+
+import numpy as np
+import pytest
+import torch
+from optuna.distributions import CategoricalDistribution
+from transformers import get_scheduler
+
+from carbonopt.core.space import LR_SCHEDULERS
+from carbonopt.core.trial import TrialParams
+from carbonopt.search.models.features import Encoder
+from carbonopt.search.models.schedule import progress
+
+STEPS = 1000
+EXTRA = {"cosine_with_min_lr": {"min_lr_rate": 0.1}, "warmup_stable_decay": {"num_decay_steps": STEPS // 10}}
+ENCODER = Encoder({"epochs": CategoricalDistribution((1, 2, 4))})
+
+
+def real_shares(scheduler: str, warmup: float) -> np.ndarray:
+    """Of the peak rate, at each step and after the last."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    real = get_scheduler(
+        scheduler, optimizer, round(warmup * STEPS), STEPS, scheduler_specific_kwargs=EXTRA.get(scheduler)
+    )
+    shares = []
+    for _ in range(STEPS + 1):
+        shares.append(real.get_last_lr()[0])
+        optimizer.step()
+        real.step()
+    return np.array(shares)
+
+
+def params(scheduler: str | None, warmup: float | None = None, epochs: float = 1) -> TrialParams:
+    return TrialParams(
+        global_batch_size=8,
+        micro_batch_size_per_gpu=8,
+        learning_rate=1e-3,
+        epochs=epochs,
+        lr_scheduler=scheduler,
+        warmup_ratio=warmup,
+    )
+
+
+@pytest.mark.parametrize("warmup", [0.0, 0.1])
+@pytest.mark.parametrize("scheduler", LR_SCHEDULERS)
+def test_every_scheduler_runs_as_transformers_runs_it(scheduler: str, warmup: float) -> None:
+    shares = real_shares(scheduler, warmup)
+    done = np.array([progress(params(scheduler, warmup), step / STEPS) for step in range(1, STEPS + 1)])
+    # Without a warm-up inverse_sqrt falls from the first step on, over 10,000: taken as constant.
+    tolerance = 0.05 if (scheduler, warmup) == ("inverse_sqrt", 0.0) else 0.01
+    np.testing.assert_allclose(done[:, 1], shares[1:], atol=tolerance)
+    np.testing.assert_allclose(done[:, 0], np.cumsum(shares[:-1]) / STEPS, atol=tolerance)
+
+
+def test_what_a_study_leaves_out_is_linear_without_warm_up() -> None:
+    assert progress(params(None), 0.3) == progress(params("linear", 0.0), 0.3)
+
+
+def test_with_a_constant_rate_a_shorter_trial_is_the_beginning_of_a_longer_one() -> None:
+    def row(scheduler: str, epochs: float, share: float) -> list[float]:
+        values = params(scheduler, epochs=epochs).model_dump(exclude_none=True)
+        return ENCODER._curve_row(values, share, 4096)
+
+    assert row("constant", 1, 0.5) == pytest.approx(row("constant", 4, 0.125))
+    assert row("constant", 1, 1.0) == pytest.approx(row("constant", 4, 0.25))
+    assert row("cosine", 1, 1.0) != pytest.approx(row("cosine", 4, 0.25), abs=0.1)

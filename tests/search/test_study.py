@@ -1,0 +1,238 @@
+"""The search in whole studies, over tables of recorded runs that are made here."""
+
+import contextlib
+import itertools
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from carbonopt.analysis.recommend import recommend
+from carbonopt.core.errors import BadInput, StudyInterrupted
+from carbonopt.core.study import StudyData
+from carbonopt.core.trial import StopReason, TrialParams, TrialRecord, TrialState
+from carbonopt.storage.paths import StudyPaths
+from carbonopt.study.check import check
+from carbonopt.study.file import parse_study
+from carbonopt.study.loop import run_study
+
+BATCHES, RATES, EPOCHS, MICROS = (16, 32, 64), (3e-4, 1e-3, 3e-3, 1e-2), (1, 2, 4), (4, 16)
+SEQUENCES = 12_800
+
+
+class Silent:
+    """A display that shows nothing, and a tracker that tracks nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *arguments: None
+
+
+def nll(batch: int, rate: float, epochs: float, share: float) -> float:
+    """Better with more steps, best at one rate for each batch."""
+    off = math.log(rate / (2e-3 * math.sqrt(batch / 32)))
+    return 1.4 + 5.0 * (epochs * SEQUENCES * share / 32) ** -0.3 + 0.04 * off**2
+
+
+def row(batch: int, rate: float, epochs: float, micro: int) -> dict:
+    total = int(SEQUENCES * epochs / batch)
+    return {
+        "params": {
+            "global_batch_size": batch,
+            "learning_rate": rate,
+            "epochs": epochs,
+            "micro_batch_size_per_gpu": micro,
+        },
+        "seed": 0,
+        "total_steps": total,
+        "joules_per_step": batch**0.7 * (1 + 8 / micro),
+        "seconds_per_step": 0.01,
+        "joules_per_eval": 1.0,
+        "evals": [{"step": total * k // 8, "nll": nll(batch, rate, epochs, k / 8)} for k in range(1, 9)],
+    }
+
+
+TABLE = [row(*one) for one in itertools.product(BATCHES, RATES, EPOCHS, MICROS)]
+
+
+def final(one: dict) -> float:
+    return one["evals"][-1]["nll"]
+
+
+def joules(one: dict) -> float:
+    return one["total_steps"] * one["joules_per_step"]
+
+
+ANSWER_NLL = sorted(final(one) for one in TABLE)[len(TABLE) // 3]  # a third of the configurations meet it
+CHEAPEST = min((one for one in TABLE if final(one) <= ANSWER_NLL), key=joules)
+
+
+class Replayed:
+    """A study over rows of the table, in a folder."""
+
+    def __init__(
+        self, folder: Path, rows: list[dict] = TABLE, target_nll: float = ANSWER_NLL, **search: object
+    ) -> None:
+        folder.mkdir(exist_ok=True)
+        table = folder / "table.jsonl"
+        table.write_text("".join(json.dumps(one) + "\n" for one in rows))
+        self.paths = StudyPaths(folder / "out")
+        self.paths.root.mkdir()
+        space = {name: {"choices": sorted({one["params"][name] for one in rows})} for name in rows[0]["params"]}
+        self.study: dict = {
+            "name": "searched",
+            "target": {"perplexity": math.exp(target_nll) * (1 + 1e-9)},
+            "search": {"space": space, **search},
+            "budget": {"trials": 60},
+            "carbon": {"intensity_g_co2e_per_kwh": 500},
+            "launch": {"kind": "replay", "table": str(table)},
+        }
+
+    def run(self, interrupted: Callable[[], bool] = lambda: False) -> StudyData:
+        checked = check(parse_study(self.study, "test"))
+        return run_study(checked, "", self.paths, None, Silent(), Silent(), interrupted)
+
+
+def is_row(params: TrialParams, one: dict) -> bool:
+    return all(getattr(params, name) == value for name, value in one["params"].items())
+
+
+def row_of(record: TrialRecord) -> dict:
+    (found,) = [one for one in TABLE if is_row(record.params, one)]
+    return found
+
+
+def spent_joules(data: StudyData) -> float:
+    return sum(record.energy_kwh.train for record in data.records) * 3.6e6
+
+
+def after(questions: int) -> Callable[[], bool]:
+    """An interruption that comes when it was asked for so many times."""
+    asked = itertools.count()
+    return lambda: next(asked) > questions
+
+
+def test_the_cheapest_configuration_that_meets_the_target_is_found_and_the_search_ends(tmp_path: Path) -> None:
+    data = Replayed(tmp_path).run()
+    found = recommend(data)
+    assert found.met and joules(CHEAPEST) == pytest.approx(found.energy_kwh * 3.6e6, rel=0.02)
+    assert data.ended == "no configuration is left that could meet the target with less energy"
+    assert len(data.records) < len(TABLE) / 2
+    keys = [json.dumps(record.params.as_record()) for record in data.records]
+    assert len(set(keys)) == len(keys), "a configuration was run twice"
+
+
+def test_converged_ends_sooner_and_says_what_another_trial_would_cost_and_save(tmp_path: Path) -> None:
+    long, short = Replayed(tmp_path / "long"), Replayed(tmp_path / "short")
+    short.study["budget"] = {"until": "converged", "reuses": 1}
+    whole, data = long.run(), short.run()
+    assert data.ended is not None and data.ended.startswith("converged: another trial is expected to cost ")
+    assert data.ended.endswith(" in one run of what is recommended")
+    assert recommend(data).met
+    assert spent_joules(data) <= spent_joules(whole)
+
+
+@pytest.mark.parametrize("change", [{"sampler": "tpe"}, {"goal": "front"}])
+def test_only_a_search_that_expects_something_can_converge(change: dict, tmp_path: Path) -> None:
+    study = Replayed(tmp_path, **change)
+    study.study["budget"] = {"until": "converged"}
+    with pytest.raises(BadInput, match=r"budget\.until: converged needs search\.sampler: carbon"):
+        study.run()
+
+
+def test_a_target_that_nothing_meets_ends_with_what_came_closest(tmp_path: Path) -> None:
+    study = Replayed(tmp_path, target_nll=0.9 * min(map(final, TABLE)))
+    study.study["budget"] = {"until": "converged"}
+    data = study.run()
+    found = recommend(data)
+    assert not found.met and found.trial is None
+    assert data.ended == "converged: no configuration is expected to meet the target"
+    assert found.closest is not None
+    assert len(data.records) < len(TABLE)
+
+
+def test_a_single_configuration_is_run_once_to_its_end(tmp_path: Path) -> None:
+    data = Replayed(tmp_path, [CHEAPEST]).run()
+    assert [record.state for record in data.records] == [TrialState.COMPLETE]
+    assert data.ended == "every configuration of the search space has been run"
+    assert recommend(data).met
+
+
+def test_a_table_with_missing_points_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"has no run of .*the nearest are"):
+        Replayed(tmp_path, TABLE[:-1]).run()
+
+
+def test_the_front_is_all_of_the_front(tmp_path: Path) -> None:
+    rows = [one for one in TABLE if one["params"]["micro_batch_size_per_gpu"] == 16]
+    study = Replayed(tmp_path, rows, goal="front")
+    data = study.run()
+    assert len(data.records) == len(rows)
+    assert data.ended == "every configuration of the search space has been run"
+    front = [
+        one
+        for one in rows
+        if not any(joules(o) <= joules(one) and final(o) <= final(one) and o is not one for o in rows)
+    ]
+    complete = [row_of(record) for record in data.records if record.state == TrialState.COMPLETE]
+    assert all(one in complete for one in front), "a trial on the front was stopped"
+    assert len(complete) < len(rows), "nothing was stopped at all"
+
+
+def test_audited_trials_run_to_their_end_and_say_where_they_would_have_been_stopped(tmp_path: Path) -> None:
+    pruned = Replayed(tmp_path / "pruned", pruning={"cap": False}).run()
+    stopped = [record for record in pruned.records if record.stop_reason == StopReason.TARGET]
+    assert stopped, "nothing was should_prune"
+    assert all(final(row_of(record)) > ANSWER_NLL for record in stopped), "one of them would have met the target"
+    audited = Replayed(tmp_path / "audited", pruning={"cap": False, "audit": 1.0}).run()
+    assert {record.state for record in audited.records} == {TrialState.COMPLETE}
+    marked = [record for record in audited.records if record.audited_at_step is not None]
+    assert marked
+    assert all(record.audited_at_step < record.total_steps for record in marked)
+
+
+def test_the_start_comes_first_and_is_never_stopped(tmp_path: Path) -> None:
+    worst = max(TABLE, key=final)["params"]
+    data = Replayed(tmp_path, start=worst).run()
+    first = data.records[0]
+    assert first.state == TrialState.COMPLETE
+    assert {name: getattr(first.params, name) for name in worst} == worst
+    assert recommend(data).baseline.trial == 0
+
+
+def test_an_interrupted_study_runs_what_the_uninterrupted_one_does(tmp_path: Path) -> None:
+    whole = Replayed(tmp_path / "whole").run()
+    broken = Replayed(tmp_path / "broken")
+    data = None
+    while data is None:
+        with contextlib.suppress(StudyInterrupted):
+            data = broken.run(after(150))
+    assert max(record.attempt for record in data.records) > 1, "nothing was interrupted"
+    assert [record.params for record in data.records] == [record.params for record in whole.records]
+    assert [record.state for record in data.records] == [record.state for record in whole.records]
+    assert data.ended == whole.ended
+
+
+def test_a_dearer_system_setting_is_stopped_after_a_few_steps(tmp_path: Path) -> None:
+    cheap = dict(CHEAPEST, params={**CHEAPEST["params"], "micro_batch_size_per_gpu": 16})
+    dear = dict(cheap, params={**cheap["params"], "micro_batch_size_per_gpu": 4}, joules_per_step=1e3)
+    study = Replayed(tmp_path, [cheap, dear], sampler="grid", pruning={"target": False}, start=cheap["params"])
+    first, second = study.run().records
+    assert (first.state, second.state) == (TrialState.COMPLETE, TrialState.PRUNED)
+    assert second.stop_reason == StopReason.CAP
+    assert second.steps_done < 0.15 * second.total_steps
+
+
+def test_a_model_that_never_fits_ends_with_every_configuration_infeasible(tiny_study: dict, tmp_path: Path) -> None:
+    tiny_study["workload"]["model"]["from_config"]["n_inner"] = 10**14  # more bytes than there are addresses
+    tiny_study["search"]["space"] |= {"learning_rate": 1e-3, "epochs": 0.1}
+    tiny_study["budget"] = {"trials": 5}
+    paths = StudyPaths(tmp_path / "out")
+    paths.root.mkdir()
+    checked = check(parse_study(tiny_study, "test"))
+    data = run_study(checked, "", paths, None, Silent(), Silent(), lambda: False)
+    assert [record.state for record in data.records] == [TrialState.INFEASIBLE] * 2
+    assert all("allocate" in record.failure.text for record in data.records)
+    assert data.ended == "every configuration of the search space has been run"
+    assert not recommend(data).met

@@ -1,0 +1,150 @@
+"""A storage that lost something is refused in one sentence: what is left of it might recommend another trial."""
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+RECORD = "SELECT value_json FROM trial_user_attributes WHERE trial_id = 3 AND key = 'record'"
+NEW_RECORD = "UPDATE trial_user_attributes SET value_json = ? WHERE trial_id = 3 AND key = 'record'"
+
+
+def carbonopt(*arguments: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "carbonopt", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def refusal(*arguments: object) -> str:
+    done = carbonopt(*arguments)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a study that has ended, and its study file beside it."""
+    root = tmp_path_factory.mktemp("whole")
+    runs = [
+        {
+            "params": {"global_batch_size": batch, "learning_rate": rate, "epochs": 1},
+            "total_steps": 100,
+            "joules_per_step": 1 + batch / 64,
+            "seconds_per_step": 0.01,
+            "joules_per_eval": 2.0,
+            "evals": [{"step": 50, "nll": 2.5}, {"step": 100, "nll": 1 + 100 * rate}],
+        }
+        for batch in (16, 32)
+        for rate in (1e-3, 2e-3, 4e-3)
+    ]
+    (root / "table.jsonl").write_text("\n".join(map(json.dumps, runs)))
+    study = {
+        "name": "whole",
+        "target": {"perplexity": 4.0},
+        "search": {
+            "space": {"global_batch_size": {"choices": [16, 32]}, "learning_rate": {"choices": [1e-3, 2e-3, 4e-3]},
+                      "epochs": 1},
+            "sampler": "random", "pruning": {"cap": False, "target": False},
+        },
+        "budget": {"trials": 5},
+        "carbon": {"intensity_g_co2e_per_kwh": 500},
+        "launch": {"kind": "replay", "table": "table.jsonl"},
+    }  # fmt: skip
+    (root / "study.yaml").write_text(json.dumps(study))
+    done = carbonopt("run", root / "study.yaml", "--out", root / "out")
+    assert done.returncode == 0, done.stderr
+    return root / "out"
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(whole, tmp_path / "copy")
+
+
+def execute(folder: Path, *statement: object) -> None:
+    with closing(sqlite3.connect(folder / "study.db")) as database, database:
+        assert database.execute(*statement).rowcount != 0
+
+
+def change_record(folder: Path, **fields: object) -> None:
+    with closing(sqlite3.connect(folder / "study.db")) as database:
+        ((text,),) = database.execute(RECORD)
+    execute(folder, NEW_RECORD, (json.dumps(json.loads(text) | fields),))
+
+
+@pytest.mark.parametrize(
+    ("statement", "says"),
+    [
+        ("DELETE FROM trials WHERE trial_id = 3", "trial 2 is missing"),
+        ("UPDATE trials SET number = 1 WHERE trial_id = 3", "trial 2 is missing"),
+        (NEW_RECORD.replace("?", "'null'"), "trial 2 has ended, but has no record"),
+        (NEW_RECORD.replace("?", "'{'"), "JSONDecodeError"),
+        ("DROP TABLE trial_user_attributes", "trial 0 has ended, but has no record"),
+        ("DROP TABLE trial_params", "trial 0 has lost its parameters"),
+        ("DROP TABLE trial_values", "trial 0 has lost its values"),
+        ("DROP TABLE study_user_attributes", "holds none: it is damaged"),
+    ],
+)
+def test_what_is_gone_is_damage(statement: str, says: str, folder: Path) -> None:
+    execute(folder, statement)
+    sentence = refusal("recommend", folder)
+    assert "damaged" in sentence
+    assert says in sentence
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"trial": 1}, "trial 2 has the record of trial 1"),
+        ({"perplexity": -5.0}, "trial 2: perplexity: Value error, must be at least 1, but is -5"),
+        ({"perplexity": None}, "trial 2 is complete, but its record has no perplexity"),
+        ({"energy_kwh": None}, "trial 2 is complete, but its record has no energy_kwh"),
+        ({"emissions_kg_co2e": -1e-6}, "trial 2: emissions_kg_co2e"),
+        ({"state": "running"}, "trial 2 has ended otherwise than its record says (running)"),
+        ({"evals": [{"step": 50, "tokens": None, "nll_sum": -7.0, "eval_tokens": 1}]}, "evals.0.nll_sum"),
+    ],
+)
+def test_what_no_trial_can_have_is_damage(fields: dict, says: str, folder: Path) -> None:
+    change_record(folder, **fields)
+    assert says in refusal("export", folder)
+
+
+def test_a_record_of_an_earlier_version_names_the_new_key(folder: Path) -> None:
+    change_record(folder, core_wait=0.1)
+    sentence = refusal("export", folder)
+    assert "was written by an earlier carbonopt: its key core_wait is called cpu_wait_fraction now" in sentence
+    assert "damaged" not in sentence
+
+
+@pytest.mark.parametrize("command", ["report", "recommend", "export", "run"])
+def test_a_file_with_noise_in_it_is_damaged_for_every_command(command: str, folder: Path, whole: Path) -> None:
+    file = folder / "study.db"
+    pages = file.read_bytes()
+    file.write_bytes(pages[:8192] + bytes(range(256)) * ((len(pages) - 8192) // 256))
+    given = [whole.parent / "study.yaml", "--out", folder] if command == "run" else [folder]
+    sentence = refusal(command, *given)
+    assert sentence.startswith(f"carbonopt: the storage {file} is damaged: ")
+    assert sentence.endswith("; restore it from a copy.\n")
+
+
+@pytest.mark.parametrize(("length", "says"), [(20_000, "malformed"), (0, "it is empty")])
+def test_a_file_cut_short_is_named_not_an_option_nobody_gave(length: int, says: str, folder: Path) -> None:
+    os.truncate(folder / "study.db", length)
+    sentence = refusal("recommend", folder)
+    assert f"{folder}/study.db is damaged: " in sentence
+    assert says in sentence
+    assert "--storage" not in sentence
+
+
+def test_a_folder_holds_one_study(folder: Path, whole: Path) -> None:
+    study = json.loads((whole.parent / "study.yaml").read_text()) | {"name": "another"}
+    (whole.parent / "another.yaml").write_text(json.dumps(study))
+    sentence = refusal("run", whole.parent / "another.yaml", "--out", folder)
+    assert "holds the study 'whole'; give 'another' a folder of its own: --out DIR" in sentence
+    assert carbonopt("recommend", folder).returncode == 0, "nothing was added to it"

@@ -1,0 +1,42 @@
+"""Signals as a wish: who asks for it, when it ends a command at once, and what nohup has said before."""
+
+import os
+import signal
+
+import pytest
+
+from carbonopt.core.errors import StudyInterrupted
+from carbonopt.study.stop_request import interruptible
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_is_a_wish_and_ends_at_once_where_nobody_asks(number: int) -> None:
+    before = signal.getsignal(number)
+    with interruptible() as wish:
+        assert not wish()
+        os.kill(os.getpid(), number)
+        assert wish()
+    assert signal.getsignal(number) == before
+    with pytest.raises(StudyInterrupted), interruptible() as wish:
+        wish.raise_on_signal()
+        os.kill(os.getpid(), number)
+    with pytest.raises(StudyInterrupted), interruptible() as wish:
+        os.kill(os.getpid(), number)
+        wish.raise_on_signal()
+
+
+def test_a_second_ctrl_c_ends_at_once() -> None:
+    with pytest.raises(StudyInterrupted), interruptible() as wish:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert wish()
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_what_nohup_has_started_goes_on_when_the_terminal_is_closed() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interruptible() as wish:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not wish()
+    finally:
+        signal.signal(signal.SIGHUP, before)

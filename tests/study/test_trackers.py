@@ -1,0 +1,282 @@
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from carbonopt.core.config import StudyConfig
+from carbonopt.core.trial import Durations, Energy, EvalPoint, TrialParams, TrialRecord, TrialSpec, TrialState
+from carbonopt.study import trackers
+from carbonopt.study.file import parse_study
+from carbonopt.study.trackers import Trackers, open_trackers
+
+ROOT = Path(__file__).resolve().parents[2]
+PARAMS = TrialParams(global_batch_size=16, micro_batch_size_per_gpu=8, learning_rate=1e-3, epochs=2, torch_compile=True)
+POINTS = [
+    EvalPoint(step=10 * i, tokens=1000 * i, nll_sum=400.0 - 10 * i, eval_tokens=100, train_energy_kwh=1e-6 * i)
+    for i in (1, 2, 3)
+]
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path, monkeypatch):
+    """No key, no settings and no cache of the person who runs the tests."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
+    for name in ("WANDB_API_KEY", "NETRC", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    return home
+
+
+def study(**track) -> StudyConfig:
+    raw = {
+        "name": "tracked",
+        "target": {"perplexity": 40.0},
+        "search": {"space": {"global_batch_size": 16, "learning_rate": 1e-3, "epochs": 2}},
+        "budget": {"trials": 2},
+        "carbon": {"intensity_g_co2e_per_kwh": 100},
+        "launch": {"kind": "replay", "table": "table.jsonl"},
+        "track": track,
+    }
+    return parse_study(raw, "test")
+
+
+def spec(number: int) -> TrialSpec:
+    return TrialSpec(
+        number=number, attempt=1, seed=0, params=PARAMS, workload={}, prepared_dir="/none", trial_dir="/none"
+    )
+
+
+def record(number: int, state: TrialState = TrialState.COMPLETE) -> TrialRecord:
+    return TrialRecord(
+        trial=number,
+        state=state,
+        seed=0,
+        params=PARAMS,
+        perplexity=POINTS[-1].perplexity,
+        emissions_kg_co2e=3e-7,
+        energy_kwh=Energy(train=3e-6, setup=1e-6, eval=1e-6, total=5e-6),
+        duration_s=Durations(train=3, setup=1, eval=1, total=5),
+        evals=tuple(POINTS),
+    )
+
+
+def run_trial(tracked: Trackers, number: int, state: TrialState = TrialState.COMPLETE) -> None:
+    tracked.trial_started(spec(number))
+    for point in POINTS:
+        tracked.evaluated(number, point, 1e-8 * point.step)
+    tracked.trial_ended(record(number, state))
+
+
+def wandb_services() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if child.name().startswith("wandb-core")]
+
+
+def test_tensorboard_reads_back_what_was_written(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
+
+    warnings: list[str] = []
+    tracked = open_trackers(study(tensorboard=True), tmp_path / "track", warnings.append)
+    run_trial(tracked, 0)
+    run_trial(tracked, 1, TrialState.FAILED)
+    tracked.close()
+
+    assert warnings == []
+    folders = sorted((tmp_path / "track" / "tensorboard").iterdir())
+    assert [folder.name for folder in folders] == ["0000", "0001"]
+    statuses = []
+    for folder in folders:
+        events = EventAccumulator(str(folder)).Reload()
+        perplexities = events.Scalars("perplexity")
+        assert [event.step for event in perplexities] == [10, 20, 30]
+        assert [event.value for event in perplexities] == pytest.approx([point.perplexity for point in POINTS])
+        assert events.Scalars("emissions_kg_co2e")[-1].value == pytest.approx(3e-7)
+        assert events.Scalars("final/total_energy_kwh")[0].value == pytest.approx(5e-6)
+        hparams = {
+            tag: plugin_data_pb2.HParamsPluginData.FromString(content)
+            for tag, content in events.PluginTagToContent("hparams").items()
+        }
+        start = hparams["_hparams_/session_start_info"].session_start_info
+        assert start.hparams["global_batch_size"].number_value == 16
+        assert start.hparams["offload"].string_value == "none"
+        assert start.hparams["torch_compile"].bool_value is True
+        statuses.append(hparams["_hparams_/session_end_info"].session_end_info.status)
+    assert statuses == [api_pb2.STATUS_SUCCESS, api_pb2.STATUS_FAILURE]
+
+
+def test_wandb_writes_a_run_for_each_trial_and_leaves_nothing_behind(tmp_path, own_home, capfd):
+    warnings: list[str] = []
+    tracked = open_trackers(study(wandb={"project": "p"}), tmp_path / "track", warnings.append)
+    run_trial(tracked, 0)
+    run_trial(tracked, 1, TrialState.PRUNED)
+    tracked.close()
+
+    assert warnings == []
+    files = sorted((tmp_path / "track").glob("wandb/offline-run-*/run-*.wandb"))
+    assert len(files) == 2
+    logged = [file.read_bytes() for file in files]
+    assert any(b"tracked-0000" in data for data in logged)
+    assert all(b"train_energy_kwh" in data and b"gradient_accumulation_steps" in data for data in logged)
+    assert wandb_services() == []
+    assert list(own_home.iterdir()) == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_no_tracker_is_imported_or_started_before_the_first_trial(tmp_path):
+    script = (
+        "import sys, threading\n"
+        "from pathlib import Path\n"
+        "from tests.test_trackers import study\n"
+        "from carbonopt.study.trackers import open_trackers\n"
+        f"tracked = open_trackers(study(wandb={{}}, tensorboard=True), Path({str(tmp_path)!r}) / 'track', print)\n"
+        "tracked.close()\n"
+        "print(threading.active_count(), sorted({'wandb', 'tensorboard', 'torch'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1 []"
+    assert not (tmp_path / "track").exists()
+
+
+def test_a_study_without_trackers_starts_no_thread(tmp_path):
+    before = threading.active_count()
+    tracked = open_trackers(study(), tmp_path / "track", pytest.fail)
+    run_trial(tracked, 0)
+    assert threading.active_count() == before
+    tracked.close()
+
+
+@pytest.mark.parametrize(
+    ("track", "message"),
+    [
+        ({"tensorboard": True}, "tensorboard is switched off"),
+        ({"wandb": {"project": "p"}}, "wandb is switched off"),
+    ],
+)
+def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, track, message):
+    (tmp_path / "track").write_text("a file where the folder should be")
+    warnings: list[str] = []
+    tracked = open_trackers(study(**track), tmp_path / "track", warnings.append)
+    run_trial(tracked, 0)
+    run_trial(tracked, 1)
+    tracked.close()
+    assert len(warnings) == 1
+    assert message in warnings[0]
+    assert (tmp_path / "track").read_text().startswith("a file")
+
+
+def test_one_broken_tracker_leaves_the_other_alone(tmp_path):
+    warnings: list[str] = []
+    hostile = {"project": "a/../#?%:", "entity": "../..%00"}
+    tracked = open_trackers(study(wandb=hostile, tensorboard=True), tmp_path / "track", warnings.append)
+    run_trial(tracked, 0)
+    tracked.close()
+    assert len(warnings) == 1
+    assert warnings[0].startswith("wandb is switched off for the rest of this run: UsageError: Invalid project name")
+    assert list((tmp_path / "track" / "tensorboard").glob("0000/events.*"))
+
+
+def test_online_without_a_key_goes_offline_and_says_so(tmp_path, own_home):
+    warnings: list[str] = []
+    open_trackers(study(wandb={"mode": "online"}), tmp_path / "track", warnings.append).close()
+    assert len(warnings) == 1
+    assert "WANDB_API_KEY" in warnings[0]
+    (own_home / ".netrc").write_text("machine api.wandb.ai login user password secret\n")
+    open_trackers(study(wandb={"mode": "online"}), tmp_path / "track", pytest.fail).close()
+
+
+class Stuck:
+    """A tracker that never returns from its first call, as one does whose server is gone."""
+
+    name = "stuck"
+    abandoned = False
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+
+    def trial_started(self, spec: TrialSpec) -> None:
+        self.released.wait(60)
+
+    def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None: ...
+
+    def trial_ended(self, record: TrialRecord) -> None: ...
+
+    def close(self) -> None: ...
+
+    def abandon(self) -> None:
+        self.abandoned = True
+
+
+def test_a_hanging_tracker_delays_neither_trials_nor_the_end(monkeypatch):
+    monkeypatch.setattr(trackers, "_CLOSE_S", 0.3)
+    monkeypatch.setattr(trackers, "_QUEUE_SIZE", 4)
+    stuck = Stuck()
+    warnings: list[str] = []
+    tracked = Trackers({"stuck": lambda: stuck}, warnings.append)
+    began = time.monotonic()
+    for number in range(20):
+        run_trial(tracked, number)
+    assert time.monotonic() - began < 1
+    tracked.close()
+    tracked.close()
+    assert time.monotonic() - began < 3
+    stuck.released.set()
+
+    assert stuck.abandoned
+    assert warnings[0] == "the trackers are too slow; some of what happens will be missing there."
+    assert "did not finish within 0.3 s" in warnings[1]
+    assert "messages to them were left out" in warnings[2]
+    assert len(warnings) == 3
+
+
+def test_a_server_that_never_answers_holds_up_neither_close_nor_exit(tmp_path):
+    script = (
+        "import time\n"
+        "from pathlib import Path\n"
+        "from carbonopt.study import trackers\n"
+        "from tests.test_trackers import run_trial, study, wandb_services\n"
+        "trackers._CLOSE_S = 0.5\n"
+        f"folder = Path({str(tmp_path)!r}) / 'track'\n"
+        "tracked = trackers.open_trackers(study(wandb={'mode': 'online'}), folder, lambda text: None)\n"
+        "run_trial(tracked, 0)\n"
+        "while not wandb_services():\n"
+        "    time.sleep(0.05)\n"
+        "time.sleep(0.5)\n"
+        "tracked.close()\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        server = {"WANDB_API_KEY": "a" * 40, "WANDB_BASE_URL": f"http://127.0.0.1:{mute.getsockname()[1]}"}
+        command, environment = [sys.executable, "-c", script], {**os.environ, **server}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=9)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="ends a process the POSIX way")
+def test_wandbs_service_does_not_outlive_a_killed_study(tmp_path):
+    script = (
+        "import time\n"
+        "from pathlib import Path\n"
+        "from tests.test_trackers import spec, study, wandb_services\n"
+        "from carbonopt.study.trackers import open_trackers\n"
+        f"tracked = open_trackers(study(wandb={{}}), Path({str(tmp_path)!r}) / 'track', print)\n"
+        "tracked.trial_started(spec(0))\n"
+        "while not wandb_services():\n"
+        "    time.sleep(0.05)\n"
+        "print(wandb_services()[0].pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True) as study_process:
+        assert study_process.stdout is not None
+        service = psutil.Process(int(study_process.stdout.readline()))
+        study_process.kill()
+    deadline = time.monotonic() + 20
+    while service.is_running() and service.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not service.is_running() or service.status() == psutil.STATUS_ZOMBIE

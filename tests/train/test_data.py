@@ -1,0 +1,418 @@
+"""Text to token arrays: nothing added, nothing lost, every target once; and what `prepare` refuses."""
+
+import json
+import threading
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from carbonopt.core.config import Dataset, Fixed, Space, Workload
+from carbonopt.core.errors import BadInput
+from carbonopt.core.files import PreparedFolder
+from carbonopt.core.trial import TrialParams
+from carbonopt.train.arguments import check_training_arguments
+from carbonopt.train.data.packing import IGNORED, MicroBatches, open_tokens, sequence_count, sequences, total_steps
+from carbonopt.train.data.prefetch import BatchesAhead
+from carbonopt.train.data.text import read_text
+from carbonopt.train.data.tokens import make_encoder
+from carbonopt.train.deepspeed_config import deepspeed_config
+from carbonopt.train.deepspeed_keys import check_deepspeed_keys
+from carbonopt.train.evaluation import batch_size_that_fits, batches_of_rank, evaluation_steps
+from carbonopt.train.prepare import PrepareSpec, prepare
+
+TINY: dict[str, Any] = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 64}
+TEXT = "The quick brown fox\r\njumps over the lazy dog, naïvely: 日本. \n" * 40
+SPACE = Space.model_validate({"global_batch_size": 4, "learning_rate": 1e-3, "epochs": 1})
+
+
+def workload(**changes) -> Workload:
+    base = {"model": {"from_config": TINY}, "tokenizer": {"kind": "char"}, "sequence_length": 32}
+    return Workload(**{**base, "dataset": {"builtin": "python-docs"}, **changes})
+
+
+@pytest.fixture
+def text_file(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_bytes(TEXT.encode())
+    return path
+
+
+def refusal(tmp_path, **changes) -> str:
+    target = tmp_path / "prepared"
+    with pytest.raises(BadInput) as refused:
+        prepare(PrepareSpec(workload=workload(**changes), space=SPACE, prepared_dir=str(target), fingerprint="x"))
+    assert not target.exists() and not list(tmp_path.glob(".prepared*")), "a refusal leaves nothing behind"
+    return str(refused.value)
+
+
+# ----------------------------------------------------------------------------------------------------------- packing
+
+
+@pytest.mark.parametrize("count", [2, 8, 9, 10, 12, 13])
+def test_each_token_but_the_first_is_a_target_once(count):
+    tokens = np.arange(100, 100 + count, dtype=np.uint16)
+    length = 4
+    kept = sequence_count(count, length, keep_tail=True)
+    inputs, targets = sequences(tokens, np.arange(kept), length)
+    counted = targets != IGNORED
+    assert targets[counted].tolist() == tokens[1:].tolist()
+    assert inputs[counted].tolist() == tokens[:-1].tolist()
+
+    full = sequence_count(count, length, keep_tail=False)
+    _, targets = sequences(tokens, np.arange(full), length)
+    assert targets.flatten().tolist() == tokens[1 : 1 + full * length].tolist()
+
+
+def test_no_sequence_has_no_target():
+    _, targets = sequences(np.arange(9, dtype=np.uint16), np.array([-1, 1]), 4)
+    assert targets.tolist() == [[IGNORED] * 4, [5, 6, 7, 8]]
+
+
+def global_batches(micro_batch, world_size):
+    tokens = np.arange(4 * 22 + 1, dtype=np.uint16)
+    loaders = [MicroBatches(tokens, 4, 8, micro_batch, 5, 3, rank, world_size) for rank in range(world_size)]
+    accumulation = 8 // (micro_batch * world_size)
+    return [
+        sorted(
+            int(index)
+            for loader in loaders
+            for part in range(accumulation)
+            for index in loader.indices(step * accumulation + part)[0]
+        )
+        for step in range(5)
+    ]
+
+
+def test_global_batches_do_not_depend_on_how_they_are_divided():
+    whole = global_batches(8, 1)
+    assert all(len(set(batch)) == 8 for batch in whole)
+    assert len(set(whole[0] + whole[1])) == 16, "an epoch repeats no sequence"
+    assert whole[0] != whole[2], "each epoch has its own order"
+    for division in ((4, 1), (1, 1), (4, 2), (1, 2), (2, 4)):
+        assert global_batches(*division) == whole
+
+
+def test_micro_batches_hold_the_tokens_of_their_sequences():
+    tokens = np.arange(4 * 22 + 1, dtype=np.uint16)
+    loader = MicroBatches(tokens, 4, 8, 2, 5, 3, 1, 2)
+    assert len(loader) == 10
+    item = loader[3]
+    indices, offset = loader.indices(3)
+    assert item["input_ids"][:, 0].tolist() == [(offset + 4 * index) % len(tokens) for index in indices]
+    assert torch.equal(item["labels"], (item["input_ids"] + 1) % len(tokens))
+    with pytest.raises(IndexError):
+        loader[10]
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "vocab_size", "length", "count", "expected"),
+    [
+        (140, 50_304, 512, 1_000, 59),  # 60 would fit, 31 k tokens; 17 passes of 59 need as many
+        (140, 256, 512, 10_000, 64),  # no more than tensor cores have a use for
+        (24, 128_256, 2_048, 1_000, 1),  # 2,092 tokens
+        (8, 256_000, 4_096, 1_000, 1),  # not one fits into the share: still one at a time
+        (140, 256, 512, 65, 33),  # two passes of equal size, not one of 64 and one of 1
+        (140, 256, 512, 3, 3),
+    ],
+)
+def test_an_evaluation_takes_as_many_sequences_as_pay_and_fit(memory_gib, vocab_size, length, count, expected):
+    found = batch_size_that_fits(memory_gib * 2**30, vocab_size, length, count)
+    assert found == expected
+
+
+def test_batches_made_ahead_are_the_same_in_the_same_order(tmp_path):
+    np.save(tmp_path / "tokens.npy", np.arange(230, dtype=np.uint16))
+    batches = MicroBatches(open_tokens(tmp_path / "tokens.npy"), 4, 8, 2, 5, 3, 1, 2)
+    ahead = BatchesAhead(batches, torch.device("cpu"), num_workers=0)
+    assert len(ahead) == len(batches) == 10
+    for _ in range(2):
+        for expected, found in zip(batches, ahead, strict=True):
+            assert all(torch.equal(found[name], expected[name]) for name in ("input_ids", "labels"))
+    before = threading.active_count()
+    some = iter(ahead)
+    next(some)
+    assert threading.active_count() == before + 1
+    some.close()
+    assert threading.active_count() == before, "what is not asked for any more is not made"
+
+
+def test_each_epoch_cuts_the_text_elsewhere_and_loses_no_token():
+    tokens = np.arange(4 * 22 + 1, dtype=np.uint16)
+    loader = MicroBatches(tokens, 4, 22, 22, 6, 3, 0, 1)
+    assert len({loader.indices(epoch)[1] for epoch in range(6)}) > 1
+    for epoch in range(6):
+        seen = loader[epoch]["input_ids"].flatten().tolist()
+        assert len(set(seen)) == len(seen) == 88
+
+
+def test_total_steps():
+    assert total_steps(103, 10, 1.0) == 10
+    assert total_steps(103, 10, 2.5) == 25
+    assert total_steps(103, 10, 0.01) == 1
+    with pytest.raises(BadInput, match="at most the training set's 103 sequences, but got 104"):
+        total_steps(103, 104, 1.0)
+
+
+@pytest.mark.parametrize(("steps", "count", "expected"), [(100, 4, [25, 50, 75, 100]), (3, 8, [1, 2, 3]), (1, 1, [1])])
+def test_evaluation_steps_are_distinct_and_end_with_the_last(steps, count, expected):
+    assert evaluation_steps(steps, count) == expected
+
+
+@pytest.mark.parametrize(("count", "batch", "world"), [(1, 8, 2), (7, 2, 2), (8, 4, 1), (9, 2, 4)])
+def test_ranks_share_all_sequences_and_make_as_many_passes(count, batch, world):
+    shares = [batches_of_rank(count, batch, rank, world) for rank in range(world)]
+    assert len({share.shape for share in shares}) == 1
+    assert sorted(index for share in shares for index in share.flatten().tolist() if index >= 0) == list(range(count))
+
+
+# -------------------------------------------------------------------------------------------------------------- text
+
+
+def test_a_text_file_keeps_every_character(text_file):
+    train, evaluation = read_text(Dataset(train_files=(str(text_file),), eval_fraction=0.1))
+    assert train[0] + evaluation[0] == TEXT
+    assert len(train[0]) == int(len(TEXT) * 0.9)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_rows_of_every_format(tmp_path, kind):
+    rows = ["one, two", 'line\nbreak "quoted"', "", "drei", "fünf"]
+    path = tmp_path / f"rows.{kind}"
+    if kind == "jsonl":
+        path.write_text("".join(json.dumps({"id": 1, "body": row}) + "\n" for row in rows))
+    elif kind == "csv":
+        quoted = ['"' + row.replace('"', '""') + '"' for row in rows]
+        path.write_text("id,body\n" + "".join(f"1,{row}\n" for row in quoted))
+    else:
+        pyarrow.parquet.write_table(pyarrow.table({"id": [1] * 5, "body": rows}), path)
+    dataset = Dataset(train_files=(str(path),), text_column="body", eval_fraction=0.25)
+    train, evaluation = read_text(dataset)
+    assert (train, evaluation) == ([*rows[:2], "drei"], ["fünf"])
+    with pytest.raises(BadInput, match=r"no column 'text'; its columns are id, body"):
+        read_text(Dataset(train_files=(str(path),)))
+
+
+# ---------------------------------------------------------------------------------------------------------- encoders
+
+
+def test_characters_number_what_the_training_text_has():
+    encoder = make_encoder(workload(), ["bca\r\n"], ["aé日"])
+    assert encoder.vocab_size == 6  # five characters and, since the evaluation text needs it, the unknown one
+    assert encoder.encode(["bca\r\n"]).tolist() == [3, 4, 2, 1, 0]
+    assert encoder.encode(["aé日"]).tolist() == [2, 5, 5]
+    assert make_encoder(workload(), ["bca\r\n"], ["abc"]).vocab_size == 5
+
+
+@pytest.mark.parametrize("tokenizer", [{"kind": "char"}, {"kind": "byte"}, {"train_bpe": 300}])
+def test_the_saved_tokenizer_gives_the_same_ids_and_the_text_back(tmp_path, tokenizer):
+    encoder = make_encoder(workload(tokenizer=tokenizer), [TEXT], [TEXT])
+    encoder.tokenizer.save_pretrained(tmp_path)
+    saved = AutoTokenizer.from_pretrained(tmp_path)
+    ids = encoder.encode([TEXT])
+    assert saved(TEXT, add_special_tokens=False)["input_ids"] == ids.tolist()
+    assert saved.decode(ids.tolist(), clean_up_tokenization_spaces=False) == TEXT
+    assert ids.max() < encoder.vocab_size
+    if tokenizer == {"kind": "byte"}:
+        assert ids.tolist() == list(TEXT.encode())
+
+
+def test_end_of_text_stands_between_documents_only():
+    bpe = make_encoder(workload(tokenizer={"train_bpe": 300}), ["ab", "cd"], ["ab"])
+    end = bpe.tokenizer.eos_token_id
+    parts = [bpe.encode([document]).tolist() for document in ("ab", "cd")]
+    assert bpe.encode(["ab", "cd"]).tolist() == [*parts[0], end, *parts[1]]
+    assert end not in parts[0] + parts[1]
+    assert len(make_encoder(workload(), ["ab", "cd"], ["ab"]).encode(["ab", "cd"])) == 4
+
+
+# ----------------------------------------------------------------------------------------------------------- prepare
+
+
+def test_prepare_counts_and_reuses(tmp_path, text_file):
+    changes = {"dataset": {"train_files": [str(text_file)]}}
+    spec = PrepareSpec(workload=workload(**changes), space=SPACE, prepared_dir=str(tmp_path / "p"), fingerprint="one")
+    made = prepare(spec)
+    folder = PreparedFolder(tmp_path / "p")
+    train, evaluation = open_tokens(folder.train), open_tokens(folder.evaluation)
+    assert isinstance(train, np.memmap) and train.dtype == np.uint16
+    assert (made.train_tokens, made.eval_tokens) == (len(train), len(evaluation) - 1)
+    assert len(train) + len(evaluation) == len(TEXT)
+    assert made.train_sequences == (len(train) - 1) // 32
+    assert made.vocab_size == len(set(TEXT))
+    width = TINY["n_embd"]  # the two embeddings, one block, the last norm; the output layer is the embedding
+    assert made.model_parameters == (made.vocab_size + 64) * width + 12 * width**2 + 13 * width + 2 * width
+
+    text_file.unlink()
+    assert prepare(spec) == made == folder.read_summary(), "made for the same workload: taken as it is"
+    text_file.write_text("something else " * 200)
+    again = prepare(spec.model_copy(update={"fingerprint": "two"}))
+    assert again.train_tokens == 2700 and folder.read_summary() == again
+    folder.summary.write_text(folder.summary.read_text()[:40])
+    assert folder.made_for("two") is None
+    assert prepare(spec.model_copy(update={"fingerprint": "two"})) == again == folder.made_for("two"), "made again"
+    for damaged in (folder.train, folder.evaluation, folder.model_config / "config.json"):
+        whole = damaged.read_bytes()
+        damaged.write_bytes(whole[: len(whole) // 2])
+        assert folder.made_for("two") is None
+        assert prepare(spec.model_copy(update={"fingerprint": "two"})) == again and damaged.read_bytes() == whole
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_prepare_leaves_a_folder_alone_that_is_not_its_own(tmp_path):
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "thesis.tex").write_text("years of work")
+    spec = PrepareSpec(workload=workload(), space=SPACE, prepared_dir=str(tmp_path / "p"), fingerprint="x")
+    with pytest.raises(BadInput, match="must be empty or a prepared data set"):
+        prepare(spec)
+    assert (tmp_path / "p" / "thesis.tex").exists()
+    file = tmp_path / "p" / "thesis.tex"
+    with pytest.raises(BadInput, match="must be a folder, but is a file"):
+        prepare(spec.model_copy(update={"prepared_dir": str(file)}))
+    assert file.read_text() == "years of work"
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+
+def test_refuses_bad_files(tmp_path):
+    def files(path, **more):
+        return refusal(tmp_path, dataset={"train_files": [str(path)], **more})
+
+    assert "No such file" in files(tmp_path / "missing.txt")
+    (tmp_path / "empty.txt").touch()
+    assert "must have text in it, but is empty" in files(tmp_path / "empty.txt")
+    (tmp_path / "rows.jsonl").write_text('{"body": "x"}\n')
+    assert "no column 'text'; its columns are body" in files(tmp_path / "rows.jsonl")
+    (tmp_path / "rows.jsonl").write_text('{"text": 3}\n')
+    assert "must hold text" in files(tmp_path / "rows.jsonl")
+    (tmp_path / "rows.jsonl").write_text('{"text": \n')
+    assert "line 1, must be one JSON object" in files(tmp_path / "rows.jsonl")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    assert "must be UTF-8 text, but isn't at byte 3" in files(tmp_path / "latin.txt")
+    (tmp_path / "not.parquet").write_text("no")
+    assert "must be Parquet" in files(tmp_path / "not.parquet")
+    (tmp_path / "short.txt").write_text("too short a text")
+    assert "at least one sequence of 32 tokens" in files(tmp_path / "short.txt")
+    assert "must have text in it" in files(tmp_path / "short.txt", eval_files=[str(tmp_path / "empty.txt")])
+
+
+def test_refuses_bad_models(tmp_path, monkeypatch):
+    def model(**fields):
+        return refusal(tmp_path, model={"from_config": {**TINY, **fields}})
+
+    assert "unknown field n_layers for gpt2; did you mean n_layer?" in model(n_layers=2)
+    assert "'gtp2'; did you mean gpt2?" in model(model_type="gtp2")
+    assert "vocab_size must be at least the tokenizer's vocabulary" in model(vocab_size=10)
+    assert "at most the model's number of positions, but got 32 and 16" in model(n_positions=16)
+    assert "n_embd" in model(n_head=3) or "divisible" in model(n_head=3)
+    (tmp_path / "model").mkdir()
+    own = {"tokenizer": {"kind": "byte"}}
+    assert "has no config.json" in refusal(tmp_path, model={"name_or_path": str(tmp_path / "model")}, **own)
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**TINY, "vocab_size": 256}))
+    assert "has no weights in it" in refusal(tmp_path, model={"name_or_path": str(tmp_path / "model")}, **own)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert "give a local folder" in refusal(tmp_path, model={"name_or_path": "nobody/no-such-model"}, **own)
+    assert "give a local folder" in refusal(tmp_path, tokenizer={"name_or_path": "nobody/no-such-tokenizer"})
+    assert "give a local folder" in refusal(tmp_path, dataset={"name_or_path": "nobody/no-such-data"})
+
+
+def test_a_local_folder_is_a_data_set(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    for split in ("train", "validation"):
+        (tmp_path / "data" / f"{split}.jsonl").write_text('{"text": "some ' + split + '"}\n{"text": ""}\n')
+    folder: dict[str, Any] = {"name_or_path": str(tmp_path / "data")}
+    assert read_text(Dataset(**folder)) == (["some train"], ["some validation"])
+    with pytest.raises(BadInput, match="no split 'test'; its splits are train, validation"):
+        read_text(Dataset(**folder, eval_split="test"))
+    with pytest.raises(BadInput, match="no column 'body'"):
+        read_text(Dataset(**folder, text_column="body"))
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(BadInput, match="can't load the data set"):
+        read_text(Dataset(name_or_path=str(tmp_path / "nothing")))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"weight_decey": 0.1}, "did you mean weight_decay"),
+        ({"learning_rate": 0.1}, "use search.space.learning_rate"),
+        ({"per_device_train_batch_size": 2}, "use search.space.micro_batch_size_per_gpu"),
+        ({"eval_steps": 2}, "workload.evaluations"),
+        ({"report_to": "all"}, "use track"),
+        ({"optim": "adamm"}, "not what transformers takes"),
+        ({"lr_scheduler_type": "cosine"}, "but is in both"),
+    ],
+)
+def test_refuses_training_arguments(given, says):
+    with pytest.raises(BadInput, match=says):
+        check_training_arguments(given, SPACE.model_copy(update={"lr_scheduler": Fixed(value="linear")}))
+
+
+def test_takes_training_arguments():
+    check_training_arguments({"weight_decay": 0.1, "max_grad_norm": 0.5, "adam_beta2": 0.95}, SPACE)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"zero_optimisation": {}}, "deepspeed.zero_optimisation; did you mean zero_optimization"),
+        (
+            {"zero_optimization": {"stage3_param_persistance_threshold": 1}},
+            "zero_optimization.stage3_param_persistance_threshold; did you mean stage3_param_persistence_threshold",
+        ),
+        (
+            {"zero_optimization": {"offload_optimizer": {"pinmemory": True}}},
+            "zero_optimization.offload_optimizer.pinmemory; did you mean pin_memory",
+        ),
+        ({"activation_checkpointing": {"cpu_checkpointng": True}}, "did you mean cpu_checkpointing"),
+        ({"flops_profiler": {"enable": True}}, "did you mean enabled"),
+        ({"data_types": {"grad_accum_dtyp": "fp32"}}, "did you mean grad_accum_dtype"),
+        ({"bf16": {"chek_grad_overflow": False}}, "did you mean check_grad_overflow"),
+        ({"zero_optimization": {"overlap_comm": "maybe"}}, "zero_optimization.overlap_comm: .* but got 'maybe'"),
+        ({"train_batch_size": 8}, "use search.space.global_batch_size"),
+        ({"zero_optimization": {"stage": 2}}, "use search.space.zero_stage"),
+        ({"fp16": {"enabled": True}}, "use search.space.precision"),
+        ({"optimizer": {"type": "Adam"}}, "workload.training_arguments.optim"),
+        ({"elasticity": {}}, "has been removed"),
+    ],
+)
+def test_refuses_deepspeed_keys(given, says):
+    with pytest.raises(BadInput, match=says):
+        check_deepspeed_keys(given)
+
+
+def test_takes_deepspeed_keys_and_merges_them():
+    given = {
+        "wall_clock_breakdown": True,
+        "zero_optimization": {"overlap_comm": True, "offload_optimizer": {"pin_memory": True}},
+        "activation_checkpointing": {"cpu_checkpointing": True},
+        "communication_data_type": "fp32",
+    }
+    params = TrialParams(
+        global_batch_size=16, micro_batch_size_per_gpu=2, learning_rate=1e-3, epochs=1, zero_stage=3, world_size=2,
+        offload="parameters", precision="bf16",
+    )  # fmt: skip
+    config = deepspeed_config(params, workload(deepspeed=given), on_gpu=False)
+    sizes = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    assert [config[size] for size in sizes] == [16, 2, 4]
+    zero = config["zero_optimization"]
+    assert (zero["stage"], zero["overlap_comm"]) == (3, True)
+    assert zero["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
+    assert zero["offload_param"] == {"device": "cpu", "pin_memory": False}
+    assert config["bf16"] == {"enabled": True, "check_grad_overflow": False} and config["fp16"] == {"enabled": False}
+    assert "auto" not in json.dumps(config)
+
+
+@pytest.mark.parametrize(("stage", "offload"), [(0, "optimizer"), (2, "parameters")])
+def test_refuses_an_offload_that_the_stage_lacks(stage, offload):
+    params = TrialParams(
+        global_batch_size=4, micro_batch_size_per_gpu=4, learning_rate=1, epochs=1, zero_stage=stage, offload=offload
+    )
+    with pytest.raises(BadInput, match="needs zero_stage"):
+        deepspeed_config(params, workload(), on_gpu=True)

@@ -1,0 +1,349 @@
+"""Real trials of a tiny model on the CPU: what must not change the perplexity, and how a trial ends.
+
+The test is the parent: it starts one process a rank and answers on the channel, as a study does.
+"""
+
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from carbonopt.core.errors import BadInput
+from carbonopt.core.events import (
+    BAD_INPUT_EXIT,
+    CHANNEL_FD,
+    CRASH_EXIT,
+    FINISHED_EXIT,
+    OUT_OF_MEMORY_EXIT,
+    Evaluated,
+    Event,
+    Failed,
+    Finished,
+    PhaseChanged,
+    Progress,
+    StageBegun,
+)
+from carbonopt.core.files import PreparedFolder
+from carbonopt.core.trial import EvalPoint, Phase, Prepared, Stage, StopReason, perplexity
+from carbonopt.engines.process.channel import Listener
+from carbonopt.engines.process.environment import programs_path
+from carbonopt.train.client import Speaker
+from carbonopt.train.data.packing import open_tokens
+from carbonopt.train.failures import Diverged, reported
+
+LENGTH = 64
+WORKLOAD = {
+    "model": {
+        "from_config": {
+            "model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 64, "n_positions": LENGTH,
+            "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,  # or each division drops other activations
+        }
+    },
+    "tokenizer": {"train_bpe": 384},
+    "dataset": {"builtin": "python-docs"},
+    "sequence_length": LENGTH,
+    "evaluations": 2,
+}  # fmt: skip
+PARAMS = {"global_batch_size": 8, "micro_batch_size_per_gpu": 8, "learning_rate": 3e-3, "epochs": 0.03}
+TIMEOUT_S = 120
+
+
+@dataclass(frozen=True)
+class Run:
+    events: list[Event]
+    exit_codes: list[int]
+    folder: Path
+
+    def only(self, kind):
+        (event,) = [event for event in self.events if isinstance(event, kind)]
+        return event
+
+    @property
+    def points(self) -> list[EvalPoint]:
+        return [event.point for event in self.events if isinstance(event, Evaluated)]
+
+    @property
+    def perplexities(self) -> list[float]:
+        return [point.perplexity for point in self.points]
+
+    @property
+    def shape(self) -> list:
+        """The conversation, without what is said in passing."""
+        said = [event for event in self.events if not isinstance(event, Progress | StageBegun)]
+        return [event.phase if isinstance(event, PhaseChanged) else type(event).__name__ for event in said]
+
+
+def start(module: str, spec: dict, folder: Path, world_size: int = 1, stop=None, **environment: str) -> Run:
+    folder.mkdir(parents=True, exist_ok=True)
+    spec_path = folder / "spec.json"
+    spec_path.write_text(json.dumps(spec))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    ours, theirs = socket.socketpair()
+    ranks = []
+    for rank in range(world_size):
+        env = os.environ | environment | {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore",
+            "PATH": programs_path(os.environ),  # as trials: with another ninja they would all compile operators anew
+        }  # fmt: skip
+        descriptors = [theirs.fileno()] if rank == 0 else []
+        if descriptors:
+            env[CHANNEL_FD] = str(theirs.fileno())
+        command = [sys.executable, "-m", f"carbonopt.train.{module}", str(spec_path)]
+        ranks.append(subprocess.Popen(command, env=env, pass_fds=descriptors))
+    theirs.close()
+    listener = Listener(ours)
+    events: list[Event] = []
+    try:
+        while not listener.closed:
+            event = listener.receive(timeout_s=TIMEOUT_S)
+            if event is None:
+                assert listener.closed, f"no word for {TIMEOUT_S} s after {events[-3:]}"
+                continue
+            events.append(event)
+            if isinstance(event, PhaseChanged):
+                listener.answer()
+            elif isinstance(event, Evaluated):
+                listener.answer(stop=stop)
+        exit_codes = [process.wait(timeout=TIMEOUT_S) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+        listener.close()
+    return Run(events, exit_codes, folder)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("study")
+    spec = {
+        "workload": WORKLOAD,
+        "space": {"global_batch_size": 8, "learning_rate": 1e-3, "epochs": 1},
+        "prepared_dir": str(folder / "prepared"),
+        "fingerprint": "f",
+    }
+    run = start("prepare", spec, folder)
+    assert run.exit_codes == [FINISHED_EXIT] and run.shape == [Phase.PREPARE, "Finished"]
+    assert Prepared(**run.only(Finished).summary) == PreparedFolder(folder / "prepared").read_summary()
+    return folder / "prepared"
+
+
+@pytest.fixture(scope="module")
+def trial(prepared, tmp_path_factory):
+    def run(workload=WORKLOAD, seed=0, stop=None, save=False, **params) -> Run:
+        folder = tmp_path_factory.mktemp("trial")
+        params = {**PARAMS, **params}
+        spec = {
+            "number": 0, "attempt": 1, "seed": seed, "params": params, "workload": workload,
+            "prepared_dir": str(prepared), "trial_dir": str(folder),
+        }  # fmt: skip
+        environment = {"CARBONOPT_SAVE_MODEL": "1"} if save else {}
+        return start("worker", spec, folder, params.get("world_size", 1), stop, **environment)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def reference(trial) -> Run:
+    """ZeRO 1, one rank, no accumulation."""
+    return trial()
+
+
+@pytest.fixture(scope="module")
+def saved(trial) -> Run:
+    """ZeRO 3 on two ranks with accumulation, and its model."""
+    return trial(zero_stage=3, world_size=2, micro_batch_size_per_gpu=2, save=True)
+
+
+def test_a_trial_tells_what_it_does(reference, prepared):
+    begin, middle, end = reference.shape[:3], reference.shape[3:-2], reference.shape[-2:]
+    assert begin == [Phase.TRAIN, Phase.EVAL, "Evaluated"]
+    assert middle == [Phase.TRAIN, Phase.EVAL] and end == ["Evaluated", "Finished"]
+    assert reference.exit_codes == [FINISHED_EXIT]
+    stages = [event.stage for event in reference.events if isinstance(event, StageBegun)]
+    assert stages == [Stage.DATA, Stage.MODEL, Stage.ENGINE, Stage.STEPS]
+
+    summary = PreparedFolder(prepared).read_summary()
+    steps = round(0.03 * (summary.train_sequences // 8))
+    first, last = reference.points
+    assert (first.step, last.step) == (round(steps / 2), steps)
+    assert last.tokens == steps * 8 * LENGTH
+    assert first.eval_tokens == last.eval_tokens == summary.eval_tokens
+    assert last.perplexity < first.perplexity < summary.vocab_size
+    finished = reference.only(Finished).summary
+    assert (finished["step"], finished["tokens"]) == (last.step, last.tokens)
+    assert 0.1 < reference.events[-2].peak_memory_gib < 8
+    progress = [event for event in reference.events if isinstance(event, Progress)]
+    assert progress[0].step == 1 and 0 <= progress[0].cpu_wait_fraction < 1
+    assert {event.cpu_wait_fraction for event in progress if event.step >= first.step} <= {None}, (
+        "evaluations say it then"
+    )
+    assert finished["versions"]["torch"] == version("torch")
+    assert json.loads((reference.folder / "ds_config.json").read_text())["zero_optimization"]["stage"] == 1
+
+
+def test_the_same_seed_gives_the_same_perplexity_to_the_last_digit(reference, trial):
+    assert trial().points == reference.points
+
+
+def test_another_seed_gives_another(reference, trial):
+    (final,) = trial(seed=1, stop=StopReason.CAP).points
+    assert final.nll_sum != reference.points[0].nll_sum
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"zero_stage": 0, "micro_batch_size_per_gpu": 4},
+        {"zero_stage": 1, "micro_batch_size_per_gpu": 4},
+        {"zero_stage": 1, "micro_batch_size_per_gpu": 4, "world_size": 2},
+        {"zero_stage": 2, "micro_batch_size_per_gpu": 2, "offload": "optimizer"},
+        {"zero_stage": 3, "offload": "parameters"},
+        {"zero_stage": 3, "micro_batch_size_per_gpu": 4, "output_layer": "fused"},
+    ],
+    ids=lambda params: "-".join(str(value) for value in params.values()),
+)
+def test_how_a_step_is_computed_does_not_change_it(params, reference, trial):
+    assert trial(**params).perplexities == pytest.approx(reference.perplexities, rel=1e-6)
+
+
+def test_zero_3_on_two_ranks_neither(saved, reference):
+    assert saved.exit_codes == [FINISHED_EXIT] * 2
+    assert saved.perplexities == pytest.approx(reference.perplexities, rel=1e-6)
+
+
+def test_a_stop_ends_all_ranks_and_keeps_the_evaluation(trial, reference):
+    run = trial(zero_stage=2, world_size=2, micro_batch_size_per_gpu=4, stop=StopReason.TARGET)
+    assert run.exit_codes == [FINISHED_EXIT] * 2
+    assert run.shape == [Phase.TRAIN, Phase.EVAL, "Evaluated", "Finished"]
+    assert run.only(Finished).summary["step"] == run.points[0].step == reference.points[0].step
+    assert run.perplexities == pytest.approx(reference.perplexities[:1], rel=1e-6)
+
+
+def independent_perplexity(model_folder: Path, tokens: np.ndarray) -> float:
+    """Plain transformers: window after window, each with its own shifted labels, one at a time."""
+    model = AutoModelForCausalLM.from_pretrained(model_folder).eval()
+    total, count = 0.0, 0
+    for start_at in range(0, len(tokens) - 1, LENGTH):
+        window = torch.from_numpy(tokens[start_at : start_at + LENGTH + 1].astype(np.int64))
+        with torch.no_grad():
+            log_probabilities = model(window[None, :-1]).logits[0].double().log_softmax(-1)
+        total -= log_probabilities[torch.arange(len(window) - 1), window[1:]].sum().item()
+        count += len(window) - 1
+    return perplexity(total, count)
+
+
+def test_perplexity_is_what_plain_transformers_computes_on_the_saved_model(saved, prepared):
+    tokens = open_tokens(PreparedFolder(prepared).evaluation)
+    sequences = -(-(len(tokens) - 1) // LENGTH)
+    assert (len(tokens) - 1) % LENGTH and sequences % 2, "a ragged last sequence, and ranks with unequal shares"
+    model = saved.folder / "model"
+    assert saved.perplexities[-1] == pytest.approx(independent_perplexity(model, tokens), rel=1e-6)
+    assert AutoTokenizer.from_pretrained(model).decode(tokens[:50].tolist())
+    assert not list(model.glob("*.bin")), "no pickle"
+
+
+def test_a_pretrained_model_goes_on_from_its_weights(saved, trial):
+    """Under ZeRO-3, where loading partitions; a learning rate of nothing leaves the weights as they were."""
+    workload = {**WORKLOAD, "model": {"name_or_path": str(saved.folder / "model")}, "evaluations": 1}
+    run = trial(
+        workload, zero_stage=3, learning_rate=1e-12, epochs=0.01, attention_implementation="eager",
+        output_layer="fused", world_size=2, micro_batch_size_per_gpu=4,
+    )  # fmt: skip
+    assert run.perplexities == pytest.approx(saved.perplexities[-1:], rel=1e-5)
+
+
+def test_every_optional_dimension(trial, reference):
+    run = trial(
+        gradient_checkpointing=True, precision="bf16", weight_decay=0.1, warmup_ratio=0.2, lr_scheduler="cosine",
+        torch_compile=False, attention_implementation="eager", lora_rank=4, output_layer="fused_fp8",
+    )  # fmt: skip
+    first, last = run.perplexities
+    assert reference.perplexities[-1] < last < first, "adapters learn, and learn less than all weights"
+
+
+def test_a_diverging_trial_says_so(trial):
+    run = trial(learning_rate=1e6)
+    failed = run.only(Failed)
+    assert failed.kind == "diverged" and "loss was not finite at step" in failed.text
+    assert run.exit_codes == [FINISHED_EXIT]
+
+
+def test_parameters_that_the_data_set_cannot_serve(trial):
+    run = trial(global_batch_size=10**6, micro_batch_size_per_gpu=10**6)
+    failed = run.only(Failed)
+    assert failed.kind == "bad_input" and "sequences, but got 1000000" in failed.text
+    assert run.exit_codes == [BAD_INPUT_EXIT]
+
+
+# ---------------------------------------------------------------------------------------------------------- failures
+
+
+def allocate_a_petabyte():
+    torch.empty(2**50, dtype=torch.uint8)
+
+
+def raising(error: Exception):
+    def body():
+        raise error
+
+    return body
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "exit_code"),
+    [
+        (allocate_a_petabyte, "out_of_memory", OUT_OF_MEMORY_EXIT),
+        (raising(torch.OutOfMemoryError("CUDA out of memory.")), "out_of_memory", OUT_OF_MEMORY_EXIT),
+        (raising(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED")), "out_of_memory", OUT_OF_MEMORY_EXIT),
+        (raising(Diverged("the loss was not finite.")), "diverged", FINISHED_EXIT),
+        (raising(BadInput("too large.")), "bad_input", BAD_INPUT_EXIT),
+        (raising(ValueError("shapes differ")), "crash", CRASH_EXIT),
+    ],
+)
+def test_what_ends_a_process_is_reported(body, kind, exit_code, capfd):
+    ours, theirs = socket.socketpair()
+    with reported(Speaker(theirs), lambda: 1.5) as outcome:
+        body()
+    listener = Listener(ours)
+    failed = listener.receive(timeout_s=1)
+    listener.close()
+    assert isinstance(failed, Failed) and failed.kind == kind
+    assert outcome.exit_code == exit_code
+    assert failed.peak_memory_gib == (1.5 if kind == "out_of_memory" else None)
+    if kind == "crash":
+        assert failed.text == "ValueError: shapes differ"
+        assert "Traceback" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("error", ["ValueError", "Diverged", "BadInput"])
+def test_what_ends_a_process_is_reported_also_where_the_log_is_full(error):
+    script = f"""
+from carbonopt.channel import Speaker
+from carbonopt.train.failures import BadInput, Diverged, reported
+with reported(Speaker.inherited()):
+    raise {error}("not as it should be")
+"""
+    ours, theirs = socket.socketpair()
+    with Path("/dev/full").open("wb", buffering=0) as full, theirs:
+        number = theirs.fileno()
+        env = os.environ | {CHANNEL_FD: str(number)}
+        subprocess.run([sys.executable, "-c", script], stderr=full, env=env, pass_fds=[number])
+    listener = Listener(ours)
+    assert listener.receive(timeout_s=1).text.endswith("not as it should be")
+    listener.close()
+
+
+def test_perplexity_of_a_divergence_is_no_number():
+    assert math.isnan(EvalPoint(step=1, tokens=1, nll_sum=None, eval_tokens=1).perplexity)
