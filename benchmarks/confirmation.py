@@ -15,8 +15,9 @@ import numpy as np
 from carbonopt.analysis.confirmation import plan
 from carbonopt.analysis.recommend import recommend
 from carbonopt.core.config import Confirm
+from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.study import Intensity, Provenance, StudyData
-from carbonopt.core.trial import TrialParams, TrialRecord, TrialState
+from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.study.file import parse_study
 
 TRIALS, TARGET = 25, 10.0

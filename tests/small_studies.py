@@ -3,18 +3,9 @@
 import math
 from typing import Any
 
+from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.study import CarbonTrace, Hardware, IdlePower, Intensity, Provenance, SessionLedger, StudyData
-from carbonopt.core.trial import (
-    Durations,
-    Energy,
-    EvalPoint,
-    GpuEnergy,
-    Phase,
-    StopReason,
-    TrialParams,
-    TrialRecord,
-    TrialState,
-)
+from carbonopt.core.trial import Durations, Energy, EvalPoint, GpuEnergy, Phase, StopReason, TrialRecord, TrialState
 from carbonopt.core.units import emissions_kg_co2e, kwh_from_joules
 from carbonopt.study.file import parse_study
 

@@ -82,7 +82,9 @@ def training_j(run: RecordedRun) -> float:
 
 
 def final(run: RecordedRun) -> float:
-    return math.exp(run.evals[-1].nll)
+    nll = run.evals[-1].nll
+    assert nll is not None  # tables of perplexities
+    return math.exp(nll)
 
 
 def search(path: Path, sampler: str, above: float, seed: int, limit: int) -> dict:
@@ -151,8 +153,9 @@ def carbon(table: Table, _: str, target: float, seed: int, goal: str = "recommen
     space = SearchSpace(config.search.space, 1, False)
     strategy = Strategy(config, space, None)
     meter = ReplayMeter()
-    launcher = ReplayLauncher(table.path, config.search.space, meter.advance)
-    study = optuna.create_study(directions=["minimize"] * 2)
+    quality = config.target.quality
+    launcher = ReplayLauncher(table.path, config.search.space, quality, meter.advance)
+    study = optuna.create_study(directions=["minimize", quality.direction])
     best_kwh = None
     while True:
         number = len(study.get_trials(deepcopy=False))
@@ -174,15 +177,16 @@ def carbon(table: Table, _: str, target: float, seed: int, goal: str = "recommen
             timeout_s=math.inf,
         )
         meter.enter(Phase.SETUP)
-        watch = TrialWatch(spec, launcher.start(spec, Path()), meter, rules, [], lambda *_: None, lambda _: None)
+        processes = launcher.start(spec, Path())
+        watch = TrialWatch(spec, quality.name, processes, meter, rules, [], lambda *_: None, lambda _: None)
         record = watch.run()
         trial.set_user_attr("record", record.as_json())
         complete = record.state == TrialState.COMPLETE
         if complete:
-            study.tell(trial, [record.emissions_kg_co2e, record.perplexity])
+            study.tell(trial, [record.emissions_kg_co2e, record.value])
         else:
             study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-        if record.meets(target) and (best_kwh is None or record.energy_kwh.train < best_kwh):
+        if record.meets(config.target.at()) and (best_kwh is None or record.energy_kwh.train < best_kwh):
             best_kwh = record.energy_kwh.train
         yield table.run(trial.params), joules_from_kwh(record.energy_kwh.train), complete, record.stop_reason, seconds
 

@@ -8,26 +8,13 @@ from dataclasses import dataclass
 from carbonopt.analysis.confidence import Configuration, Evidence, Standing
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.analysis.stages import Speed, Stages, compiles
+from carbonopt.core.dimensions import TrialParams, affecting
 from carbonopt.core.study import StudyData
-from carbonopt.core.trial import Frozen, TrialParams, TrialRecord, TrialState
+from carbonopt.core.trial import TrialRecord, TrialState
+from carbonopt.core.values import Frozen
 
 WORTH_SAYING = 0.01  # of a training's energy: what a first step took more elsewhere
 _ROUNDING = 1e-9  # relative: what two equal figures may differ by
-
-# What decides which kernels a run compiles, so that another one with the same finds them in the cache. The learning
-# rate, the epochs and how many micro batches make a global one don't.
-_COMPILED_BY = (
-    "torch_compile",
-    "output_layer",
-    "micro_batch_size_per_gpu",
-    "precision",
-    "attention_implementation",
-    "gradient_checkpointing",
-    "zero_stage",
-    "offload",
-    "world_size",
-    "lora_rank",
-)
 
 
 class CheapestFrom(Frozen):
@@ -53,7 +40,7 @@ class AsFirst(Frozen):
 
 class NotCompared(Frozen):
     """Of the compiled trials that are not compared, for they were stopped or may not be recommended, the one whose
-    steps cost least. What a token costs it is known, and so what a long run would; which perplexity that reaches isn't.
+    steps cost least. What a token costs it is known, and so what a long run would; which quality that reaches isn't.
     """
 
     trial: int
@@ -87,7 +74,7 @@ class Line:
 
     excess_kwh: float
     per_length_kwh: float
-    rank: tuple[float, int]  # perplexity and trial, among equals
+    rank: tuple[float, int]  # of the quality, and the trial, among equals
     one: Configuration
 
     @property
@@ -101,7 +88,7 @@ class Line:
 
 def amortisation(data: StudyData, rec: Recommendation, found: Stages) -> Amortisation | None:
     """None: no trial completed, or the first steps of the recommended one were not measured."""
-    evidence = Evidence.of(data, rec.target_perplexity)
+    evidence = Evidence.of(data, rec.target)
     standing = next((evidence.standing(one) for one in evidence.configurations if one.first.trial == rec.trial), None)
     # What is recommended is the cheapest of the best standing that there is.
     eligible = [one for one in evidence.configurations if standing is None or evidence.standing(one) is standing]
@@ -164,7 +151,7 @@ def _not_compared(
         trial=least.trial,
         of=len(others),
         complete=least.state is TrialState.COMPLETE,
-        meets=least.meets(rec.target_perplexity),
+        meets=least.meets(rec.target),
         steps_done=least.steps_done or 0,
         total_steps=least.total_steps,
         less_a_token=1 - a_token(least) / own,
@@ -202,7 +189,7 @@ def _line(one: Configuration, speeds: Mapping[int, Speed], *, by_first: bool) ->
     return Line(
         excess_kwh=statistics.fmean(excess_kwh for _, excess_kwh in parts),
         per_length_kwh=statistics.fmean(train_kwh - excess_kwh for train_kwh, excess_kwh in parts),
-        rank=(one.perplexity, one.first.trial),
+        rank=(one.quality.rank(one.value), one.first.trial),
         one=one,
     )
 
@@ -256,5 +243,5 @@ def _least(lines: Sequence[Line], energies_kwh: Iterable[float]) -> Line:
 
 
 def _compiled_by(params: TrialParams) -> tuple[object, ...]:
-    """Equal where two runs compile the same."""
-    return tuple(getattr(params, name) for name in _COMPILED_BY)
+    """Equal where two runs compile the same kernels, so that another one finds them in the cache."""
+    return tuple(getattr(params, name) for name in affecting("kernels"))

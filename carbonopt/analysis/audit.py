@@ -3,7 +3,8 @@
 from carbonopt.analysis.confidence import LEVEL
 from carbonopt.analysis.front import pareto_front
 from carbonopt.core.study import StudyData
-from carbonopt.core.trial import Frozen, TrialState
+from carbonopt.core.trial import TrialState
+from carbonopt.core.values import Frozen
 
 # A trial that ended otherwise (by the budget, a crash) doesn't tell whether it would have mattered.
 _TELLING = (TrialState.COMPLETE, TrialState.DIVERGED)
@@ -32,7 +33,7 @@ def audit(data: StudyData) -> Audit | None:
     mattered = [
         record
         for record in ended
-        if (record.trial in front if search.goal == "front" else record.meets(data.config.target.perplexity))
+        if (record.trial in front if search.goal == "front" else record.meets(data.config.target.at()))
     ]
     lowest, highest = _interval(len(mattered), len(ended))
     return Audit(

@@ -10,8 +10,9 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from carbonopt.core.study import StudyData
-from carbonopt.core.trial import Frozen, TrialRecord, TrialState
+from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.core.units import emissions_kg_co2e
+from carbonopt.core.values import Frozen
 
 LEAST_STEPS = 10
 LEAST_SHARE = 0.05  # of all its steps

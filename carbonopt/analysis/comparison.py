@@ -3,8 +3,8 @@
 from carbonopt.analysis.confidence import LEVEL, Configuration, configurations
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core.study import StudyData
-from carbonopt.core.trial import Frozen
 from carbonopt.core.units import emissions_kg_co2e
+from carbonopt.core.values import Frozen
 
 
 class Saving(Frozen):
@@ -52,7 +52,7 @@ class AtEqualQuality(Frozen):
 class Comparison(Frozen):
     trial: int
     baseline_trial: int
-    perplexity_difference: float  # recommended ÷ baseline − 1
+    value_difference: float  # of the quality: recommended ÷ baseline − 1
     saving: Saving
     equal_quality: AtEqualQuality | None  # None: the baseline never met the target, or its energy by step is not known
 
@@ -62,7 +62,7 @@ def comparison(data: StudyData, rec: Recommendation) -> Comparison | None:
 
     None: nothing is recommended, it is its own baseline, or the baseline emitted nothing.
     """
-    if rec.trial is None or rec.baseline is None or rec.perplexity is None or rec.saving_fraction is None:
+    if rec.trial is None or rec.baseline is None or rec.value is None or rec.saving_fraction is None:
         return None
     if rec.trial == rec.baseline.trial:
         return None
@@ -72,7 +72,7 @@ def comparison(data: StudyData, rec: Recommendation) -> Comparison | None:
     return Comparison(
         trial=rec.trial,
         baseline_trial=rec.baseline.trial,
-        perplexity_difference=rec.perplexity / rec.baseline.perplexity - 1,
+        value_difference=rec.value / rec.baseline.value - 1,
         saving=Saving(
             fraction=rec.saving_fraction,
             lowest=lowest,
@@ -123,7 +123,7 @@ def _up_to_the_target(data: StudyData, rec: Recommendation, one: Configuration) 
     """Of the search's own run: the step of its first evaluation at or below the target, the emissions up to there, and
     those up to the evaluation before. None: it never met the target, or these are not known."""
     evals = one.first.evals
-    meets = next((at for at, point in enumerate(evals) if point.perplexity <= rec.target_perplexity), None)
+    meets = next((at for at, point in enumerate(evals) if rec.target.is_met_by(point.value)), None)
     if meets is None:
         return None
     energy_kwh, before_kwh = evals[meets].train_energy_kwh, evals[meets - 1].train_energy_kwh if meets else 0.0

@@ -1,9 +1,9 @@
 """How sure an answer is: configurations that were repeated with other seeds, and what their spread allows to say.
 
-Perplexities are compared as logarithms, where seeds move all configurations alike; a mean over seeds is therefore a
-geometric mean. One standard deviation is pooled over all repeated configurations: three seeds alone say little. Where a
-configuration's own is larger, that is taken: of 8 configurations of a small GPT, recorded on an H200 with three seeds
-each, it went from 0.5 to 5.7 %.
+Values are compared on the scale of their quality (`Quality.scaled`), where seeds move all configurations alike:
+perplexities by their logarithms, so that a mean over seeds is a geometric mean. One standard deviation is pooled over
+all repeated configurations: three seeds alone say little. Where a configuration's own is larger, that is taken: of 8
+configurations of a small GPT, recorded on an H200 with three seeds each, it went from 0.5 to 5.7 %.
 """
 
 import math
@@ -14,8 +14,10 @@ from enum import StrEnum
 from functools import cached_property
 
 from carbonopt.analysis.front import objectives
+from carbonopt.core.quality import Quality, Target
 from carbonopt.core.study import StudyData
-from carbonopt.core.trial import Frozen, TrialRecord, TrialState, perplexity
+from carbonopt.core.trial import TrialRecord, TrialState
+from carbonopt.core.values import Frozen
 
 LEVEL = 0.95
 LARGEST_MARGIN = 500.0  # of a logarithm: beyond it nothing is known, and its exponential is still a number
@@ -54,21 +56,25 @@ class Configuration:
     def emissions_of_runs(self) -> tuple[float, ...]:
         return tuple(emissions_kg for emissions_kg, _ in self._points)
 
+    @property
+    def quality(self) -> Quality:
+        return self.first.quality.of
+
     @cached_property
-    def log_perplexities(self) -> tuple[float, ...]:
-        return tuple(math.log(perplexity) for _, perplexity in self._points)
+    def scaled_values(self) -> tuple[float, ...]:
+        return tuple(self.quality.scaled(value) for _, value in self._points)
 
     @property
     def emissions_kg_co2e(self) -> float:
         return statistics.fmean(self.emissions_of_runs)
 
     @property
-    def perplexity(self) -> float:
-        """Geometric mean."""
+    def value(self) -> float:
+        """Mean of the quality, taken on its scale: of perplexities the geometric one."""
         if self.n == 1:
-            assert self.first.perplexity is not None
-            return self.first.perplexity  # to the last digit, which a logarithm would change
-        return math.exp(statistics.fmean(self.log_perplexities))
+            assert self.first.value is not None
+            return self.first.value  # to the last digit, which a logarithm would change
+        return self.quality.unscaled(statistics.fmean(self.scaled_values))
 
     @property
     def energy_kwh(self) -> float | None:
@@ -78,13 +84,14 @@ class Configuration:
 
     @cached_property
     def rank(self) -> tuple[float, float, int]:
-        """By the search's trial alone: least emissions, then least perplexity, then the earliest."""
-        return (*self._points[0], self.first.trial)
+        """By the search's trial alone: least emissions, then the best quality, then the earliest."""
+        emissions_kg, value = self._points[0]
+        return (emissions_kg, self.quality.rank(value), self.first.trial)
 
     @cached_property
     def mean_rank(self) -> tuple[float, float, int]:
         """The same by the means."""
-        return (self.emissions_kg_co2e, self.perplexity, self.first.trial)
+        return (self.emissions_kg_co2e, self.quality.rank(self.value), self.first.trial)
 
 
 @dataclass(frozen=True)
@@ -123,8 +130,8 @@ class SaferAlternative(Frozen):
 
     trial: int
     seeds: int  # complete runs
-    perplexity_mean: float  # geometric
-    perplexity_bound: float  # at the level of the recommended one's
+    value_mean: float
+    value_bound: float  # at the level of the recommended one's
     emissions_kg_co2e: float  # mean
     emissions_difference: float  # ÷ the recommended one's − 1
 
@@ -135,30 +142,31 @@ class Confidence(Frozen):
     level: float
     seeds: int  # complete runs of the configuration, each with its own seed
     trials: tuple[int, ...]  # their numbers
-    perplexity_mean: float  # geometric
-    perplexity_deviation: float | None  # standard deviation of one run: pooled or its own; None: it ran once
-    # At that level, the mean over all seeds is below; None: it ran once, or its runs differ beyond all bounds.
-    perplexity_bound: float | None
+    value_mean: float  # as `Configuration.value`
+    value_deviation: float | None  # standard deviation of one run: pooled or its own; None: it ran once
+    # At that level, the mean over all seeds is no worse; None: it ran once, or its runs differ beyond all bounds.
+    value_bound: float | None
     emissions_deviation_kg_co2e: float | None  # likewise
-    confirmed: bool  # the bound is not above the target
+    confirmed: bool  # the bound meets the target
     safer_alternative: SaferAlternative | None  # None: it holds, it has no bound, or no other is as cheap and surer
 
 
 class Evidence:
     """What a study's records say of its configurations against one target."""
 
-    def __init__(self, found: Iterable[Configuration], target_perplexity: float, seeds: int) -> None:
-        """`seeds`: with how many a configuration is to be run before it is judged."""
+    def __init__(self, found: Iterable[Configuration], target: Target | None, seeds: int) -> None:
+        """`target`: None where only bounds are asked for. `seeds`: with how many a configuration is to be run before it
+        is judged."""
         self.configurations = tuple(found)
-        self._target_perplexity = target_perplexity
+        self._target = target
         self._seeds = seeds
-        self.log_perplexity = pooled(one.log_perplexities for one in self.configurations)
+        self.scaled_value = pooled(one.scaled_values for one in self.configurations)
         self.emissions = pooled(one.emissions_of_runs for one in self.configurations)
 
     @classmethod
-    def of(cls, data: StudyData, target_perplexity: float) -> "Evidence":
+    def of(cls, data: StudyData, target: Target) -> "Evidence":
         seeds = 1 if data.config.confirm is None else data.config.confirm.seeds
-        return cls(configurations(data.records), target_perplexity, seeds)
+        return cls(configurations(data.records), target, seeds)
 
     @cached_property
     def _log_emissions(self) -> Pooled | None:
@@ -174,25 +182,27 @@ class Evidence:
         return any(one.n > 1 or one.failed_replicate for one in self.configurations)
 
     def standing(self, one: Configuration) -> Standing:
-        reached = [standing for lowest, standing in self.standings(one) if lowest <= self._target_perplexity]
+        assert self._target is not None
+        reached = [standing for value, standing in self.standings(one) if self._target.is_met_by(value)]
         return reached[-1] if reached else Standing.REJECTED
 
     def standings(self, one: Configuration) -> tuple[tuple[float, Standing], ...]:
-        """From which target perplexity on it has which standing; below the first it misses. Whatever this evidence's
-        own target is."""
+        """From which target on it has which standing; before the first it misses. Whatever this evidence's own target
+        is."""
         if one.failed_replicate:
             return ()
         before = Standing.UNREPLICATED if one.n == 1 or one.n < self._seeds else Standing.INCONCLUSIVE
         bound = self.bound(one)
-        return ((one.perplexity, before),) if bound is None else ((one.perplexity, before), (bound, Standing.CONFIRMED))
+        reached = (one.value, before)
+        return (reached,) if bound is None else (reached, (bound, Standing.CONFIRMED))
 
     def bound(self, one: Configuration) -> float | None:
-        """At LEVEL, the mean perplexity over all seeds is below; None: it ran once, or its runs differ too much."""
+        """At LEVEL, the mean over all seeds is no worse; None: it ran once, or its runs differ too much."""
         noise = self._noise(one)
         if noise is None:
             return None
-        bound = perplexity(statistics.fmean(one.log_perplexities) + noise.margin(one.n), 1)
-        return bound if math.isfinite(bound) else None
+        bound = one.quality.unscaled(statistics.fmean(one.scaled_values) + noise.margin(one.n))
+        return bound if math.isfinite(bound) and not one.quality.beyond(bound) else None
 
     def confidence(self, one: Configuration) -> Confidence:
         noise = self._noise(one)
@@ -200,9 +210,9 @@ class Evidence:
             level=LEVEL,
             seeds=one.n,
             trials=tuple(run.trial for run in one.runs),
-            perplexity_mean=one.perplexity,
-            perplexity_deviation=None if noise is None else one.perplexity * noise.deviation,
-            perplexity_bound=self.bound(one),
+            value_mean=one.value,
+            value_deviation=None if noise is None else one.quality.unscaled_deviation(one.value, noise.deviation),
+            value_bound=self.bound(one),
             emissions_deviation_kg_co2e=self._emissions_deviation(one),
             confirmed=self.standing(one) is Standing.CONFIRMED,
             safer_alternative=self._safer_alternative(one),
@@ -239,8 +249,8 @@ class Evidence:
             SaferAlternative(
                 trial=one.first.trial,
                 seeds=one.n,
-                perplexity_mean=one.perplexity,
-                perplexity_bound=surer,
+                value_mean=one.value,
+                value_bound=surer,
                 emissions_kg_co2e=one.emissions_kg_co2e,
                 emissions_difference=one.emissions_kg_co2e / winner.emissions_kg_co2e - 1,
             )
@@ -248,11 +258,12 @@ class Evidence:
             if winner.emissions_kg_co2e > 0
             and not one.failed_replicate
             and (surer := self.bound(one)) is not None
-            and surer < bound
+            and one.quality.rank(surer) < one.quality.rank(bound)
             and one.emissions_kg_co2e - winner.emissions_kg_co2e
             <= max(NEARLY_AS_CHEAP * winner.emissions_kg_co2e, self.emissions.margin(one.n, winner.n))
         ]
-        return min(found, key=lambda one: (one.perplexity_bound, one.trial), default=None)
+        rank = winner.quality.rank
+        return min(found, key=lambda one: (rank(one.value_bound), one.trial), default=None)
 
     def ties(self, winner: Configuration) -> tuple[int, ...]:
         """Trials whose configurations hold, too, and whose mean emissions differ from the winner's by no more than the
@@ -273,9 +284,9 @@ class Evidence:
         return (self.emissions if one.n == 1 else self.emissions.at_least(one.emissions_of_runs)).deviation
 
     def _noise(self, one: Configuration) -> Pooled | None:
-        if one.n == 1 or self.log_perplexity is None:
+        if one.n == 1 or self.scaled_value is None:
             return None
-        return self.log_perplexity.at_least(one.log_perplexities)
+        return self.scaled_value.at_least(one.scaled_values)
 
 
 def configurations(records: Iterable[TrialRecord]) -> tuple[Configuration, ...]:
@@ -305,7 +316,12 @@ def by_means(records: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
     return tuple(
         record
         if (one := repeated.get(record.trial)) is None
-        else record.model_copy(update={"emissions_kg_co2e": one.emissions_kg_co2e, "perplexity": one.perplexity})
+        else record.model_copy(
+            update={
+                "emissions_kg_co2e": one.emissions_kg_co2e,
+                "quality": record.quality.model_copy(update={"value": one.value}),
+            }
+        )
         for record in records
         if record.repeat_of is None
     )

@@ -6,13 +6,15 @@ together these are at most 1 + confirm.runners_up configurations. What is known 
 before it have found, so that an interrupted study goes on as if it had never stopped.
 """
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 
 from carbonopt.analysis.confidence import Configuration, Evidence, Standing, configurations
 from carbonopt.core.config import StudyConfig
+from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.quality import Target
 from carbonopt.core.study import StudyData
-from carbonopt.core.trial import Frozen, StopReason, TrialParams, TrialRecord
+from carbonopt.core.trial import StopReason, TrialRecord
+from carbonopt.core.values import Frozen
 
 Available = Callable[[int, TrialParams], bool]  # whether a configuration can be run with a seed
 
@@ -38,7 +40,7 @@ def plan(data: StudyData, available: Available) -> ConfirmationProgress:
     chosen: list[Configuration] = []
     not_recorded: list[Repeat] = []
     while len(chosen) <= confirm.runners_up:
-        following = _following(found, chosen, data.config.target.perplexity, confirm.seeds)
+        following = _following(found, chosen, data.config.target.at(), confirm.seeds)
         if following is None:
             break
         chosen.append(following)
@@ -55,7 +57,7 @@ def outcome(data: StudyData, available: Available) -> str:
     found = plan(data, available)
     if not found.trials:
         return "no trial met the target, so none was repeated"
-    evidence = Evidence.of(data, data.config.target.perplexity)
+    evidence = Evidence.of(data, data.config.target.at())
     chosen = [one for one in evidence.configurations if one.first.trial in found.trials]
     counts = sorted({one.n for one in chosen}, reverse=True)
     parts = [_ran(count, [one.first.trial for one in chosen if one.n == count]) for count in counts]
@@ -73,18 +75,18 @@ def refuted(records: Iterable[TrialRecord], config: StudyConfig) -> frozenset[in
     """Trials, repeats among them, of configurations whose repeats with other seeds missed the target, on average."""
     if config.confirm is None:
         return frozenset()
-    evidence = Evidence(configurations(records), config.target.perplexity, config.confirm.seeds)
+    evidence = Evidence(configurations(records), config.target.at(), config.confirm.seeds)
     repeated = [one for one in evidence.configurations if one.n > 1 or one.failed_replicate]
     missing = [one for one in repeated if evidence.standing(one) is Standing.REJECTED]
     return frozenset(run.trial for one in missing for run in one.runs)
 
 
 def _following(
-    found: Sequence[Configuration], chosen: Sequence[Configuration], target_perplexity: float, seeds: int
+    found: Sequence[Configuration], chosen: Sequence[Configuration], target: Target, seeds: int
 ) -> Configuration | None:
     """The configuration to repeat after these, by what the search and their repeats say; None: none is left."""
     known = [one if one in chosen else Configuration(runs=(one.first,)) for one in found]
-    evidence = Evidence(known, target_perplexity, seeds)
+    evidence = Evidence(known, target, seeds)
     by_trial = {one.first.trial: one for one in found}
     taken = {one.first.trial for one in chosen}
     others = [one for one in known if one.first.trial not in taken]
@@ -93,20 +95,17 @@ def _following(
     winner = min(holds, key=lambda one: one.mean_rank, default=None)
     following = min(may_hold, key=lambda one: one.rank, default=None)
     if winner is not None and (following is None or winner.rank < following.rank):
-        may_hold += [
-            one for one in others if one.rank < winner.rank and _nearly_meets(one, evidence, target_perplexity)
-        ]
+        may_hold += [one for one in others if one.rank < winner.rank and _nearly_meets(one, evidence, target)]
         following = min(may_hold, key=lambda one: (abs(one.rank[0] - winner.rank[0]), one.rank), default=None)
     return None if following is None else by_trial[following.first.trial]
 
 
-def _nearly_meets(one: Configuration, evidence: Evidence, target_perplexity: float) -> bool:
+def _nearly_meets(one: Configuration, evidence: Evidence, target: Target) -> bool:
     """Whether a single run is above the target by no more than a standard deviation of the repeats.
 
     To hold the target in the end, one that is farther off would have to have been unlucky by more than two.
     """
-    noise = evidence.log_perplexity
-    over = math.log(one.perplexity / target_perplexity)
+    noise, over = evidence.scaled_value, target.shortfall(one.value)
     return noise is not None and 0 < over <= noise.deviation
 
 

@@ -1,14 +1,17 @@
 """Diminishing returns inside one run: what each further gram bought, and where stopping would have been enough."""
 
 import itertools
-import math
+from collections.abc import Callable
 
 from carbonopt.analysis.recommend import Recommendation
+from carbonopt.core.dimensions import DEFAULT_LR_SCHEDULER, TrialParams, rate_decays
+from carbonopt.core.quality import Target
 from carbonopt.core.study import StudyData
-from carbonopt.core.trial import DEFAULT_LR_SCHEDULER, Frozen, TrialParams, TrialRecord, TrialState, rate_decays
+from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.core.units import emissions_kg_co2e
+from carbonopt.core.values import Frozen
 
-ENOUGH = 0.01  # an evaluation within this share above the lowest perplexity is as good for most ends
+ENOUGH = 0.01  # an evaluation that is worse than the best by this share is as good for most ends
 
 
 class Milestone(Frozen):
@@ -18,19 +21,19 @@ class Milestone(Frozen):
     share: float  # of all its steps
     energy_kwh: float  # of the training window up to here
     emissions_kg_co2e: float  # likewise, PUE in
-    perplexity: float
-    # Perplexity gained since the evaluation before, per kg CO2e. None: the first one, or nothing was emitted since.
+    value: float  # of the quality
+    # How much better it got since the evaluation before, per kg CO2e. None: the first one, or nothing was emitted.
     gained_per_kg_co2e: float | None
 
 
 class DiminishingReturns(Frozen):
     trial: int  # the recommended one, else the closest, if it completed
     total_steps: int
-    points: tuple[Milestone, ...]  # by step; only evaluations of known energy and finite perplexity
-    lowest: Milestone
-    enough: Milestone  # the first within ENOUGH of the lowest perplexity
+    points: tuple[Milestone, ...]  # by step; only evaluations of known energy and finite value
+    best: Milestone
+    enough: Milestone  # the first within ENOUGH of the best
     saved_fraction: float  # of the run's emissions, had it been stopped there
-    first_meeting: Milestone | None  # the first at or below the target
+    first_meeting: Milestone | None  # the first that meets the target
     rate_decays: bool  # the learning rate falls over the run: a run planned to be that short would end lower
 
 
@@ -48,16 +51,18 @@ def diminishing_returns(data: StudyData, rec: Recommendation) -> DiminishingRetu
     points = _milestones(data, record, total_steps)
     if not points or not record.energy_kwh.train > 0:
         return None
-    lowest = min(points, key=lambda point: point.perplexity)
-    enough = next(point for point in points if point.perplexity <= lowest.perplexity * (1 + ENOUGH))
+    rank = rec.target.quality.rank
+    best = min(points, key=lambda point: rank(point.value))
+    as_good = Target(rec.target.quality, rec.target.quality.relaxed(best.value, ENOUGH))
+    enough = next(point for point in points if as_good.is_met_by(point.value))
     return DiminishingReturns(
         trial=record.trial,
         total_steps=total_steps,
         points=points,
-        lowest=lowest,
+        best=best,
         enough=enough,
         saved_fraction=0.0 if enough.step >= total_steps else 1 - enough.energy_kwh / record.energy_kwh.train,
-        first_meeting=next((point for point in points if point.perplexity <= rec.target_perplexity), None),
+        first_meeting=next((point for point in points if rec.target.is_met_by(point.value)), None),
         rate_decays=_rate_decays(data, record.params),
     )
 
@@ -70,18 +75,19 @@ def _milestones(data: StudyData, record: TrialRecord, total_steps: int) -> tuple
             share=point.step / total_steps,
             energy_kwh=point.train_energy_kwh,
             emissions_kg_co2e=emissions_kg_co2e(point.train_energy_kwh, intensity, pue),
-            perplexity=point.perplexity,
+            value=point.value,
             gained_per_kg_co2e=None,
         )
         for point in record.evals
-        if point.train_energy_kwh is not None and math.isfinite(point.perplexity)
+        if point.train_energy_kwh is not None and point.value is not None
     ]
-    return (*points[:1], *itertools.starmap(_with_gain, itertools.pairwise(points)))
+    rank = record.quality.of.rank
+    return (*points[:1], *(_with_gain(before, point, rank) for before, point in itertools.pairwise(points)))
 
 
-def _with_gain(before: Milestone, point: Milestone) -> Milestone:
+def _with_gain(before: Milestone, point: Milestone, rank: Callable[[float], float]) -> Milestone:
     spent_kg = point.emissions_kg_co2e - before.emissions_kg_co2e
-    gained = (before.perplexity - point.perplexity) / spent_kg if spent_kg > 0 else None
+    gained = (rank(before.value) - rank(point.value)) / spent_kg if spent_kg > 0 else None
     return point.model_copy(update={"gained_per_kg_co2e": gained})
 
 

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 
 from carbonopt.core import units
 from carbonopt.core.study import StudyData
-from carbonopt.core.trial import TRIAL_PHASES, Frozen, GpuEnergy, Phase, TrialRecord, TrialState
+from carbonopt.core.trial import TRIAL_PHASES, GpuEnergy, Phase, TrialRecord, TrialState
+from carbonopt.core.values import Frozen
 
 
 class Footprint(Frozen):

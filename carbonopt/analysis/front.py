@@ -1,4 +1,4 @@
-"""The Pareto front in (emissions, perplexity), both minimized."""
+"""The Pareto front in emissions and quality: fewer are better, and whatever the quality's direction is."""
 
 import math
 from collections.abc import Iterable
@@ -11,10 +11,10 @@ def is_finite(value: float | None) -> bool:
 
 
 def objectives(record: TrialRecord) -> tuple[float, float] | None:
-    """(emissions in kg CO2e, perplexity) of a complete trial; None if it did not complete or either is not finite."""
-    if record.state is not TrialState.COMPLETE or record.emissions_kg_co2e is None or record.perplexity is None:
+    """(emissions in kg CO2e, quality) of a complete trial; None if it did not complete or either is not finite."""
+    if record.state is not TrialState.COMPLETE or record.emissions_kg_co2e is None or record.value is None:
         return None
-    point = (record.emissions_kg_co2e, record.perplexity)
+    point = (record.emissions_kg_co2e, record.value)
     return point if all(map(math.isfinite, point)) else None
 
 
@@ -23,13 +23,16 @@ def pareto_front(records: Iterable[TrialRecord]) -> tuple[int, ...]:
 
     Identical points don't beat each other: all of them stay. Sorted by emissions, then by trial number.
     """
-    points = sorted((*point, record.trial) for record in records if (point := objectives(record)))
+    complete = ((*point, record) for record in records if (point := objectives(record)))
+    points = sorted(
+        (emissions_kg, record.quality.of.rank(value), record.trial) for emissions_kg, value, record in complete
+    )
     front: list[int] = []
-    best = (math.inf, math.inf)  # the front's last point: least perplexity so far, at the least emissions for it
-    for emissions_kg, perplexity, trial in points:
-        if perplexity < best[1] or (emissions_kg, perplexity) == best:
+    best = (math.inf, math.inf)  # the front's last point: the best rank so far, at the least emissions for it
+    for emissions_kg, rank, trial in points:
+        if rank < best[1] or (emissions_kg, rank) == best:
             front.append(trial)
-            best = (emissions_kg, perplexity)
+            best = (emissions_kg, rank)
     return tuple(front)
 
 
@@ -37,18 +40,21 @@ def knee(records: Iterable[TrialRecord]) -> int | None:
     """Number of the trial at the front's knee: beyond it, either objective improves only at a high price in the other.
 
     It is the front's point that lies farthest from the chord between its two ends, on the side of lower emissions and
-    perplexity (Das, On characterizing the "knee" of the Pareto curve, Structural Optimization 18, 1999; among other
-    measures in Branke et al., Finding knees in multi-objective optimization, PPSN VIII, 2004). Both axes are logarithms
-    that go from 0 to 1 between the ends: equal shares are equal distances. Of several the one with least emissions,
-    then the earliest.
+    better quality (Das, On characterizing the "knee" of the Pareto curve, Structural Optimization 18, 1999; among other
+    measures in Branke et al., Finding knees in multi-objective optimization, PPSN VIII, 2004). The axes are the
+    logarithm of emissions and the scale of the quality (`Quality.scaled`), from 0 to 1 between the ends: equal shares
+    are equal distances. Of several the one with least emissions, then the earliest.
 
     None: the front has fewer than three different points, none of them lies on that side, or one has no logarithm.
     """
     by_trial = {record.trial: record for record in records}
     front = [(*point, trial) for trial in pareto_front(by_trial.values()) if (point := objectives(by_trial[trial]))]
-    if not front or min(min(point[:2]) for point in front) <= 0:
+    if not front or min(emissions_kg for emissions_kg, _, _ in front) <= 0:
         return None
-    logs = [(math.log(emissions_kg), math.log(perplexity), trial) for emissions_kg, perplexity, trial in front]
+    logs = [
+        (math.log(emissions_kg), by_trial[trial].quality.of.scaled(value), trial)
+        for emissions_kg, value, trial in front
+    ]
     (cheapest, worst, _), (dearest, best, _) = logs[0], logs[-1]
     if not (cheapest < dearest and best < worst):
         return None  # all points are the same

@@ -1,6 +1,7 @@
-"""What each parameter does to emissions and to perplexity: how much of the variation it explains, and which way.
+"""What each parameter does to emissions and to the quality: how much of the variation it explains, and which way.
 
-A Gaussian process (scikit-learn's) learns the logarithm of an objective over the parameters, from complete trials. On
+A Gaussian process (scikit-learn's) learns an objective over the parameters, its logarithm unless it is an
+accuracy, from complete trials. On
 two tables of recorded H200 runs, 26 of 150 or 200 were enough for it to explain 85 to 100 % of the variance of the
 others; for a random forest it was 61 to 97 %. Of the parameters' values it takes logarithms, too, where the study file
 asks for it or where all choices tried are above 0.
@@ -30,7 +31,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -38,14 +39,14 @@ from threadpoolctl import threadpool_limits
 from carbonopt.analysis.front import objectives
 from carbonopt.analysis.parallel import in_forks, processes
 from carbonopt.analysis.shortfall import AT_THE_END
-from carbonopt.core.config import Choices, Fixed, Range, Space
+from carbonopt.core.config import Choices, Range, Space
 from carbonopt.core.study import StudyData
-from carbonopt.core.trial import Frozen, TrialRecord
+from carbonopt.core.trial import TrialRecord
+from carbonopt.core.values import Frozen
 
 if TYPE_CHECKING:  # sklearn and optuna take a second to import, which only reports can spare
     from sklearn.gaussian_process import GaussianProcessRegressor
 
-Objective = Literal["emissions", "perplexity"]
 Array = np.ndarray
 
 LEVEL = 0.9
@@ -70,7 +71,7 @@ class Effect(Frozen):
 
     value: int | float | str | bool
     trials: int  # complete trials with this value (with the nearest of the listed ones, where it is a range)
-    expected: float  # kg CO2e of a run, or perplexity
+    expected: float  # kg CO2e of a run, or the quality
     lowest: float  # interval at `level`
     highest: float
 
@@ -96,7 +97,7 @@ class Gap(Frozen):
 class Influence(Frozen):
     """For one objective."""
 
-    objective: Objective
+    objective: str  # emissions, or the quality's name
     trials: int  # complete ones that this is learned from, MOST_TRIALS at most
     repeats: int = 0  # of these, runs of a configuration that another one of them has, too
     left_out: int = 0  # complete ones beyond MOST_TRIALS, chosen at random
@@ -110,14 +111,14 @@ class Influence(Frozen):
 class NotKnown(Frozen):
     """Why the study can't say."""
 
-    objective: Objective
+    objective: str  # emissions, or the quality's name
     trials: int  # complete ones
     repeats: int = 0  # of these, runs of a configuration that another one of them has, too
     needed: int  # configurations; where they are there (it is 2): two different values of a parameter and the outcome
 
 
 def influence(data: StudyData, seed: int = 0, resamples: int = RESAMPLES) -> tuple[Influence | NotKnown, ...]:
-    """Of the free dimensions on emissions, then on perplexity; the same for the same data and seed.
+    """Of the free dimensions on emissions, then on the quality; the same for the same data and seed.
 
     Of more complete trials than MOST_TRIALS, so many are drawn.
 
@@ -126,7 +127,7 @@ def influence(data: StudyData, seed: int = 0, resamples: int = RESAMPLES) -> tup
         FEWEST_PER_PARAMETER for each parameter that took two values; or where no parameter did, or the objective did
         not.
     """
-    found = [(record, point) for record in data.records if (point := objectives(record)) and min(point) > 0]
+    found = [(record, point) for record in data.records if (point := objectives(record)) and point[0] > 0]
     # At random: evenly spaced ones of a grid that was run in order can all lack the same values.
     drawn = np.sort(np.random.default_rng(seed).permutation(len(found))[:MOST_TRIALS])
     kept = [found[index] for index in drawn]
@@ -137,9 +138,10 @@ def influence(data: StudyData, seed: int = 0, resamples: int = RESAMPLES) -> tup
     left_out = len(found) - len(kept)
     gaps = _gaps(data.config.search.space, [record for record, _ in found])
     results: list[Influence | NotKnown] = []
-    names: tuple[Objective, ...] = ("emissions", "perplexity")
-    for index, objective in enumerate(names):
-        outcome = np.log([point[index] for _, point in kept])
+    quality = data.config.target.quality
+    for index, (objective, log) in enumerate((("emissions", True), (quality.name, quality.value_of_mean == "exp"))):
+        values = np.array([point[index] for _, point in kept])
+        outcome = np.log(values) if log else values
         if len(kept) - repeats < needed:
             results.append(NotKnown(objective=objective, trials=len(kept), repeats=repeats, needed=needed))
         elif not columns or np.ptp(outcome) == 0:
@@ -149,7 +151,7 @@ def influence(data: StudyData, seed: int = 0, resamples: int = RESAMPLES) -> tup
                 from sklearn.exceptions import ConvergenceWarning
 
                 warnings.simplefilter("ignore", ConvergenceWarning)  # a length at its bound is an answer, too
-                learned = _learn(objective, columns, outcome, seed, resamples)
+                learned = _learn(objective, columns, outcome, log, seed, resamples)
                 results.append(learned.model_copy(update={"repeats": repeats, "left_out": left_out, "gaps": gaps}))
     return tuple(results)
 
@@ -170,25 +172,24 @@ class _Column:
 
 def _columns(space: Space, records: Sequence[TrialRecord]) -> list[_Column]:
     columns = []
-    for name in type(space).model_fields:
-        dimension = getattr(space, name)
+    for name, domain in space.free().items():
         tried = [getattr(record.params, name) for record in records]
-        if dimension is not None and not isinstance(dimension, Fixed) and len(set(tried)) > 1:
-            columns.append(_column(name, dimension, tried))
+        if len(set(tried)) > 1:
+            columns.append(_column(name, domain, tried))
     return columns
 
 
-def _column(name: str, dimension: Choices | Range, tried: list[Any]) -> _Column:
-    if isinstance(dimension, Choices) and isinstance(tried[0], str):
-        words = [choice for choice in dimension.choices if choice in tried]
+def _column(name: str, domain: Choices | Range, tried: list[Any]) -> _Column:
+    if isinstance(domain, Choices) and isinstance(tried[0], str):
+        words = [choice for choice in domain.choices if choice in tried]
         codes = np.array([words.index(word) for word in tried], float)
         return _Column(name, codes, tuple(words), np.arange(len(words), dtype=float), ordered=len(words) == 2)
     values = sorted(set(tried))
-    log = dimension.log if isinstance(dimension, Range) else min(values) > 0
+    log = domain.log if isinstance(domain, Range) else min(values) > 0
     scale = (lambda numbers: np.log(np.array(numbers, float))) if log else (lambda numbers: np.array(numbers, float))
     low, high = scale([values[0], values[-1]])
     places = (scale(values) - low) / (high - low)
-    if isinstance(dimension, Range) and len(values) > MOST_VALUES:
+    if isinstance(domain, Range) and len(values) > MOST_VALUES:
         spaced = np.linspace(0, 1, MOST_VALUES)
         nearest = sorted({int(abs(places - place).argmin()) for place in spaced})
         values, places = [values[index] for index in nearest], places[nearest]
@@ -197,30 +198,29 @@ def _column(name: str, dimension: Choices | Range, tried: list[Any]) -> _Column:
 
 def _gaps(space: Space, records: Sequence[TrialRecord]) -> tuple[Gap, ...]:
     gaps = []
-    for name in type(space).model_fields:
-        dimension = getattr(space, name)
+    for name, domain in space.domains().items():
         tried = {value for record in records if (value := getattr(record.params, name)) is not None}
         if not tried:
             continue
-        if isinstance(dimension, Choices):
-            untried = tuple(choice for choice in dimension.choices if choice not in tried)
+        if isinstance(domain, Choices):
+            untried = tuple(choice for choice in domain.choices if choice not in tried)
             if untried:
-                had = tuple(choice for choice in dimension.choices if choice in tried)
+                had = tuple(choice for choice in domain.choices if choice in tried)
                 gaps.append(Gap(name=name, tried=had, untried=untried))
-        elif isinstance(dimension, Range) and dimension.low < dimension.high:
-            ends = np.array([dimension.low, min(tried), max(tried), dimension.high], float)
-            low, lowest, highest, high = np.log(ends) if dimension.log else ends
+        elif isinstance(domain, Range) and domain.low < domain.high:
+            ends = np.array([domain.low, min(tried), max(tried), domain.high], float)
+            low, lowest, highest, high = np.log(ends) if domain.log else ends
             if max(lowest - low, high - highest) > AT_THE_END * (high - low):
                 had = tuple(sorted({min(tried), max(tried)}))
-                gaps.append(Gap(name=name, tried=had, low=dimension.low, high=dimension.high))
+                gaps.append(Gap(name=name, tried=had, low=domain.low, high=domain.high))
     return tuple(gaps)
 
 
 # ------------------------------------------------------------------------------------------------------------- learning
 
 
-def _learn(objective: Objective, columns: list[_Column], outcome: Array, seed: int, resamples: int) -> Influence:
-    """From logarithms of the objective, (trials,)."""
+def _learn(objective: str, columns: list[_Column], outcome: Array, log: bool, seed: int, resamples: int) -> Influence:
+    """From the objective, (trials,); `log`: from its logarithms."""
     rng = np.random.default_rng(seed)
     codes = np.column_stack([column.codes for column in columns])
     rows, mean, spread = _rows(codes, columns), outcome.mean(), outcome.std()
@@ -242,7 +242,8 @@ def _learn(objective: Objective, columns: list[_Column], outcome: Array, seed: i
         nearest = abs(column.codes[:, None] - column.places).argmin(axis=1)
         effects = []
         for place, value in enumerate(column.values):
-            outcomes = np.exp(mean + spread * expected[:, place])
+            outcomes = mean + spread * expected[:, place]
+            outcomes = np.exp(outcomes) if log else outcomes
             here = nearest == place
             # A resample that lacks the value would extrapolate to it, which says nothing of the trials that have it.
             lowest, highest = _interval(outcomes[[counts[here].any() for counts in drawn]])

@@ -9,12 +9,15 @@ from carbonopt.analysis.confidence import Confidence, Configuration, Evidence, S
 from carbonopt.analysis.footprint import footprint
 from carbonopt.analysis.front import is_finite, objectives, pareto_front
 from carbonopt.analysis.shortfall import Shortfall, shortfall
+from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
+from carbonopt.core.quality import PERPLEXITY, Target
 from carbonopt.core.study import StudyData
-from carbonopt.core.trial import Frozen, StopReason, TrialParams, TrialRecord, TrialState
+from carbonopt.core.trial import StopReason, TrialRecord, TrialState
+from carbonopt.core.values import Frozen
 
 START = "the study's start configuration"
-MOST_ACCURATE = "the most accurate complete trial, which choosing by perplexity alone would take"
+MOST_ACCURATE = "the most accurate complete trial, which choosing by quality alone would take"
 
 
 class Baseline(Frozen):
@@ -23,7 +26,7 @@ class Baseline(Frozen):
     trial: int
     why: str
     params: TrialParams
-    perplexity: float
+    value: float  # of the quality
     emissions_kg_co2e: float
     is_start: bool  # the configuration that the study file starts from
     meets_target: bool
@@ -39,10 +42,10 @@ class Closest(Frozen):
     state: TrialState
     why: str
     params: TrialParams
-    perplexity: float
+    value: float  # of the quality
     emissions_kg_co2e: float | None  # of an unfinished trial: as far as it got
     interrupted: bool  # it will be run again when the study goes on
-    seeds: int = 1  # over how many its perplexity and emissions are means
+    seeds: int = 1  # over how many its quality and emissions are means
 
     @property
     def status(self) -> str:
@@ -57,20 +60,21 @@ class Rejected(Frozen):
 
     trial: int
     seeds: int  # that completed
-    perplexity: float  # mean over them
+    value: float  # mean over them
     failed_replicate: bool  # with another seed it diverged or did not fit in memory
 
 
 class Recommendation(Frozen):
     """Which trial to take. `trial` to `energy_kwh` and `saving_fraction` are None when no trial met the target.
 
-    Of a configuration that was repeated with other seeds, all figures are means over them (of perplexity, geometric).
+    Of a configuration that was repeated with other seeds, all figures are means over them (of the quality as
+    `Configuration.value`).
     """
 
-    target_perplexity: float
+    target: Target
     trial: int | None
     params: TrialParams | None
-    perplexity: float | None
+    value: float | None  # of the quality
     emissions_kg_co2e: float | None  # of the training window, PUE in
     energy_kwh: float | None  # of the training window, PUE not in
     baseline: Baseline | None  # None: no trial completed
@@ -100,14 +104,16 @@ class Recommendation(Frozen):
     def as_json(self) -> dict[str, Any]:
         """What `carbonopt recommend --json` prints, but for the `caveats`, which are sentences."""
         answer: dict[str, Any] = {
-            "target_perplexity": self.target_perplexity,
+            "target": self.target.as_json(),
+            "target_perplexity": self._if_perplexity(self.target.value),
             "met": self.met,
             "trial": self.trial,
             "params": self.params.as_record() if self.params else None,
-            "perplexity": self.perplexity,
+            "quality": {"name": self.target.quality.name, "value": self.value},
+            PERPLEXITY.name: self._if_perplexity(self.value),
             "emissions_kg_co2e": self.emissions_kg_co2e,
             "energy_kwh": self.energy_kwh,
-            "baseline": self.baseline.as_json() if self.baseline else None,
+            "baseline": self._with_perplexity(self.baseline),
             "saving_fraction": self.saving_fraction,
             "pareto_front": list(self.pareto_front),
             "study": {
@@ -122,44 +128,54 @@ class Recommendation(Frozen):
             "rejected": [one.model_dump(mode="json") for one in self.rejected],
         }
         if not self.met:
-            answer["closest"] = self.closest.as_json() if self.closest else None
+            answer["closest"] = self._with_perplexity(self.closest)
             answer["shortfall"] = self.shortfall.model_dump(mode="json") if self.shortfall else None
         return answer
 
+    def _with_perplexity(self, trial: Baseline | Closest | None) -> dict[str, Any] | None:
+        return None if trial is None else {**trial.as_json(), PERPLEXITY.name: self._if_perplexity(trial.value)}
 
-def recommend(data: StudyData, target_perplexity: float | None = None) -> Recommendation:
-    """The configuration with the least emissions among those at or below the target.
+    def _if_perplexity(self, value: float | None) -> float | None:
+        """For those who read answers from before there were other qualities."""
+        return value if self.target.quality is PERPLEXITY else None
 
-    Ties go to the lower perplexity, then to the lower trial number. Without `target_perplexity` the study's own target
-    counts; another one needs no new trial. Where configurations were repeated with other seeds, see `Best`.
+
+def recommend(data: StudyData, target_value: float | None = None) -> Recommendation:
+    """The configuration with the least emissions among those that meet the target.
+
+    Ties go to the better quality, then to the lower trial number. Without `target_value` the study's own target counts;
+    another one needs no new trial. Where configurations were repeated with other seeds, see `Best`.
 
     Raises:
-        BadInput: if `target_perplexity` is not a positive, finite number.
+        BadInput: if `target_value` is no finite value of the quality.
     """
-    target = data.config.target.perplexity if target_perplexity is None else target_perplexity
-    if not (math.isfinite(target) and target > 0):
-        raise BadInput(f"the target perplexity must be a positive number, but got {target:g}.")
+    target = data.config.target.at(target_value)
+    if target.quality.beyond(target.value) or not math.isfinite(target.value):
+        raise BadInput(
+            f"the target must be a {target.quality.name} from {target.quality.lowest:g} to {target.quality.highest:g}, "
+            f"but is {target.value:g}."
+        )
     evidence = Evidence.of(data, target)
     best = Best()
     for one in evidence.configurations:
         best.take(one, evidence.standing(one))
-    winner = best.answer(confirmed_for_it=target == data.config.target.perplexity)
+    winner = best.answer(confirmed_for_it=target == data.config.target.at())
     baseline = find_baseline(data, evidence.configurations, target)
     spent = footprint(data)
     interval = saving_interval(evidence, winner, baseline)
     closest = None if winner else _closest(data.records, evidence.configurations)
     return Recommendation(
-        target_perplexity=target,
+        target=target,
         trial=winner.first.trial if winner else None,
         params=winner.first.params if winner else None,
-        perplexity=winner.perplexity if winner else None,
+        value=winner.value if winner else None,
         emissions_kg_co2e=winner.emissions_kg_co2e if winner else None,
         energy_kwh=winner.energy_kwh if winner else None,
         baseline=baseline,
         saving_fraction=saving_fraction(winner, baseline),
         saving_interval=interval,
         closest=closest,
-        shortfall=shortfall(data, closest.trial, closest.perplexity, target) if closest else None,
+        shortfall=shortfall(data, closest.trial, closest.value, target) if closest else None,
         pareto_front=pareto_front(by_means(data.records)),
         trials_by_state={state: sum(record.state is state for record in data.records) for state in TrialState},
         study_energy_kwh=spent.energy_kwh,
@@ -215,13 +231,11 @@ def _cheaper(best: Configuration | None, one: Configuration, rank: Callable[[Con
     return one if best is None or rank(one) < rank(best) else best
 
 
-def _rejected(evidence: Evidence, winner: Configuration, target: float) -> Iterator[Rejected]:
+def _rejected(evidence: Evidence, winner: Configuration, target: Target) -> Iterator[Rejected]:
     for one in sorted(evidence.configurations, key=_BY_FIRST_RUN):
         met_at_first = one.first.meets(target) and one.rank < winner.rank
         if met_at_first and evidence.standing(one) is Standing.REJECTED:
-            yield Rejected(
-                trial=one.first.trial, seeds=one.n, perplexity=one.perplexity, failed_replicate=one.failed_replicate
-            )
+            yield Rejected(trial=one.first.trial, seeds=one.n, value=one.value, failed_replicate=one.failed_replicate)
 
 
 def _failed_replicates(records: Iterable[TrialRecord], trial: int) -> Iterator[int]:
@@ -232,10 +246,10 @@ def _failed_replicates(records: Iterable[TrialRecord], trial: int) -> Iterator[i
 
 
 def _most_accurate(found: Iterable[Configuration]) -> Configuration:
-    return min(found, key=lambda one: (one.perplexity, one.emissions_kg_co2e, one.first.trial))
+    return min(found, key=lambda one: (one.quality.rank(one.value), one.emissions_kg_co2e, one.first.trial))
 
 
-def find_baseline(data: StudyData, found: Sequence[Configuration], target: float) -> Baseline | None:
+def find_baseline(data: StudyData, found: Sequence[Configuration], target: Target) -> Baseline | None:
     """The start configuration (always trial 0) if it completed, else the most accurate trial."""
     if not found:
         return None
@@ -244,16 +258,16 @@ def find_baseline(data: StudyData, found: Sequence[Configuration], target: float
     why = START if start else MOST_ACCURATE
     if data.config.search.start and not start:
         why += "; the start configuration did not complete"
-    if chosen.perplexity > target:
+    if not target.is_met_by(chosen.value):
         why += "; it misses the target"
     return Baseline(
         trial=chosen.first.trial,
         why=why,
         params=chosen.first.params,
-        perplexity=chosen.perplexity,
+        value=chosen.value,
         emissions_kg_co2e=chosen.emissions_kg_co2e,
         is_start=start is not None,
-        meets_target=chosen.perplexity <= target,
+        meets_target=target.is_met_by(chosen.value),
     )
 
 
@@ -298,36 +312,34 @@ def break_even_interval(
 
 
 def _closest(records: tuple[TrialRecord, ...], found: Sequence[Configuration]) -> Closest | None:
-    """The complete trial with the lowest perplexity, else the unfinished one with the lowest last evaluation."""
+    """The complete trial with the best quality, else the unfinished one with the best last evaluation."""
     if found:
         one = _most_accurate([one for one in found if not one.failed_replicate] or found)
-        why = "the complete trial with the lowest perplexity"
+        why = "the complete trial with the best quality"
         if one.failed_replicate:
             why += "; with another seed it did not complete"
-        closest = _as_closest(one.first, one.perplexity, one.emissions_kg_co2e, why)
+        closest = _as_closest(one.first, one.value, one.emissions_kg_co2e, why)
         return closest.model_copy(update={"seeds": one.n})
     unfinished = [
-        (record.evals[-1].perplexity, record)
-        for record in records
-        if record.evals and is_finite(record.evals[-1].perplexity)
+        (value, record) for record in records if record.evals and (value := record.evals[-1].value) is not None
     ]
     if not unfinished:
         return None
-    perplexity, record = min(unfinished, key=lambda entry: (entry[0], entry[1].trial))
+    value, record = min(unfinished, key=lambda entry: (entry[1].quality.of.rank(entry[0]), entry[1].trial))
     progress = f"step {record.evals[-1].step}" + (f" of {record.total_steps}" if record.total_steps else "")
-    why = f"no trial completed; the lowest last evaluation, at {progress}"
+    why = f"no trial completed; the best last evaluation, at {progress}"
     if record.stop_reason is StopReason.INTERRUPTED:
         why += "; it was interrupted and will be run again when the study goes on"
-    return _as_closest(record, perplexity, record.emissions_kg_co2e, why)
+    return _as_closest(record, value, record.emissions_kg_co2e, why)
 
 
-def _as_closest(record: TrialRecord, perplexity: float, emissions_kg: float | None, why: str) -> Closest:
+def _as_closest(record: TrialRecord, value: float, emissions_kg: float | None, why: str) -> Closest:
     return Closest(
         trial=record.trial,
         state=record.state,
         why=why,
         params=record.params,
-        perplexity=perplexity,
+        value=value,
         emissions_kg_co2e=emissions_kg if is_finite(emissions_kg) else None,
         interrupted=record.stop_reason is StopReason.INTERRUPTED,
     )

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core.study import Intensity, StudyData
-from carbonopt.core.trial import Frozen
+from carbonopt.core.values import Frozen
 
 
 class InRegion(Frozen):

@@ -1,13 +1,15 @@
 """How far a repetition differs: complete trials of one configuration, whatever their seeds."""
 
-import math
 import statistics
 from collections.abc import Iterable, Sequence
 
 from carbonopt.analysis.confidence import LEVEL, Configuration, Evidence, Standing, configurations
 from carbonopt.analysis.front import objectives
+from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.quality import Target
 from carbonopt.core.statistics import Spread
-from carbonopt.core.trial import Frozen, TrialParams, TrialRecord
+from carbonopt.core.trial import TrialRecord
+from carbonopt.core.values import Frozen
 
 
 class Repeats(Frozen):
@@ -15,22 +17,22 @@ class Repeats(Frozen):
 
     params: TrialParams
     trials: tuple[int, ...]  # their numbers
-    seeds: tuple[int, ...]  # different ones; a single seed leaves the perplexity no reason to differ
-    perplexity: Spread
+    seeds: tuple[int, ...]  # different ones; a single seed leaves the quality no reason to differ
+    value: Spread  # of the quality
     emissions_kg_co2e: Spread  # of the training window, PUE in
     # What its repeats with other seeds say, by the same means and bounds as the recommendation's confidence:
-    geometric_mean: float  # of the perplexity
-    perplexity_bound: float | None  # of that mean over all seeds, at `level`; None: no repeats, or beyond all bounds
+    value_mean: float  # as `Configuration.value`
+    value_bound: float | None  # of that mean over all seeds, at `level`; None: no repeats, or beyond all bounds
     level: float
     failed_replicate: bool  # with another seed it diverged or did not fit in memory
 
-    def standing(self, target_perplexity: float) -> Standing | None:
+    def standing(self, target: Target) -> Standing | None:
         """None: it completed more than once within the search alone, which was not made to judge it."""
-        if self.failed_replicate or (self.perplexity_bound is not None and self.geometric_mean > target_perplexity):
+        if self.failed_replicate or (self.value_bound is not None and not target.is_met_by(self.value_mean)):
             return Standing.REJECTED
-        if self.perplexity_bound is None:
+        if self.value_bound is None:
             return None
-        return Standing.CONFIRMED if self.perplexity_bound <= target_perplexity else Standing.INCONCLUSIVE
+        return Standing.CONFIRMED if target.is_met_by(self.value_bound) else Standing.INCONCLUSIVE
 
     @property
     def n(self) -> int:
@@ -40,7 +42,7 @@ class Repeats(Frozen):
 def repeats(records: Iterable[TrialRecord]) -> tuple[Repeats, ...]:
     """All configurations that completed at least twice, by their first trial; what is not finite doesn't count."""
     records = tuple(records)
-    evidence = Evidence(configurations(records), math.inf, seeds=1)  # of its bounds alone, which know no target
+    evidence = Evidence(configurations(records), None, seeds=1)  # of its bounds alone, which know no target
     judged = {one.first.params: one for one in evidence.configurations if one.n > 1 or one.failed_replicate}
     by_params: dict[TrialParams, list[tuple[float, float, TrialRecord]]] = {}
     for record in sorted(records, key=lambda one: one.trial):
@@ -51,10 +53,10 @@ def repeats(records: Iterable[TrialRecord]) -> tuple[Repeats, ...]:
             params=params,
             trials=tuple(record.trial for _, _, record in runs),
             seeds=tuple(sorted({record.seed for _, _, record in runs})),
-            perplexity=_spread([perplexity for _, perplexity, _ in runs]),
+            value=_spread([value for _, value, _ in runs]),
             emissions_kg_co2e=_spread([emissions_kg for emissions_kg, _, _ in runs]),
-            geometric_mean=_mean(judged.get(params), [perplexity for _, perplexity, _ in runs]),
-            perplexity_bound=evidence.confidence(judged[params]).perplexity_bound if params in judged else None,
+            value_mean=_mean(judged.get(params), [record for _, _, record in runs]),
+            value_bound=evidence.bound(judged[params]) if params in judged else None,
             level=LEVEL,
             failed_replicate=params in judged and judged[params].failed_replicate,
         )
@@ -68,8 +70,8 @@ def repeats_of(params: TrialParams | None, found: Iterable[Repeats]) -> Repeats 
     return next((one for one in found if one.params == params), None)
 
 
-def _mean(judged: Configuration | None, perplexities: Sequence[float]) -> float:
-    return statistics.geometric_mean(perplexities) if judged is None else judged.perplexity
+def _mean(judged: Configuration | None, runs: Sequence[TrialRecord]) -> float:
+    return Configuration(tuple(runs)).value if judged is None else judged.value
 
 
 def _spread(values: Sequence[float]) -> Spread:

@@ -8,8 +8,8 @@ from statistics import fmean
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core.config import ReplayLaunch
 from carbonopt.core.study import CarbonTrace, StudyData
-from carbonopt.core.trial import Frozen
 from carbonopt.core.units import emissions_kg_co2e
+from carbonopt.core.values import Frozen
 
 _HOUR_S = 3600
 

@@ -3,12 +3,15 @@
 import math
 from typing import Literal
 
-from carbonopt.core.config import Choices, Dimension, Fixed
+from carbonopt.core.config import Choices, Domain, Fixed
+from carbonopt.core.quality import Target
 from carbonopt.core.study import StudyData
-from carbonopt.core.trial import Frozen, TrialRecord, TrialState
+from carbonopt.core.trial import TrialRecord, TrialState
+from carbonopt.core.values import Frozen
 
-# Nats. Seeds change a loss by as much (0.2 to 0.8 % of the perplexity in recorded runs): less is neither up nor down.
-FLAT_NLL = 0.002
+# Of a loss: nats, or a share of errors. Seeds change it by as much (0.2 to 0.8 % of a perplexity in recorded runs):
+# less is neither up nor down.
+FLAT_LOSS = 0.002
 # Of a range: a value nearer than this to one of its ends is at that end.
 AT_THE_END = 0.05
 
@@ -18,18 +21,18 @@ End = Literal["lowest", "highest"]
 class Trend(Frozen):
     """Of a trial's loss over the last stretch between two evaluations."""
 
-    fell_by_nll: float  # nats per token; negative: it rose
+    fell_by_loss: float  # negative: it rose
     steps: int
-    lowest_perplexity: float  # of all its evaluations
-    lowest_at_step: int
+    best_value: float  # of all its evaluations
+    best_at_step: int
 
     @property
     def falls(self) -> bool:
-        return self.fell_by_nll > FLAT_NLL
+        return self.fell_by_loss > FLAT_LOSS
 
     @property
     def rises(self) -> bool:
-        return self.fell_by_nll < -FLAT_NLL
+        return self.fell_by_loss < -FLAT_LOSS
 
 
 class Edge(Frozen):
@@ -43,38 +46,38 @@ class Edge(Frozen):
 class Shortfall(Frozen):
     """Of the closest complete trial."""
 
-    missing_nll: float  # by how much its loss is above the target's, nats per token
+    missing_loss: float  # by how much its loss is above the target's
     trend: Trend | None  # None: it was evaluated once
     most_epochs: float | None  # it had as many as the space allows, and its loss still fell; None: not so
     edges: tuple[Edge, ...]
 
 
-def shortfall(data: StudyData, trial: int, perplexity: float, target_perplexity: float) -> Shortfall | None:
+def shortfall(data: StudyData, trial: int, value: float, target: Target) -> Shortfall | None:
     """What the closest trial lacks, and which way the trials point.
 
     Args:
         trial: the closest one.
-        perplexity: of its configuration, which can be a mean over seeds.
+        value: of its configuration, which can be a mean over seeds.
 
     Returns:
         None if it did not complete or does not miss the target: then its figures say nothing of what it lacks.
     """
     closest = next(record for record in data.records if record.trial == trial)
-    if closest.state is not TrialState.COMPLETE or perplexity <= target_perplexity:
+    if closest.state is not TrialState.COMPLETE or target.is_met_by(value):
         return None
     space, params = data.config.search.space, closest.params
     trend = _trend(closest)
     # Fixed epochs can be raised, too; that the trial would gain by it, its curve alone has to say.
-    most = _at_end(space.epochs, params.epochs) == "highest" or isinstance(space.epochs, Fixed)
+    most = _at_end(space.domains()["epochs"], params.epochs) == "highest" or isinstance(space["epochs"], Fixed)
     edges = []
     for name in ("global_batch_size", "learning_rate"):
-        value = getattr(params, name)
-        end = _at_end(getattr(space, name), value)
-        others = [record for record in data.records if record.evals and getattr(record.params, name) != value]
-        if end is not None and others and not (name == "global_batch_size" and value == 1):
-            edges.append(Edge(dimension=name, end=end, value=value))
+        setting = getattr(params, name)
+        end = _at_end(space.domains()[name], setting)
+        others = [record for record in data.records if record.evals and getattr(record.params, name) != setting]
+        if end is not None and others and not (name == "global_batch_size" and setting == 1):
+            edges.append(Edge(dimension=name, end=end, value=setting))
     return Shortfall(
-        missing_nll=math.log(perplexity) - math.log(target_perplexity),
+        missing_loss=target.quality.loss_of(value) - target.quality.loss_of(target.value),
         trend=trend,
         most_epochs=params.epochs if most and trend is not None and trend.falls else None,
         edges=tuple(edges),
@@ -82,30 +85,28 @@ def shortfall(data: StudyData, trial: int, perplexity: float, target_perplexity:
 
 
 def _trend(record: TrialRecord) -> Trend | None:
-    points = [point for point in record.evals if math.isfinite(point.perplexity)]
+    quality = record.quality.of
+    points = [(point.loss(quality), point.step, point.value) for point in record.evals if point.value is not None]
     if len(points) < 2:
         return None
-    before, last = points[-2:]
-    lowest = min(points, key=lambda point: (point.nll, point.step))
+    (loss_before, step_before, _), (loss, step, _) = points[-2:]
+    _, best_at_step, best_value = min(points)
     return Trend(
-        fell_by_nll=before.nll - last.nll,
-        steps=last.step - before.step,
-        lowest_perplexity=lowest.perplexity,
-        lowest_at_step=lowest.step,
+        fell_by_loss=loss_before - loss, steps=step - step_before, best_value=best_value, best_at_step=best_at_step
     )
 
 
-def _at_end(dimension: Dimension, value: float) -> End | None:
-    """Which end of its dimension a value has; None: it lies inside, or the dimension has one value only."""
-    if isinstance(dimension, Fixed):
+def _at_end(domain: Domain, value: float) -> End | None:
+    """Which end of its domain a value has; None: it lies inside, or the domain has one value only."""
+    if isinstance(domain, Fixed):
         return None
-    if isinstance(dimension, Choices):
-        low, high, share = float(min(dimension.choices)), float(max(dimension.choices)), 0.0  # type: ignore[type-var]
+    if isinstance(domain, Choices):
+        low, high, share = float(min(domain.choices)), float(max(domain.choices)), 0.0  # type: ignore[type-var]
     else:
-        low, high, share = dimension.low, dimension.high, AT_THE_END
+        low, high, share = domain.low, domain.high, AT_THE_END
     if low == high:
         return None
-    if not isinstance(dimension, Choices) and dimension.log:
+    if not isinstance(domain, Choices) and domain.log:
         low, high, value = math.log(low), math.log(high), math.log(value)
     place = (value - low) / (high - low)
     return "lowest" if place <= share else "highest" if place >= 1 - share else None

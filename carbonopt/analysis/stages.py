@@ -4,9 +4,11 @@ import statistics
 from collections.abc import Iterable, Mapping
 
 from carbonopt.core.config import LocalLaunch, ReplayLaunch
+from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.study import StudyData
-from carbonopt.core.trial import Frozen, Kernels, Stage, StageCost, StopReason, TrialParams, TrialRecord
+from carbonopt.core.trial import Kernels, Stage, StageCost, StopReason, TrialRecord
 from carbonopt.core.units import JOULES_PER_KWH
+from carbonopt.core.values import Frozen
 
 # FLOP/s of a GPU's tensor cores in bf16 and fp16 without sparsity, by what its name holds, as the makers' data sheets
 # have them: H100 SXM, H200 and GH200 989.4e12, H100 PCIe 756e12, A100 312e12, L40S 362e12.

@@ -9,17 +9,10 @@ from rich.text import Text
 from carbonopt.analysis import confirmation as confirm
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core.config import StudyConfig
+from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.format import count_text, emissions_text, energy_text, percent_text
 from carbonopt.core.study import StudyData
-from carbonopt.core.trial import (
-    LARGEST_DISAGREEMENT,
-    EvalPoint,
-    StopReason,
-    TrialParams,
-    TrialRecord,
-    TrialSpec,
-    TrialState,
-)
+from carbonopt.core.trial import LARGEST_DISAGREEMENT, EvalPoint, StopReason, TrialRecord, TrialSpec, TrialState
 from carbonopt.core.units import human_duration
 from carbonopt.report.cpu_contention import has_cpu_contention
 from carbonopt.report.savings import of_it_repeats, pays_back_from_to, sure_of

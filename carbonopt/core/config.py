@@ -3,9 +3,22 @@
 import re
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    create_model,
+    model_validator,
+)
 
-from carbonopt.core import trial
+from carbonopt.core import values
+from carbonopt.core.dimensions import DIMENSIONS, SEARCHED
+from carbonopt.core.quality import QUALITIES, Quality
+from carbonopt.core.quality import Target as QualityTarget
+from carbonopt.core.values import Scalar
 
 
 def _one_line(text: str) -> str:
@@ -23,10 +36,7 @@ def _not_dots_only(text: str) -> str:
     return text
 
 
-Scalar = bool | int | float | str
-
-
-class Frozen(trial.Frozen):
+class Frozen(values.Frozen):
     """What a user gives; its numbers are finite."""
 
     model_config = ConfigDict(allow_inf_nan=False)
@@ -150,7 +160,7 @@ class Fixed(Frozen):
     value: Scalar
 
 
-def _dimension(raw: Any) -> Any:
+def _domain(raw: Any) -> Any:
     if isinstance(raw, Choices | Range | Fixed):
         return raw
     if isinstance(raw, bool | int | float | str):
@@ -164,12 +174,12 @@ def _dimension(raw: Any) -> Any:
     raise ValueError(f"must be a single value, {{choices: [...]}} or {{low: .., high: .., log: true}}, but got {raw!r}")
 
 
-Dimension = Annotated[Union[Choices, Range, Fixed], BeforeValidator(_dimension)]
+Domain = Annotated[Union[Choices, Range, Fixed], BeforeValidator(_domain)]  # of a dimension
 
 
-def values_of(dimension: Dimension | None) -> tuple[Scalar, ...]:
+def values_of(domain: Domain | None) -> tuple[Scalar, ...]:
     """Those that it can have; none of one that is left out, or that is a range."""
-    match dimension:
+    match domain:
         case Fixed(value=value):
             return (value,)
         case Choices(choices=choices):
@@ -178,28 +188,32 @@ def values_of(dimension: Dimension | None) -> tuple[Scalar, ...]:
             return ()
 
 
-def may_be_other_than(dimension: Dimension | None, value: Scalar) -> bool:
-    return any(one != value for one in values_of(dimension))
+def may_be_other_than(domain: Domain | None, value: Scalar) -> bool:
+    return any(choice != value for choice in values_of(domain))
 
 
-class Space(Frozen):
-    """The dimensions of the search. One that is left out takes its default; a single value fixes it."""
+def _space_field(name: str) -> tuple[Any, Any]:
+    dimension = DIMENSIONS[name]
+    if dimension.required:
+        return Domain, ...
+    return Domain | None, None if dimension.default is None else Fixed(value=dimension.default)
 
-    global_batch_size: Dimension
-    micro_batch_size_per_gpu: Dimension | None = None  # default: global batch ÷ world size
-    learning_rate: Dimension
-    epochs: Dimension
-    zero_stage: Dimension = Fixed(value=1)
-    offload: Dimension = Fixed(value="none")
-    gradient_checkpointing: Dimension | None = None
-    precision: Dimension | None = None
-    weight_decay: Dimension | None = None
-    warmup_ratio: Dimension | None = None
-    lr_scheduler: Dimension | None = None
-    torch_compile: Dimension | None = None
-    attention_implementation: Dimension | None = None
-    output_layer: Dimension | None = None
-    lora_rank: Dimension | None = None
+
+class Space(create_model("Space", __base__=Frozen, **{name: _space_field(name) for name in SEARCHED})):  # type: ignore[misc]
+    """The dimensions of the search, those of the table in `dimensions`. One that is left out takes its default; a
+    single value fixes it."""
+
+    def __getitem__(self, name: str) -> Domain | None:
+        domain: Domain | None = getattr(self, name)
+        return domain
+
+    def domains(self) -> dict[str, Domain]:
+        """Of every dimension that has a value, in the table's order."""
+        return {name: domain for name in SEARCHED if (domain := self[name]) is not None}
+
+    def free(self) -> dict[str, Choices | Range]:
+        """Of those that the search may move."""
+        return {name: domain for name, domain in self.domains().items() if not isinstance(domain, Fixed)}
 
 
 class Pruning(Frozen):
@@ -222,7 +236,28 @@ class Search(Frozen):
 
 
 class Target(Frozen):
-    perplexity: float = Field(ge=1, le=1e9)  # 1: each token was certain
+    """What a trial has to reach: one of the qualities, at most or at least this, as its direction is."""
+
+    perplexity: float | None = Field(default=None, ge=QUALITIES["perplexity"].lowest, le=1e9)
+    accuracy: float | None = Field(default=None, ge=QUALITIES["accuracy"].lowest, le=QUALITIES["accuracy"].highest)
+
+    @model_validator(mode="after")
+    def _one_quality(self) -> "Target":
+        _exactly_one(self, *QUALITIES)
+        return self
+
+    @property
+    def quality(self) -> Quality:
+        return next(quality for name, quality in QUALITIES.items() if getattr(self, name) is not None)
+
+    @property
+    def value(self) -> float:
+        value: float = getattr(self, self.quality.name)
+        return value
+
+    def at(self, value: float | None = None) -> QualityTarget:
+        """For the same quality another target; None: this one."""
+        return QualityTarget(self.quality, self.value if value is None else value)
 
 
 class Budget(Frozen):
@@ -360,7 +395,7 @@ class StudyConfig(Frozen):
             raise ValueError("carbon.objective: gpu needs GPUs to count, but launch.gpus is []")
         return self
 
-    def identity(self) -> dict:
+    def identity(self) -> dict[str, Any]:
         """What makes two study files the same study: all but budget, confirmation, trackers, trace and warm start."""
         return self.model_dump(
             mode="json",

@@ -6,7 +6,8 @@ on (so a measured window begins when both know of it) and `evaluated` with go on
 
 from typing import Any, Literal
 
-from carbonopt.core.trial import EvalPoint, Frozen, Kernels, Phase, Stage
+from carbonopt.core.trial import EvalPoint, Kernels, Phase, Stage
+from carbonopt.core.values import Frozen
 
 CHANNEL_FD = "CARBONOPT_CHANNEL_FD"  # environment variable: the descriptor that rank 0 inherits
 SPEC_FD = "CARBONOPT_SPEC_FD"  # environment variable: the descriptor of a file that will hold the trial's specification

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 from decimal import ROUND_CEILING, Decimal
 
 from carbonopt.core import units
+from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.statistics import Spread
-from carbonopt.core.trial import Frozen, TrialParams
+from carbonopt.core.values import Frozen
 
 MISSING = "–"
 _NO_DIFFERENCE = 1e-5  # 0.001 %

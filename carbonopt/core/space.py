@@ -9,37 +9,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from carbonopt.core.config import Choices, Dimension, Fixed, Range, Scalar, Space
+from carbonopt.core.config import Choices, Domain, Fixed, Range, Space, values_of
+from carbonopt.core.dimensions import DIMENSIONS, SEARCHED, TrialParams
 from carbonopt.core.errors import BadInput
-from carbonopt.core.trial import TrialParams
-
-LR_SCHEDULERS = (  # transformers.SchedulerType, those that need nothing but a number of steps and of warm-up steps
-    "linear",
-    "cosine",
-    "cosine_with_min_lr",  # its floor comes from training_arguments.lr_scheduler_kwargs
-    "constant",
-    "constant_with_warmup",
-    "polynomial",
-    "inverse_sqrt",
-    "warmup_stable_decay",
-)
-ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
-
-# What a dimension may hold: a tuple of values, or a type and its lowest value.
-_ALLOWED: dict[str, tuple] = {
-    "zero_stage": (0, 1, 2, 3),
-    "offload": ("none", "optimizer", "parameters"),
-    "gradient_checkpointing": (False, True),
-    "torch_compile": (False, True),
-    "precision": ("bf16", "fp16", "fp32"),
-    "lr_scheduler": LR_SCHEDULERS,
-    "attention_implementation": ATTENTION,
-    "output_layer": ("standard", "fused", "fused_fp8"),
-}
-_LOWEST_INT = {"global_batch_size": 1, "micro_batch_size_per_gpu": 1, "lora_rank": 0}
-_FLOATS = {"learning_rate": (0.0, math.inf), "epochs": (0.0, math.inf), "weight_decay": (0.0, math.inf)}
-_FLOATS["warmup_ratio"] = (0.0, 1.0)
-_ZERO_ALLOWED = {"weight_decay", "warmup_ratio"}
+from carbonopt.core.values import Scalar
 
 ENUMERATION_LIMIT = 100_000  # values or combinations; what has more counts as infinite
 _EXISTENCE = ("global_batch_size", "micro_batch_size_per_gpu", "zero_stage", "offload", "precision")  # in some rule
@@ -58,19 +31,10 @@ class SearchSpace:
     on_gpu: bool
 
     def __post_init__(self) -> None:
-        for name, dimension in self.dimensions().items():
-            _check_values(name, dimension)
+        for name, domain in self.space.domains().items():
+            _check_values(name, domain)
         self._check_batches()
         self._check_existence()
-
-    def dimensions(self) -> dict[str, Dimension]:
-        """Every dimension that has a value, in the order of the study file's documentation."""
-        named = ((name, getattr(self.space, name)) for name in type(self.space).model_fields)
-        return {name: dimension for name, dimension in named if dimension is not None}
-
-    def free(self) -> dict[str, Choices | Range]:
-        """The dimensions that the search may move."""
-        return {name: dim for name, dim in self.dimensions().items() if not isinstance(dim, Fixed)}
 
     def params(self, values: dict[str, Scalar]) -> TrialParams:
         """The configuration for values of the free dimensions: fixed ones and defaults filled in.
@@ -107,17 +71,17 @@ class SearchSpace:
         """Values of the free dimensions for the user's own first configuration.
 
         Raises:
-            BadInput: if it names an unknown dimension, leaves a free one out, lies outside the space or can't exist.
+            BadInput: if it names an unknown domain, leaves a free one out, lies outside the space or can't exist.
         """
-        free = self.free()
+        free = self.space.free()
         for name, value in start.items():
-            if name not in type(self.space).model_fields:
-                known = ", ".join(type(self.space).model_fields)
+            if name not in SEARCHED:
+                known = ", ".join(SEARCHED)
                 raise BadInput(f"search.start: unknown dimension {name}; known: {known}.")
-            dimension = self.dimensions().get(name)
-            if dimension is None or not _holds(dimension, value):
+            domain = self.space.domains().get(name)
+            if domain is None or not _holds(domain, value):
                 raise BadInput(
-                    f"search.start.{name}: {value!r} is not in search.space.{name} ({describe(dimension)}); "
+                    f"search.start.{name}: {value!r} is not in search.space.{name} ({describe(domain)}); "
                     "add it there, or change the start."
                 )
         missing = [name for name in free if name not in start]
@@ -137,8 +101,8 @@ class SearchSpace:
         Raises:
             BadInput
         """
-        dimension = self.space.global_batch_size
-        ends = (dimension.high,) if isinstance(dimension, Range) else _values("global_batch_size", dimension) or []
+        domain = self.space.domains()["global_batch_size"]
+        ends = (domain.high,) if isinstance(domain, Range) else _values("global_batch_size", domain) or []
         largest = max(float(end) for end in ends)
         if largest > train_sequences:
             raise BadInput(
@@ -150,12 +114,12 @@ class SearchSpace:
     def combinations(self) -> list[dict[str, Scalar]] | None:
         """Every combination of free values that can exist, or None where the space is infinite."""
         values = self._value_lists()
-        if set(values) < set(self.free()) or math.prod(map(len, values.values())) > ENUMERATION_LIMIT:
+        if set(values) < set(self.space.free()) or math.prod(map(len, values.values())) > ENUMERATION_LIMIT:
             return None
         return [combination for combination in _products(values) if self.rule_broken(combination) is None]
 
     def _filled(self, values: dict[str, Scalar]) -> dict[str, Any]:
-        fixed = {name: dim.value for name, dim in self.dimensions().items() if isinstance(dim, Fixed)}
+        fixed = {name: dim.value for name, dim in self.space.domains().items() if isinstance(dim, Fixed)}
         filled: dict[str, Any] = {**fixed, **values, "world_size": self.world_size}
         # Rounded down here; a remainder then breaks the rule of gradient accumulation, which names the values.
         filled.setdefault("micro_batch_size_per_gpu", max(1, int(filled["global_batch_size"]) // self.world_size))
@@ -164,15 +128,15 @@ class SearchSpace:
     def _value_lists(self) -> dict[str, list[Scalar]]:
         """The values of each free dimension that has countably many."""
         lists = {}
-        for name, dimension in self.free().items():
-            values = _values(name, dimension)
+        for name, domain in self.space.free().items():
+            values = _values(name, domain)
             if values is not None:
                 lists[name] = values
         return lists
 
     def _check_existence(self) -> None:
         """Refuses a space in which nothing can exist. Only dimensions that a rule is about are gone through."""
-        lists = {name: self._value_lists().get(name) or [_any_value(dim)] for name, dim in self.free().items()}
+        lists = {name: self._value_lists().get(name) or [_any_value(dim)] for name, dim in self.space.free().items()}
         some = {name: values[0] for name, values in lists.items() if name not in _EXISTENCE}
         candidates = _products({name: values for name, values in lists.items() if name in _EXISTENCE})
         broken = None
@@ -185,7 +149,7 @@ class SearchSpace:
 
     def _check_batches(self) -> None:
         """Every global batch that is named must be divisible by some micro batch × world size."""
-        batch, micro = self.space.global_batch_size, self.space.micro_batch_size_per_gpu
+        batch, micro = self.space.domains()["global_batch_size"], self.space["micro_batch_size_per_gpu"]
         if isinstance(batch, Range):
             return
         micros = None if micro is None else _values("micro_batch_size_per_gpu", micro)
@@ -204,83 +168,60 @@ class SearchSpace:
                 )
 
 
-def describe(dimension: Dimension | None) -> str:
-    """A dimension in the words of the study file."""
-    if dimension is None:
+def describe(domain: Domain | None) -> str:
+    """A domain in the words of the study file."""
+    if domain is None:
         return "not in the space"
-    if isinstance(dimension, Fixed):
-        return f"fixed at {dimension.value}"
-    if isinstance(dimension, Choices):
-        return f"choices {_listed(dimension.choices)}"
-    return f"{dimension.low:g} to {dimension.high:g}{', log' if dimension.log else ''}"
+    if isinstance(domain, Fixed):
+        return f"fixed at {domain.value}"
+    if isinstance(domain, Choices):
+        return f"choices {_listed(domain.choices)}"
+    return f"{domain.low:g} to {domain.high:g}{', log' if domain.log else ''}"
 
 
-def is_integer(name: str) -> bool:
-    """Whether a range over this dimension takes whole numbers only."""
-    return name in _LOWEST_INT or name == "zero_stage"
-
-
-def _check_values(name: str, dimension: Dimension) -> None:
-    where = f"search.space.{name}"
-    if isinstance(dimension, Range):
-        if name in _ALLOWED and name != "zero_stage":
-            raise BadInput(f"{where} takes choices or a single value, not a range; allowed: {_listed(_ALLOWED[name])}.")
-        ends: tuple[Scalar, ...] = (dimension.low, dimension.high)
-        if is_integer(name):
-            if any(not float(end).is_integer() for end in ends) or (dimension.step or 1) % 1:
-                step = "" if dimension.step is None else f", step {dimension.step:g}"
-                raise BadInput(f"{where} takes whole numbers, but got {describe(dimension)}{step}.")
+def _check_values(name: str, domain: Domain) -> None:
+    where, dimension = f"search.space.{name}", DIMENSIONS[name]
+    if isinstance(domain, Range):
+        if dimension.choices and not dimension.integer:
+            raise BadInput(
+                f"{where} takes choices or a single value, not a range; allowed: {_listed(dimension.choices)}."
+            )
+        ends: tuple[Scalar, ...] = (domain.low, domain.high)
+        if dimension.integer:
+            if any(not float(end).is_integer() for end in ends) or (domain.step or 1) % 1:
+                step = "" if domain.step is None else f", step {domain.step:g}"
+                raise BadInput(f"{where} takes whole numbers, but got {describe(domain)}{step}.")
             ends = tuple(int(end) for end in ends)
     else:
-        ends = dimension.choices if isinstance(dimension, Choices) else (dimension.value,)
+        ends = values_of(domain)
     for value in ends:
-        problem = _value_problem(name, value)
+        problem = dimension.problem(value)
         if problem:
             raise BadInput(f"{where}: {problem}, but got {value!r}.")
 
 
-def _value_problem(name: str, value: Scalar) -> str | None:
-    if name in _ALLOWED:
-        # 0 == False and 1 == True in Python, but `zero_stage: true` is a slip.
-        right = [allowed for allowed in _ALLOWED[name] if allowed == value and type(allowed) is type(value)]
-        return None if right else f"allowed: {_listed(_ALLOWED[name])}"
-    if isinstance(value, bool | str):
-        return "must be a number"
-    if name in _LOWEST_INT:
-        lowest = _LOWEST_INT[name]
-        whole = isinstance(value, int) and lowest <= value <= 10**9
-        return None if whole else f"must be a whole number from {lowest} to 10^9"
-    low, high = _FLOATS[name]
-    if isinstance(value, int) and abs(value) > 1e12:
-        return "must be below 1e12"
-    if not math.isfinite(value) or value > high or value < low or (value == low and name not in _ZERO_ALLOWED):
-        bound = f"must be {'at least' if name in _ZERO_ALLOWED else 'above'} {low:g}"
-        return bound + (f" and at most {high:g}" if math.isfinite(high) else "")
-    return None
-
-
-def _values(name: str, dimension: Dimension) -> list[Scalar] | None:
-    if isinstance(dimension, Fixed):
-        return [dimension.value]
-    if isinstance(dimension, Choices):
-        return list(dimension.choices)
-    step = dimension.step or (1 if is_integer(name) else None)
-    if step is None or (dimension.high - dimension.low) / step >= ENUMERATION_LIMIT:
+def _values(name: str, domain: Domain) -> list[Scalar] | None:
+    if isinstance(domain, Fixed):
+        return [domain.value]
+    if isinstance(domain, Choices):
+        return list(domain.choices)
+    step = domain.step or (1 if DIMENSIONS[name].integer else None)
+    if step is None or (domain.high - domain.low) / step >= ENUMERATION_LIMIT:
         return None
-    if is_integer(name):
-        return list(range(int(dimension.low), int(dimension.high) + 1, int(step)))
-    count = int((dimension.high - dimension.low) / step + 1e-9) + 1
-    return [dimension.low + index * step for index in range(count)]
+    if DIMENSIONS[name].integer:
+        return list(range(int(domain.low), int(domain.high) + 1, int(step)))
+    count = int((domain.high - domain.low) / step + 1e-9) + 1
+    return [domain.low + index * step for index in range(count)]
 
 
-def _any_value(dimension: Choices | Range) -> Scalar:
-    return dimension.high if isinstance(dimension, Range) else dimension.choices[0]
+def _any_value(domain: Choices | Range) -> Scalar:
+    return domain.high if isinstance(domain, Range) else domain.choices[0]
 
 
-def _holds(dimension: Dimension, value: Scalar) -> bool:
-    if isinstance(dimension, Range):
-        return not isinstance(value, bool | str) and dimension.low <= value <= dimension.high
-    held = dimension.choices if isinstance(dimension, Choices) else (dimension.value,)
+def _holds(domain: Domain, value: Scalar) -> bool:
+    if isinstance(domain, Range):
+        return not isinstance(value, bool | str) and domain.low <= value <= domain.high
+    held = domain.choices if isinstance(domain, Choices) else (domain.value,)
     return any(one == value and isinstance(one, bool) == isinstance(value, bool) for one in held)
 
 

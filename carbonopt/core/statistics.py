@@ -1,6 +1,6 @@
 """What several values say together."""
 
-from carbonopt.core.trial import Frozen
+from carbonopt.core.values import Frozen
 
 
 class Spread(Frozen):

@@ -7,7 +7,8 @@ from pydantic import Field, model_validator
 
 from carbonopt.core.config import StudyConfig
 from carbonopt.core.errors import BadInput
-from carbonopt.core.trial import Finite, Frozen, Prepared, TrialRecord
+from carbonopt.core.trial import Prepared, TrialRecord
+from carbonopt.core.values import Finite, Frozen
 
 EnergySource = Literal["measured", "modelled", "recorded"]  # recorded: a replay's table says so
 

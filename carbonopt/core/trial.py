@@ -6,21 +6,13 @@ and 0 means measured as zero.
 
 import math
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import Field, model_validator
 
-from carbonopt.core.errors import BadInput
-
-Offload = Literal["none", "optimizer", "parameters"]
-Precision = Literal["bf16", "fp16", "fp32"]
-OutputLayer = Literal["standard", "fused", "fused_fp8"]
-
-
-class Frozen(BaseModel):
-    """A value: it can't be changed after it was made, and takes no field that it doesn't know."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.quality import PERPLEXITY, QUALITIES, Quality, Target
+from carbonopt.core.values import Finite, Frozen, Whole
 
 
 class TrialState(StrEnum):
@@ -73,90 +65,6 @@ class Kernels(StrEnum):
     LOADED = "from the cache"  # all: an earlier trial or study had compiled them
 
 
-# Anything else in a record was not written by this program.
-Whole = Annotated[int, Field(ge=0)]
-Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-
-def _at_least(least: float) -> AfterValidator:
-    """What isn't finite passes: it is no result, and sorted out wherever results are compared."""
-
-    def check(value: float) -> float:
-        if value < least:
-            raise ValueError(f"must be at least {least:g}, but is {value:g}")
-        return value
-
-    return AfterValidator(check)
-
-
-class TrialParams(Frozen):
-    """One configuration. A step is an optimizer step.
-
-    The fields of the first block are in every record; those of the second only where the study file names them
-    (None: as Hugging Face has it).
-    """
-
-    global_batch_size: int = Field(ge=1)  # sequences per step, over all ranks
-    micro_batch_size_per_gpu: int = Field(ge=1)  # sequences per forward pass and rank
-    learning_rate: float = Field(gt=0)
-    epochs: float = Field(gt=0)
-    zero_stage: Literal[0, 1, 2, 3] = 1
-    offload: Offload = "none"
-    world_size: int = Field(default=1, ge=1)  # ranks
-
-    gradient_checkpointing: bool | None = None
-    precision: Precision | None = None
-    weight_decay: float | None = Field(default=None, ge=0)
-    warmup_ratio: float | None = Field(default=None, ge=0, le=1)  # share of the steps
-    lr_scheduler: str | None = None
-    torch_compile: bool | None = None
-    attention_implementation: str | None = None
-    output_layer: OutputLayer | None = None
-    lora_rank: int | None = Field(default=None, ge=0)  # 0: no LoRA, all weights are trained
-
-    @property
-    def gradient_accumulation_steps(self) -> int:
-        """Derived, never stored.
-
-        Raises:
-            BadInput: if the global batch is not a whole number of micro batches on all ranks.
-        """
-        per_pass = self.micro_batch_size_per_gpu * self.world_size
-        if self.global_batch_size % per_pass:
-            raise BadInput(
-                "global_batch_size must be a multiple of micro_batch_size_per_gpu × world_size, "
-                f"but got {self.global_batch_size} and {self.micro_batch_size_per_gpu} × {self.world_size}."
-            )
-        return self.global_batch_size // per_pass
-
-    @property
-    def has_fused_output_layer(self) -> bool:
-        return self.output_layer not in (None, "standard")
-
-    def as_record(self) -> dict[str, int | float | str | bool]:
-        """The record's `params`: every set field, and the derived gradient accumulation."""
-        record = self.model_dump(exclude_none=True)
-        record["epochs"] = int(self.epochs) if float(self.epochs).is_integer() else self.epochs
-        record["gradient_accumulation_steps"] = self.gradient_accumulation_steps
-        return record
-
-    @classmethod
-    def from_record(cls, record: dict) -> "TrialParams":
-        return cls(**{key: value for key, value in record.items() if key != "gradient_accumulation_steps"})
-
-
-DEFAULT_LR_SCHEDULER = "linear"  # of Hugging Face's training arguments
-
-
-def rate_decays(lr_scheduler: str, warmup: float) -> bool:
-    """Whether the learning rate falls along the run, however long that is, as transformers.SchedulerType has it.
-
-    Only where it does not is a shorter run the beginning of a longer one. Without a warm-up, inverse_sqrt falls over
-    10,000 steps, whatever the run.
-    """
-    return lr_scheduler not in ("constant", "constant_with_warmup") and (lr_scheduler != "inverse_sqrt" or warmup > 0)
-
-
 class Prepared(Frozen):
     """What reading and tokenizing the data set once, before the first trial, found out (`prepared.json`)."""
 
@@ -171,7 +79,8 @@ class Prepared(Frozen):
     versions: dict[str, str]  # of the packages that trials run on
     # Sequences in a forward pass of an evaluation, by the GPU's memory; None: the study file or the micro batch says.
     eval_batch_size_per_gpu: int | None = None
-    files: dict[str, int] = {}  # bytes of each file, by its name in the folder: one that is damaged is made again
+    # Bytes of each file, by its name in the folder: one that is damaged is made again.
+    files: dict[str, int] = Field(default_factory=dict)
 
 
 class TrialSpec(Frozen):
@@ -182,7 +91,7 @@ class TrialSpec(Frozen):
     seed: int
     params: TrialParams
     repeat_of: int | None = None  # the trial whose configuration it repeats with another seed
-    workload: dict  # config.Workload, dumped
+    workload: dict[str, Any]  # config.Workload, dumped
     prepared_dir: str  # the tokenized, memory-mapped data set and its tokenizer
     trial_dir: str  # for what the trial writes: log, DeepSpeed configuration, optionally its model
 
@@ -192,31 +101,47 @@ class EvalPoint(Frozen):
 
     step: Whole
     tokens: Whole | None  # training tokens seen so far, over all ranks; None: a replay that does not say
-    nll_sum: (
-        Annotated[float, _at_least(0)] | None
-    )  # nats, summed over all unmasked target tokens and all ranks; None: it was NaN or infinite
-    eval_tokens: int = Field(ge=1)  # how many tokens that sum is over
+    value: float | None  # of the quality; None: it was NaN or infinite
+    sum: float | None  # that the value is made of, over all ranks; None: it was NaN or infinite
+    count: int = Field(ge=1)  # what that sum is over
     train_energy_kwh: Finite | None = None  # energy of the training window up to here
 
-    @property
-    def perplexity(self) -> float:
-        return math.nan if self.nll_sum is None else perplexity(self.nll_sum, self.eval_tokens)
+    @classmethod
+    def of(cls, quality: Quality, total: float, count: int, *, step: int, tokens: int | None) -> "EvalPoint":
+        """An evaluation by a sum over all ranks and its count."""
+        value = quality.value(total, count)
+        return cls(
+            step=step,
+            tokens=tokens,
+            value=value if math.isfinite(value) else None,
+            sum=total if math.isfinite(total) else None,
+            count=count,
+        )
+
+    def loss(self, quality: Quality) -> float:
+        """As `Quality.loss`; NaN where the sum was not finite."""
+        return math.nan if self.sum is None else quality.loss(self.sum / self.count, self.count)
+
+
+class QualityResult(Frozen):
+    """What a trial has reached. `value`, `sum` and `count` are None where it did not complete."""
+
+    name: str
+    value: float | None = None
+    sum: float | None = None
+    count: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _can_be(self) -> "QualityResult":
+        if self.name not in QUALITIES:
+            raise ValueError(f"name must be one of {', '.join(QUALITIES)}, but is {self.name!r}")
+        if self.value is not None and (problem := self.of.beyond(self.value)):
+            raise ValueError(problem)
+        return self
 
     @property
-    def nll(self) -> float:
-        """Mean negative log-likelihood, nats per token; NaN where it was not finite."""
-        return math.nan if self.nll_sum is None else self.nll_sum / self.eval_tokens
-
-
-def perplexity(nll_sum: float, eval_tokens: int) -> float:
-    """exp(total negative log-likelihood in nats / total unmasked target tokens): summed first, divided once.
-
-    Infinite where the loss is too large for a float; NaN stays NaN.
-    """
-    try:
-        return math.exp(nll_sum / eval_tokens)
-    except OverflowError:
-        return math.inf
+    def of(self) -> Quality:
+        return QUALITIES[self.name]
 
 
 class Energy(Frozen):
@@ -293,12 +218,8 @@ class TrialRecord(Frozen):
     seed: Whole
     repeat_of: Whole | None = None  # the trial whose configuration it repeats with another seed; None: the search's own
     params: TrialParams
-    perplexity: Annotated[float, _at_least(1)] | None = None  # 1: each token was certain
-    nll_sum: Finite | None = None
-    eval_tokens: int | None = Field(default=None, ge=1)
-    emissions_kg_co2e: Annotated[float, _at_least(0)] | None = (
-        None  # of the training window, at the reference intensity, PUE in
-    )
+    quality: QualityResult
+    emissions_kg_co2e: float | None = Field(default=None, ge=0)  # of the training window, PUE in
     energy_kwh: Energy | None = None
     duration_s: Durations | None = None
     stages: dict[Stage, StageCost] | None = None  # add up to both totals above; None: a replay, or not measured
@@ -337,23 +258,41 @@ class TrialRecord(Frozen):
             return None
         return earlier + sum(one.counter for one in self.gpu_energy_kwh.values())
 
-    def meets(self, target_perplexity: float) -> bool:
-        """Whether it ran to its end and reached the target."""
-        reached = self.perplexity is not None and self.perplexity <= target_perplexity
-        return self.state == TrialState.COMPLETE and reached
+    @property
+    def value(self) -> float | None:
+        """Of the quality, where it completed."""
+        return self.quality.value
 
-    def as_json(self) -> dict:
+    def meets(self, target: Target) -> bool:
+        """Whether it ran to its end and reached the target."""
+        return self.state == TrialState.COMPLETE and target.is_met_by(self.value)
+
+    def as_json(self) -> dict[str, Any]:
         """The exported object. Not a number and infinity become null: JSON has neither."""
         dumped = self.model_dump(mode="json")
         dumped["params"] = self.params.as_record()
-        return _finite(dumped)
+        dumped["evals"] = [{**point, **_of_perplexity(self.quality.name, point)} for point in dumped["evals"]]
+        of_the_end = _of_perplexity(self.quality.name, dumped["quality"])
+        dumped |= {PERPLEXITY.name: self.value if self.quality.name == PERPLEXITY.name else None, **of_the_end}
+        finite: dict[str, Any] = _finite(dumped)
+        return finite
 
     @classmethod
-    def from_json(cls, record: dict) -> "TrialRecord":
-        return cls(**{**record, "params": TrialParams.from_record(record["params"])})
+    def from_json(cls, record: dict[str, Any]) -> "TrialRecord":
+        own = {key: value for key, value in record.items() if key not in (PERPLEXITY.name, *_OF_PERPLEXITY)}
+        evals = [{key: value for key, value in point.items() if key not in _OF_PERPLEXITY} for point in record["evals"]]
+        return cls(**{**own, "params": TrialParams.from_record(record["params"]), "evals": evals})
 
 
-def _finite(value):
+# Beside a quality that is a perplexity, for those who read records from before there were others.
+_OF_PERPLEXITY = {"nll_sum": "sum", "eval_tokens": "count"}
+
+
+def _of_perplexity(name: str, result: dict[str, Any]) -> dict[str, Any]:
+    return {key: result[field] if name == PERPLEXITY.name else None for key, field in _OF_PERPLEXITY.items()}
+
+
+def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):

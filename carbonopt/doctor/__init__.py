@@ -81,7 +81,7 @@ def before_run(config: StudyConfig, folder: Path) -> list[Check]:
         operators = needed_operators(launch, space)
         compiles = bool(operators) or may_be_other_than(space.torch_compile, False)
         if launch.gpus:  # fused output layers are compiled there
-            compiles |= may_be_other_than(space.output_layer, "standard")
+            compiles |= may_be_other_than(space["output_layer"], "standard")
         machine = Machine()
         seen = gpus_now() if launch.gpus else ()
         ours = [one for one in seen if one.index in launch.gpus]

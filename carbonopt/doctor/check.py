@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from carbonopt.core.trial import Frozen
+from carbonopt.core.values import Frozen
 
 
 class Status(StrEnum):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from carbonopt.core.errors import MeasurementError
-from carbonopt.core.trial import Frozen
+from carbonopt.core.values import Frozen
 
 # CodeCarbon measures anew only this long after it last did.
 FRESH_AFTER_S = 0.05

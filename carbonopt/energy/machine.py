@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 
 from carbonopt.core.errors import MeasurementError
 from carbonopt.core.study import EnergySource, IdlePower
-from carbonopt.core.trial import Frozen, Phase
+from carbonopt.core.trial import Phase
 from carbonopt.core.units import kwh_from_joules
+from carbonopt.core.values import Frozen
 from carbonopt.energy.codecarbon import FRESH_AFTER_S, CodeCarbonTotals, EnergyTotals, has_rapl, power_models
 from carbonopt.energy.counter import EnergyCounters, measure_idle
 from carbonopt.energy.meter import EnergyWindows, Objective, Reading, disagreement

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from typing import Literal, Protocol
 
 from carbonopt.core.study import EnergySource, IdlePower
-from carbonopt.core.trial import COMPARED_FROM_S, Frozen, GpuEnergy, Phase
+from carbonopt.core.trial import COMPARED_FROM_S, GpuEnergy, Phase
+from carbonopt.core.values import Frozen
 
 Objective = Literal["all", "gpu"]
 

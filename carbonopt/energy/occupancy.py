@@ -6,8 +6,8 @@ from types import ModuleType
 from typing import Any
 
 from carbonopt.core.errors import MeasurementError
-from carbonopt.core.trial import Frozen
 from carbonopt.core.units import BYTES_PER_GIB, now_utc
+from carbonopt.core.values import Frozen
 from carbonopt.energy.hardware import GpuHandles, expect, gpu_count, gpu_name, gpu_uuid, open_nvml
 
 # What the next trial's rank may hold while it waits (see `launch.warm`), which is no leak: CUDA's context, the kernels

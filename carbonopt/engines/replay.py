@@ -7,13 +7,16 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
-from carbonopt.core.config import Choices, Fixed, Scalar, Space
+from carbonopt.core.config import Choices, Fixed, Space
+from carbonopt.core.dimensions import SEARCHED, TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.events import Evaluated, Event, Exited, Finished, PhaseChanged, Progress
-from carbonopt.core.trial import EvalPoint, Frozen, Phase, StopReason, TrialParams, TrialSpec
+from carbonopt.core.quality import Quality
+from carbonopt.core.trial import EvalPoint, Phase, StopReason, TrialSpec
 from carbonopt.core.units import kwh_from_joules
+from carbonopt.core.values import Frozen, Scalar
 
 # Between two evaluations a recorded run reports so often; a cap is then noticed within that share of the stretch.
 PROGRESS_REPORTS = 10
@@ -22,8 +25,26 @@ Advance = Callable[[Phase, float, float], None]  # phase, kWh, seconds
 
 
 class RecordedEval(Frozen):
+    """Either the mean negative log-likelihood over the target tokens, in nats, or the mean that another quality is made
+    of (its sum ÷ its count)."""
+
     step: int = Field(ge=1, le=10**12)
-    nll: float = Field(ge=0)  # mean over the target tokens, nats
+    nll: Annotated[float, Field(ge=0)] | None = None
+    mean: float | None = None
+    count: int = Field(default=1, ge=1)
+
+    @model_validator(mode="after")
+    def _one_mean(self) -> "RecordedEval":
+        if (self.nll is None) == (self.mean is None):
+            raise ValueError("must have either nll or mean")
+        return self
+
+    @property
+    def total(self) -> float:
+        """Sum over `count`."""
+        mean = self.mean if self.nll is None else self.nll
+        assert mean is not None
+        return mean * self.count
 
 
 class RecordedRun(Frozen):
@@ -39,16 +60,17 @@ class RecordedRun(Frozen):
 
 
 class ReplayLauncher:
-    def __init__(self, table: Path, space: Space, advance: Advance) -> None:
+    def __init__(self, table: Path, space: Space, quality: Quality, advance: Advance) -> None:
         """Reads the table.
 
         Args:
+            quality: that was recorded.
             advance: takes the recorded energy; a replay meter's method.
 
         Raises:
             BadInput: for a table that can't be read, and for a space it can't serve.
         """
-        self._path = table
+        self._path, self._quality = table, quality
         self._runs = read_table(table)
         self._advance = advance
         self._keys = list(self._runs[0].params)
@@ -59,7 +81,7 @@ class ReplayLauncher:
         return self._find(params, seed).seed
 
     def start(self, spec: TrialSpec, log: Path) -> "ReplayedTrial":
-        return ReplayedTrial(self._find(spec.params, spec.seed), self._advance, log)
+        return ReplayedTrial(self._find(spec.params, spec.seed), self._quality, self._advance, log)
 
     def prepare_next(self) -> None:
         pass
@@ -83,19 +105,18 @@ class ReplayLauncher:
             self._find(complete(values), 0)
 
     def _check_space(self, space: Space) -> None:
-        for name in type(space).model_fields:
-            dimension = getattr(space, name)
-            if dimension is None or (name not in self._keys and isinstance(dimension, Fixed)):
+        for name, domain in space.domains().items():
+            if name not in self._keys and isinstance(domain, Fixed):
                 continue
             if name not in self._keys:
                 raise BadInput(
                     f"search.space.{name}: the table {self._path} was recorded over {', '.join(self._keys)} only; "
                     "leave this dimension out."
                 )
-            if not isinstance(dimension, Choices | Fixed):
+            if not isinstance(domain, Choices | Fixed):
                 raise BadInput(f"search.space.{name}: a replay needs choices, because the table holds single points.")
         for name in self._keys:
-            if getattr(space, name, None) is None:
+            if space[name] is None:
                 raise BadInput(f"search.space.{name} is missing; the table {self._path} was recorded over it.")
 
     def _find(self, params: TrialParams, seed: int) -> RecordedRun:
@@ -111,8 +132,9 @@ class ReplayLauncher:
 class ReplayedTrial:
     """Speaks as a trial's processes do, from the record."""
 
-    def __init__(self, run: RecordedRun, advance: Advance, log: Path) -> None:
+    def __init__(self, run: RecordedRun, quality: Quality, advance: Advance, log: Path) -> None:
         self.log = log
+        self._quality = quality
         self._advance = advance
         self._stopped = False
         self._events = self._play(run)
@@ -146,8 +168,7 @@ class ReplayedTrial:
                     yield Progress(step=done, total_steps=run.total_steps)
             yield PhaseChanged(phase=Phase.EVAL)
             self._advance(Phase.EVAL, kwh_from_joules(run.joules_per_eval), 0.0)
-            nll = recorded.nll if math.isfinite(recorded.nll) else None
-            point = EvalPoint(step=recorded.step, tokens=None, nll_sum=nll, eval_tokens=1)
+            point = EvalPoint.of(self._quality, recorded.total, recorded.count, step=recorded.step, tokens=None)
             yield Evaluated(point=point, total_steps=run.total_steps)
             if self._stopped:
                 return
@@ -187,7 +208,7 @@ def read_table(path: Path) -> list[RecordedRun]:
                 f"launch.table: line {number} of {path} has params {', '.join(run.params)}, "
                 f"but the first line has {', '.join(runs[0].params)}."
             )
-        unknown = set(run.params) - set(Space.model_fields)
+        unknown = set(run.params) - set(SEARCHED)
         if unknown:
             raise BadInput(f"launch.table: line {number} of {path}: unknown params {', '.join(sorted(unknown))}.")
         runs.append(run)

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from carbonopt.core.config import LocalLaunch, Workload
-from carbonopt.core.trial import TrialParams
+from carbonopt.core.dimensions import TrialParams
 
 _HEAD = """\
 # What train.py imports, in the versions that the study's trials ran on: pip install -r requirements.txt

@@ -8,8 +8,9 @@ from typing import Any
 import yaml
 
 from carbonopt.core.config import LocalLaunch, StudyConfig, Workload
+from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
-from carbonopt.core.trial import Prepared, TrialParams, TrialRecord
+from carbonopt.core.trial import Prepared, TrialRecord
 from carbonopt.export import recorded
 from carbonopt.train.arguments import max_grad_norm
 from carbonopt.train.deepspeed_config import deepspeed_config

@@ -22,7 +22,7 @@ from carbonopt.core.format import (
     tick_text,
     value_text,
 )
-from carbonopt.core.trial import Frozen
+from carbonopt.core.values import Frozen
 from carbonopt.report.influence_tables import effect_scale, effect_text
 from carbonopt.report.points import Axis, frame
 from carbonopt.report.sections import spanned_text

@@ -16,7 +16,7 @@ from carbonopt.analysis.regions import InRegion
 from carbonopt.analysis.replicates import Repeats
 from carbonopt.analysis.repricing import Repricing
 from carbonopt.analysis.stages import Stages
-from carbonopt.core.trial import Frozen
+from carbonopt.core.values import Frozen
 
 
 class Facts(Frozen):

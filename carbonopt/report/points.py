@@ -10,8 +10,9 @@ from carbonopt.analysis.front import is_finite
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.analysis.replicates import Repeats
 from carbonopt.core.study import StudyData
-from carbonopt.core.trial import Frozen, TrialRecord, TrialState
+from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.core.units import emissions_unit
+from carbonopt.core.values import Frozen
 
 Group = Literal["complete", "front", "stopped", "failed"]
 GROUPS: tuple[Group, ...] = get_args(Group)

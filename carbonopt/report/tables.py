@@ -7,6 +7,7 @@ from carbonopt.analysis.front import knee
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.analysis.replicates import Repeats
 from carbonopt.core import units
+from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.format import (
     MISSING,
     Scale,
@@ -18,7 +19,7 @@ from carbonopt.core.format import (
     value_text,
 )
 from carbonopt.core.study import StudyData
-from carbonopt.core.trial import StopReason, TrialParams, TrialRecord, TrialState
+from carbonopt.core.trial import StopReason, TrialRecord, TrialState
 from carbonopt.report.view import Cell, Column, Table, columns, number, word
 
 STOPPED_BECAUSE = {

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from carbonopt.analysis.by_target import TargetRange
 from carbonopt.analysis.confidence import LEVEL
+from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.format import (
     count_text,
     emissions_text,
@@ -15,7 +16,6 @@ from carbonopt.core.format import (
     perplexity_text,
 )
 from carbonopt.core.study import StudyData
-from carbonopt.core.trial import TrialParams
 from carbonopt.report.savings import compared, pays_back_from_to, sure_of
 from carbonopt.report.view import TargetStep
 

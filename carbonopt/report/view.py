@@ -3,7 +3,7 @@
 import math
 import re
 
-from carbonopt.core.trial import Frozen
+from carbonopt.core.values import Frozen
 
 _DIRECTIONS = re.compile("[\u202a-\u202e\u2066-\u2069]")  # embeddings, overrides and isolates of Unicode
 

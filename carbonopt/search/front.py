@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr
 
+from carbonopt.core.quality import Quality
+from carbonopt.search.models.curves import LEAST_LOSS
 from carbonopt.search.observation import Observation
 from carbonopt.search.proposal import Knowledge
 
@@ -36,7 +38,7 @@ def propose_for_front(candidates: Sequence[Mapping[str, Any]], knowledge: Knowle
     step_cost, cost_spread = knowledge.step_costs.predict(knowledge.encoder.system_rows(candidates))
     cost = np.log(knowledge.steps(candidates)) + step_cost
     mean, spread = np.column_stack([cost, loss]), np.column_stack([cost_spread, loss_spread])
-    known = _points(on_front(knowledge.observations))
+    known = _points(on_front(knowledge), knowledge.quality)
     expected = np.concatenate([known, mean])
     expected = expected[front(expected)]
     low, high = expected.min(0), expected.max(0)
@@ -45,10 +47,10 @@ def propose_for_front(candidates: Sequence[Mapping[str, Any]], knowledge: Knowle
     return int(allowed[np.lexsort((cost, -gain))[0]])  # the cheapest of those that are equal
 
 
-def on_front(observations: Sequence[Observation]) -> list[Observation]:
+def on_front(knowledge: Knowledge) -> list[Observation]:
     """The complete trials of known cost that no other one dominates, by rising cost."""
-    known = [one for one in observations if one.cost is not None and one.final_nll is not None]
-    return [known[index] for index in front(_points(known))]
+    known = [trial for trial in knowledge.observations if trial.cost is not None and trial.final_loss is not None]
+    return [known[index] for index in front(_points(known, knowledge.quality))]
 
 
 def front(points: Array) -> Array:
@@ -92,7 +94,8 @@ def _expected_excess(limits: Array, mean: Array, spread: Array) -> Array:
     return np.maximum(0.0, scale * np.exp(-z * z / 2) / np.sqrt(2 * np.pi) + apart * ndtr(z))
 
 
-def _points(observations: Sequence[Observation]) -> Array:
-    """Logarithms of cost and final loss, (n, 2)."""
-    found = [(one.cost, one.final_nll) for one in observations]
-    return np.log(np.maximum(np.array(found, dtype=float).reshape(-1, 2), 1e-9))
+def _points(observations: Sequence[Observation], quality: Quality) -> Array:
+    """The logarithm of the cost and the linked final loss, (n, 2)."""
+    ends = np.array([(trial.cost, trial.final_loss) for trial in observations], dtype=float).reshape(-1, 2)
+    logs = np.log(np.maximum(ends, LEAST_LOSS))
+    return logs if quality.link == "log" else np.column_stack([logs[:, 0], ends[:, 1]])

@@ -10,17 +10,20 @@ from optuna.trial import FrozenTrial
 from optuna.trial import TrialState as OptunaState
 from pydantic import Field, ValidationError
 
-from carbonopt.core.trial import Frozen, TrialParams, TrialRecord, TrialState
+from carbonopt.core.dimensions import LR_SCHEDULERS, TrialParams
+from carbonopt.core.quality import Quality
+from carbonopt.core.trial import TrialRecord, TrialState
+from carbonopt.core.values import Frozen
 
 # User attributes of a trial in a study that is not carbonopt's. Only `values` of complete trials are needed; with
 # these, stopped and running trials teach as well.
-CURVE = "curve"  # [[optimizer step, mean negative log-likelihood in nats], ...]; NaN where it diverged
+CURVE = "curve"  # [[optimizer step, sum ÷ count of the quality], ...]: mean NLL in nats, accuracy; NaN: it diverged
 TOTAL_STEPS = "total_steps"
 COST_PER_STEP = "cost_per_step"  # in the unit of the first objective
 PEAK_MEMORY_GIB = "peak_memory_gib"
 OUT_OF_MEMORY = "out_of_memory"
 
-_LOOKED_INTO = (
+_MODELLED = (
     "global_batch_size",
     "micro_batch_size_per_gpu",
     "learning_rate",
@@ -63,7 +66,7 @@ class Observation:
 
     number: int
     params: Mapping[str, Any]
-    curve: tuple[tuple[float, float], ...]  # share of all steps, mean NLL in nats per token; rising shares
+    curve: tuple[tuple[float, float], ...]  # share of all steps, loss (see `Quality`); rising shares
     total_steps: int | None
     cost_per_step: float | None = None
     cost: float | None = None  # of the training of a complete trial
@@ -73,12 +76,16 @@ class Observation:
     peak_memory_gib: float | None = None
 
     @property
-    def final_nll(self) -> float | None:
+    def final_loss(self) -> float | None:
         return self.curve[-1][1] if self.complete and self.curve else None
 
 
-def observe(trial: FrozenTrial) -> Observation | None:
-    """What a trial has taught; None for one that has not begun."""
+def observe(trial: FrozenTrial, quality: Quality) -> Observation | None:
+    """What a trial has taught; None for one that has not begun.
+
+    Raises:
+        ValueError: if what it was told can't be.
+    """
     record = trial.user_attrs.get("record")
     if isinstance(record, dict) and record.keys() >= {"trial", "state", "params"}:
         return of_record(TrialRecord.from_json(record))
@@ -86,19 +93,19 @@ def observe(trial: FrozenTrial) -> Observation | None:
         return None
     told = _Told.of(trial)
     total = told.total_steps
-    curve = tuple((step / total, nll) for step, nll in told.curve) if total else ()
+    curve = tuple((step / total, quality.loss(mean)) for step, mean in told.curve) if total else ()
     complete = trial.state == OptunaState.COMPLETE
     cost = None
     if complete:
-        cost, perplexity = trial.values
-        if not (cost > 0 and perplexity > 0):
+        cost, value = trial.values
+        if not cost > 0 or quality.beyond(value) or math.isnan(value):
             raise ValueError(
-                f"cost and perplexity must be above 0, but trial {trial.number} has {cost:g} and {perplexity:g}; "
-                "tell a trial that has none as failed."
+                f"cost must be above 0 and {quality.name} at least {quality.lowest:g} and at most {quality.highest:g}, "
+                f"but trial {trial.number} has {cost:g} and {value:g}; tell a trial that has none as failed."
             )
         cost = cost if math.isfinite(cost) else None
         # What was told as the trial's value is its end, whatever stands in the curve.
-        curve = (*(point for point in curve if point[0] < 1), (1.0, math.log(perplexity)))
+        curve = (*(point for point in curve if point[0] < 1), (1.0, quality.loss_of(value)))
     per_step = told.cost_per_step
     if per_step is None and cost is not None and total:
         per_step = cost / total
@@ -116,6 +123,7 @@ def observe(trial: FrozenTrial) -> Observation | None:
 
 
 def of_record(record: TrialRecord) -> Observation:
+    quality = record.quality.of
     total, energy = record.total_steps, record.energy_kwh
     measured = [(point.train_energy_kwh, point.step) for point in record.evals if point.train_energy_kwh]
     per_step = None
@@ -123,7 +131,7 @@ def of_record(record: TrialRecord) -> Observation:
         per_step = measured[-1][0] / measured[-1][1]
     elif energy is not None and energy.train and record.steps_done:
         per_step = energy.train / record.steps_done
-    curve = [(point.step / total, point.nll) for point in record.evals if total]
+    curve = [(point.step / total, point.loss(quality)) for point in record.evals if total]
     complete = record.state == TrialState.COMPLETE
     ended = record.state != TrialState.RUNNING
     return Observation(
@@ -142,7 +150,9 @@ def of_record(record: TrialRecord) -> Observation:
 
 def trial_params(values: Mapping[str, Any]) -> TrialParams:
     """The configuration as far as the models look into it."""
-    known = {name: values[name] for name in _LOOKED_INTO if name in values}
+    known = {name: values[name] for name in _MODELLED if name in values}
+    if known.get("lr_scheduler") not in LR_SCHEDULERS:  # of another library: taken for one that falls linearly
+        known.pop("lr_scheduler", None)
     batch = known.setdefault("global_batch_size", 1)
     known.setdefault("micro_batch_size_per_gpu", batch)
     known.setdefault("learning_rate", 1.0)
@@ -152,4 +162,4 @@ def trial_params(values: Mapping[str, Any]) -> TrialParams:
 
 def _finite(curve: Any) -> tuple[tuple[float, float], ...]:
     """Its finite losses; what was before the first step tells nothing about the steps."""
-    return tuple((share, nll) for share, nll in curve if math.isfinite(nll) and share > 0)
+    return tuple((share, loss) for share, loss in curve if math.isfinite(loss) and share > 0)

@@ -11,7 +11,8 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from carbonopt.core.config import Choices
-from carbonopt.core.space import SearchSpace, is_integer
+from carbonopt.core.dimensions import DIMENSIONS
+from carbonopt.core.space import SearchSpace
 
 # How often the inner sampler is asked before a random valid configuration is taken: one that has settled on a region
 # where nothing new can exist would be asked for ever, and a Gaussian process is fitted anew each time.
@@ -22,10 +23,10 @@ RANDOM_ATTEMPTS = 50
 def distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
     """Optuna's form of the free dimensions."""
     found: dict[str, BaseDistribution] = {}
-    for name, dimension in space.free().items():
+    for name, dimension in space.space.free().items():
         if isinstance(dimension, Choices):
             found[name] = CategoricalDistribution(dimension.choices)
-        elif is_integer(name):
+        elif DIMENSIONS[name].integer:
             found[name] = IntDistribution(
                 int(dimension.low), int(dimension.high), log=dimension.log, step=int(dimension.step or 1)
             )
@@ -39,7 +40,7 @@ def exhausted(study: Study, space: SearchSpace) -> bool:
     combinations = space.combinations
     if combinations is None:
         return False
-    names = list(space.free())
+    names = list(space.space.free())
     run = {_key(names, trial.params) for trial in study.get_trials(deepcopy=False) if trial.params or not names}
     return all(_key(names, values) in run for values in combinations)
 

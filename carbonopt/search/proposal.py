@@ -16,8 +16,9 @@ import numpy as np
 from optuna.distributions import BaseDistribution
 from scipy.special import log_ndtr, ndtr
 
+from carbonopt.core.quality import Quality
 from carbonopt.search.models.costs import SettingModel, distinct
-from carbonopt.search.models.curves import CurveModel, Points
+from carbonopt.search.models.curves import CurveModel, Points, linked
 from carbonopt.search.models.features import Encoder, sequences_per_epoch
 from carbonopt.search.models.memory import chance_to_fit
 from carbonopt.search.observation import Observation
@@ -49,6 +50,7 @@ class Knowledge:
         effort: iterations of the curve model's fit.
     """
 
+    quality: Quality
     distributions: Mapping[str, BaseDistribution]
     observations: Sequence[Observation]
     memory_gib: float | None = None  # of a device
@@ -69,7 +71,7 @@ class Knowledge:
 
     @cached_property
     def curves(self) -> CurveModel:
-        return CurveModel(self.points, self.encoder.centre(), effort=self.effort)
+        return CurveModel(self.points, self.quality, self.encoder.centre(), effort=self.effort)
 
     @cached_property
     def step_costs(self) -> SettingModel:
@@ -77,22 +79,22 @@ class Knowledge:
         rows = self.encoder.system_rows([params for params, _ in measured])
         return SettingModel(rows, np.array([cost for _, cost in measured]))
 
-    def limit(self, target_nll: float, *, by_mean: bool) -> float:
-        """What ln(NLL) must not pass: of one run, or of a configuration's mean over all seeds."""
-        target = math.log(max(target_nll, 1e-9))
+    def limit(self, target_loss: float, *, by_mean: bool) -> float:
+        """What the linked loss must not pass: of one run, or of a configuration's mean over all seeds."""
+        target = linked(target_loss, self.quality)
         return target - SPARE * self.curves.noise if by_mean else target
 
-    def meeting(self, target_nll: float, *, by_mean: bool) -> list[Observation]:
+    def meeting(self, target_loss: float, *, by_mean: bool) -> list[Observation]:
         """The complete trials of known cost that meet the target; by mean only those whose mean is expected to."""
         met = [
             one
             for one in self.observations
-            if one.cost is not None and one.final_nll is not None and one.final_nll <= target_nll
+            if one.cost is not None and one.final_loss is not None and one.final_loss <= target_loss
         ]
         if not by_mean or not met:
             return met
         expected, _ = self.curves.predict(self.encoder.curve_rows([one.params for one in met], self.sequences))
-        limit = self.limit(target_nll, by_mean=True)
+        limit = self.limit(target_loss, by_mean=True)
         return [one for one, mean in zip(met, expected, strict=True) if mean <= limit]
 
     @property
@@ -148,7 +150,7 @@ def first(candidates: Sequence[Mapping[str, Any]], rng: np.random.Generator) -> 
 def propose(
     candidates: Sequence[Mapping[str, Any]],
     knowledge: Knowledge,
-    target_nll: float,
+    target_loss: float,
     best_cost: float,
     rng: np.random.Generator,
     *,
@@ -158,7 +160,7 @@ def propose(
 
     Args:
         candidates: configurations that were not run, each naming every dimension that either model sees.
-        target_nll: nats per token.
+        target_loss: of the target (`Quality.loss_of`).
         best_cost: of the cheapest complete trial that meets the target; infinite while there is none.
         by_mean: the answer is a configuration whose mean over all seeds meets the target, not a lucky run. Of an
             infinite space, too: it has lucky runs without end, and the search would go from neighbour to neighbour of a
@@ -167,7 +169,7 @@ def propose(
     Returns:
         None if no candidate can be cheaper than the best.
     """
-    limit = knowledge.limit(target_nll, by_mean=by_mean)
+    limit = knowledge.limit(target_loss, by_mean=by_mean)
     promising = _promising(candidates, knowledge, limit)
     candidates = [candidates[index] for index in promising]
     rows, which = distinct(knowledge.encoder.curve_rows(candidates, knowledge.sequences))

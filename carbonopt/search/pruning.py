@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from carbonopt.core.quality import Quality
 from carbonopt.core.trial import EvalPoint
-from carbonopt.search.models.curves import one_blas_thread
+from carbonopt.search.models.curves import linked, one_blas_thread
 from carbonopt.search.observation import Observation
 from carbonopt.search.proposal import Knowledge
 
@@ -21,8 +22,8 @@ HALF_WAY = 0.49  # an evaluation in the middle is a step early where the number 
 STRETCH = 1 / 8  # share of the steps between the points of the line
 
 
-def straight_line_nll(evals: Sequence[EvalPoint], total_steps: int) -> float | None:
-    """Where the curve would end on the steeper of its last two stretches (mean NLL, nats); None: too early to say.
+def straight_line_loss(evals: Sequence[EvalPoint], total_steps: int, quality: Quality) -> float | None:
+    """The loss where the curve would end on the steeper of its last two stretches; None: too early to say.
 
     Loss curves flatten: such a line runs below a convex curve. From half the way on it is drawn over the logarithm of
     the steps, over which they flatten, too: drawn at half the way, 61 of 485 recorded curves ended below it, and 20
@@ -34,7 +35,7 @@ def straight_line_nll(evals: Sequence[EvalPoint], total_steps: int) -> float | N
     last: list[tuple[int, float]] = []
     for point in reversed(evals):
         if not last or last[0][0] - point.step >= 0.9 * STRETCH * total_steps:
-            last.insert(0, (point.step, point.nll))
+            last.insert(0, (point.step, point.loss(quality)))
         if len(last) == 3:
             break
     if len(last) < 3:
@@ -51,45 +52,47 @@ class Forecast:
     Args:
         knowledge: of the other trials; its models were fitted before this one began.
         number, params: the running trial.
-        target_nll: nats per token.
+        target_loss: of the target (`Quality.loss_of`).
         front: the trial matters as long as it can be on the Pareto front, whatever the target.
     """
 
     knowledge: Knowledge
     number: int
     params: Mapping[str, Any]
-    target_nll: float
+    target_loss: float
     front: bool = False
 
     @one_blas_thread
     def should_prune(self, evals: Sequence[EvalPoint], total_steps: int) -> bool:
         """Whether the trial can't matter any more, by its evaluations."""
-        target_nll = self._dominating_nll(evals, total_steps) if self.front else self.target_nll
-        if target_nll is None or not all(math.isfinite(point.nll) for point in evals):
+        target_loss = self._dominating_loss(evals, total_steps) if self.front else self.target_loss
+        quality = self.knowledge.quality
+        if target_loss is None or not all(math.isfinite(point.loss(quality)) for point in evals):
             return False
-        line = straight_line_nll(evals, total_steps)
-        if line is None or line <= target_nll:
+        line = straight_line_loss(evals, total_steps, quality)
+        if line is None or line <= target_loss:
             return False
-        return self._standard_deviations_above(evals, total_steps, target_nll) > LIKELY
+        return self._standard_deviations_above(evals, total_steps, target_loss) > LIKELY
 
-    def _standard_deviations_above(self, evals: Sequence[EvalPoint], total_steps: int, target_nll: float) -> float:
-        curve = tuple((point.step / total_steps, point.nll) for point in evals)
+    def _standard_deviations_above(self, evals: Sequence[EvalPoint], total_steps: int, target_loss: float) -> float:
+        quality = self.knowledge.quality
+        curve = tuple((point.step / total_steps, point.loss(quality)) for point in evals)
         own = Observation(self.number, self.params, curve, total_steps)
         sequences = self.knowledge.sequences
         points = self.knowledge.encoder.points([own], sequences)
         end = self.knowledge.encoder.curve_rows([self.params], sequences)
         mean, spread = self.knowledge.curves.given(points).predict(end, [self.number])
-        return float((mean[0] - math.log(max(target_nll, 1e-9))) / spread[0])
+        return float((mean[0] - linked(target_loss, quality)) / spread[0])
 
-    def _dominating_nll(self, evals: Sequence[EvalPoint], total_steps: int) -> float | None:
-        """The lowest NLL of a complete trial that cost no more than this one will; None: nothing can dominate it."""
+    def _dominating_loss(self, evals: Sequence[EvalPoint], total_steps: int) -> float | None:
+        """The lowest loss of a complete trial that cost no more than this one will; None: nothing can dominate it."""
         spent = evals[-1].train_energy_kwh
         if not spent:
             return None
         cost = spent / evals[-1].step * total_steps
         finals = [
-            one.final_nll
-            for one in self.knowledge.observations
-            if one.final_nll is not None and one.cost is not None and one.cost <= cost
+            trial.final_loss
+            for trial in self.knowledge.observations
+            if trial.final_loss is not None and trial.cost is not None and trial.cost <= cost
         ]
         return min(finals, default=None)

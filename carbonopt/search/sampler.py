@@ -1,6 +1,6 @@
 """The sampler that counts what its proposals cost.
 
-It serves carbonopt's studies, and anybody's Optuna study of two objectives, cost and perplexity, both minimized, whose
+It serves carbonopt's studies, and anybody's Optuna study of two objectives, a cost to minimize and a quality, whose
 parameters have carbonopt's names (`global_batch_size`, `learning_rate`, `epochs`, ...); see `observation` for the user
 attributes that let it learn from unfinished trials, too.
 """
@@ -16,9 +16,10 @@ import numpy as np
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.search_space import IntersectionSearchSpace
-from optuna.study import Study, StudyDirection
+from optuna.study import Study
 from optuna.trial import FrozenTrial
 
+from carbonopt.core.quality import QUALITIES
 from carbonopt.search.candidates import Candidates, Values, draw
 from carbonopt.search.front import on_front, propose_for_front
 from carbonopt.search.models.curves import one_blas_thread
@@ -50,9 +51,10 @@ class CarbonSampler(BaseSampler):
     """Proposes the configuration that is most likely to be the cheapest one meeting the target, for its energy.
 
     Args:
-        target_perplexity: what a trial has to reach.
+        quality: the second objective, by its name in `carbonopt.core.quality.QUALITIES`.
+        target: what a trial has to reach.
         goal: "recommend": the cheapest configuration that meets the target. "front": the whole trade-off of cost
-            and perplexity, whatever the target; see `front`.
+            and quality, whatever the target; see `front`.
         valid: whether a combination of values can exist; None: all can.
         listed: all combinations that can exist, where they are known.
         complete: adds what is fixed to the values of the dimensions that move.
@@ -67,14 +69,15 @@ class CarbonSampler(BaseSampler):
     left.
 
     Raises:
-        ValueError: if an argument is out of its range; later, when a trial is asked for, if the study has not two
-            objectives to minimize, `valid` refuses everything, or a dimension's values or a trial's user attributes
+        ValueError: if an argument is out of its range; later, when a trial is asked for, if the study has not these two
+            objectives, `valid` refuses everything, or a dimension's values or a trial's user attributes
             can't be what their names say.
     """
 
     def __init__(
         self,
-        target_perplexity: float,
+        quality: str,
+        target: float,
         *,
         goal: Literal["recommend", "front"] = "recommend",
         valid: Callable[[Values], bool] | None = None,
@@ -85,13 +88,19 @@ class CarbonSampler(BaseSampler):
         search_space: Mapping[str, BaseDistribution] | None = None,
         seed: int | None = 0,
     ) -> None:
-        if not 1 <= target_perplexity < math.inf:
-            raise ValueError(f"target_perplexity must be a finite number of at least 1, but got {target_perplexity!r}.")
+        if quality not in QUALITIES:
+            raise ValueError(f"quality must be one of {', '.join(QUALITIES)}, but got {quality!r}.")
+        self._quality = QUALITIES[quality]
+        if not math.isfinite(target) or self._quality.beyond(target):
+            raise ValueError(
+                f"target must be a finite {quality} from {self._quality.lowest:g} to {self._quality.highest:g}, "
+                f"but got {target!r}."
+            )
         if goal not in ("recommend", "front"):
             raise ValueError(f"goal must be 'recommend' or 'front', but got {goal!r}.")
         if memory_gib is not None and not memory_gib > 0:
             raise ValueError(f"memory_gib must be above 0, or None where it is not known, but got {memory_gib!r}.")
-        self._target_nll = math.log(target_perplexity)
+        self._target_loss = self._quality.loss_of(target)
         self._goal = goal
         self._valid = valid or (lambda values: True)
         self._listed = listed
@@ -103,11 +112,12 @@ class CarbonSampler(BaseSampler):
         self._search_space = IntersectionSearchSpace(include_pruned=True)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        if study.directions != [StudyDirection.MINIMIZE] * 2:
-            found = ", ".join(direction.name.lower() for direction in study.directions)
+        needed = ["minimize", self._quality.direction]
+        directions = [direction.name.lower() for direction in study.directions]
+        if directions != needed:
             raise ValueError(
-                "the study must have two objectives, cost and perplexity, both to minimize, but has "
-                f"{found}; create it with directions=['minimize', 'minimize']."
+                f"the study must have two objectives, cost to minimize and {self._quality.name} to "
+                f"{self._quality.direction}, but has {', '.join(directions)}; create it with directions={needed}."
             )
         space = self._search_space.calculate(study) if self._given_space is None else self._given_space
         check_dimensions(space)
@@ -138,9 +148,9 @@ class CarbonSampler(BaseSampler):
 
     def knowledge(self, trials: Sequence[FrozenTrial], distributions: Mapping[str, BaseDistribution]) -> Knowledge:
         """What these trials have taught."""
-        observations = [found for one in trials if (found := observe(one)) is not None]
+        observations = [found for one in trials if (found := observe(one, self._quality)) is not None]
         effort = 40 if len(observations) < SHORT_FIT_FROM else 12
-        return Knowledge(distributions, observations, self._memory_gib, effort)
+        return Knowledge(self._quality, distributions, observations, self._memory_gib, effort)
 
     @one_blas_thread
     def plan(
@@ -162,7 +172,7 @@ class CarbonSampler(BaseSampler):
         met = frozenset(meeting)
         cheapest = sorted((one.cost, number) for number, one in meeting.items() if one.cost is not None)
         if self._goal == "front":
-            shown = [one.number for one in on_front(knowledge.observations)]
+            shown = [one.number for one in on_front(knowledge)]
             good = {int(number) for number in rng.permutation(shown)[:CENTRES]}
         else:
             good = {number for _, number in cheapest[:CENTRES]}
@@ -186,13 +196,13 @@ class CarbonSampler(BaseSampler):
             return NextTrial(candidates[index], None, knowledge, len(candidates), met)
         best_cost = cheapest[0][0] if cheapest else math.inf
         by_mean = self._confirmed or space.infinite
-        proposal = propose(completed, knowledge, self._target_nll, best_cost, rng, by_mean=by_mean)
+        proposal = propose(completed, knowledge, self._target_loss, best_cost, rng, by_mean=by_mean)
         values = None if proposal is None else candidates[proposal.index]
         return NextTrial(values, proposal, knowledge, len(candidates), met)
 
     def meeting(self, knowledge: Knowledge, refuted: Collection[int]) -> dict[int, Observation]:
         """The trials that meet the target as far as is known, by number."""
-        found = knowledge.meeting(self._target_nll, by_mean=self._confirmed)
+        found = knowledge.meeting(self._target_loss, by_mean=self._confirmed)
         return {one.number: one for one in found if one.number not in refuted}
 
     def _candidates(self, distributions: Mapping[str, BaseDistribution]) -> Candidates:

@@ -13,8 +13,9 @@ from optuna.trial import TrialState as OptunaState
 
 from carbonopt.analysis.confirmation import refuted
 from carbonopt.core.config import StudyConfig
+from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.space import SearchSpace
-from carbonopt.core.trial import EvalPoint, TrialParams, TrialRecord
+from carbonopt.core.trial import EvalPoint, TrialRecord
 from carbonopt.core.units import human_energy
 from carbonopt.search.optuna_samplers import distributions, exhausted, make_sampler
 from carbonopt.search.pruning import Forecast
@@ -37,7 +38,8 @@ class Strategy:
         self._movable = {name: one for name, one in self.distributions.items() if not one.single()}
         self._single = {name: _only_value(one) for name, one in self.distributions.items() if one.single()}
         self._carbon = CarbonSampler(
-            config.target.perplexity,
+            config.target.quality.name,
+            config.target.value,
             goal=config.search.goal,
             valid=lambda values: space.rule_broken({**self._single, **values}) is None,
             listed=space.combinations,
@@ -93,7 +95,7 @@ class Strategy:
             self._plan(study, number).knowledge,
             number,
             params.model_dump(exclude_none=True),
-            math.log(self._config.target.perplexity),
+            self._config.target.quality.loss_of(self._config.target.value),
             front=self._config.search.goal == "front",
         )
         return forecast.should_prune

@@ -15,17 +15,18 @@ from optuna.trial import TrialState as OptunaState
 from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
-from carbonopt.core.config import Choices, Range, StudyConfig
+from carbonopt.core.config import StudyConfig
 from carbonopt.core.errors import RENAMED_KEYS, BadInput, CarbonoptError
+from carbonopt.core.quality import Target
 from carbonopt.core.study import CarbonTrace, InputFile, Provenance, SessionLedger, StudyData
 from carbonopt.core.trial import Prepared, StopReason, TrialRecord, TrialState
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.url import RESTORE, stored_pointer, what_is_wrong
 
-OBJECTIVES = ("emissions_kg_co2e", "perplexity")
-CONSTRAINT = "log perplexity over target"  # feasible at 0 and below
+COST = "emissions_kg_co2e"  # the first objective; the second one is the target's quality
+CONSTRAINT = "shortfall of the target"  # feasible at 0 and below (see `Target.shortfall`)
 REPEAT_OF, SEED = "repeat of", "seed"  # attributes of a trial that repeats another one's configuration
-WORST_VIOLATION = 10.0  # for a trial that taught nothing about its perplexity; e^10 times the target
+WORST_VIOLATION = 10.0  # for a trial that taught nothing about its quality; e^10 times a target perplexity
 
 _FINISHED = (OptunaState.COMPLETE, OptunaState.PRUNED, OptunaState.FAIL)
 
@@ -73,10 +74,11 @@ class StudyStorage:
 
     @classmethod
     def create(cls, storage: BaseStorage, config: StudyConfig, provenance: Provenance) -> "StudyStorage":
-        study = optuna.create_study(study_name=config.name, storage=storage, directions=["minimize"] * len(OBJECTIVES))
+        quality = config.target.quality
+        study = optuna.create_study(study_name=config.name, storage=storage, directions=["minimize", quality.direction])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            study.set_metric_names(list(OBJECTIVES))
+            study.set_metric_names([COST, quality.name])
         made = cls(study, storage)
         made.refresh(config, provenance)
         return made
@@ -186,7 +188,7 @@ class StudyStorage:
         """Stores what a running trial has used so far, for the case that this process dies."""
         trial.set_user_attr("record", record.as_json())
 
-    def tell(self, trial: Trial, record: TrialRecord, target_perplexity: float) -> None:
+    def tell(self, trial: Trial, record: TrialRecord, target: Target) -> None:
         """Ends a trial. Only a complete one has values; the rest teach the sampler by the constraint.
 
         Optuna's FAIL is not used: its samplers ignore failed trials and propose them again (optuna #332, #2864). The
@@ -197,10 +199,10 @@ class StudyStorage:
         trial.set_user_attr("configuration", ", ".join(f"{k}={v}" for k, v in record.params.as_record().items()))
         if record.stop_reason:
             trial.set_user_attr("stop reason", record.stop_reason.value)
-        trial.set_constraint(CONSTRAINT, violation(record, target_perplexity))
+        trial.set_constraint(CONSTRAINT, violation(record, target))
         if record.state == TrialState.COMPLETE:
-            assert record.emissions_kg_co2e is not None and record.perplexity is not None
-            self.study.tell(trial, [record.emissions_kg_co2e, record.perplexity])
+            assert record.emissions_kg_co2e is not None and record.value is not None
+            self.study.tell(trial, [record.emissions_kg_co2e, record.value])
         else:
             self.study.tell(trial, state=OptunaState.PRUNED)
 
@@ -308,19 +310,19 @@ def _load(storage: BaseStorage, name: str) -> optuna.Study:
     return optuna.load_study(study_name=name, storage=storage)
 
 
-def violation(record: TrialRecord, target_perplexity: float) -> float:
-    """How far a trial's last known perplexity lies above the target, as a logarithm; at most WORST_VIOLATION."""
+def violation(record: TrialRecord, target: Target) -> float:
+    """By how much a trial's last known quality misses the target (`Target.shortfall`); at most WORST_VIOLATION."""
     if record.state not in (TrialState.COMPLETE, TrialState.PRUNED):
         return WORST_VIOLATION
-    last = record.perplexity if record.evals == () else record.evals[-1].perplexity
+    if record.evals == () and record.value is None:
+        return 0.0  # stopped by the cap before its first evaluation: nothing speaks against its quality
+    last = record.evals[-1].value if record.evals else record.value
     if last is None:
-        return 0.0  # stopped by the cap before its first evaluation: nothing speaks against its perplexity
-    if not math.isfinite(last):
         return WORST_VIOLATION
-    value = math.log(last / target_perplexity)
+    shortfall = target.shortfall(last)
     if record.stop_reason == StopReason.TARGET:
-        value = max(value, 1e-6)
-    return min(value, WORST_VIOLATION)
+        shortfall = max(shortfall, 1e-6)
+    return min(shortfall, WORST_VIOLATION)
 
 
 def _records(trials: Sequence[FrozenTrial], live: bool) -> tuple[TrialRecord, ...]:
@@ -341,8 +343,7 @@ def _check_parameters(trials: Sequence[FrozenTrial], config: StudyConfig) -> Non
     Raises:
         BadInput: if it is gone.
     """
-    space = config.search.space
-    free = {name for name in type(space).model_fields if isinstance(getattr(space, name), Choices | Range)}
+    free = config.search.space.free().keys()
     for trial in trials:
         if trial.state in _FINISHED and not free <= trial.params.keys():
             raise BadInput(f"trial {trial.number} has lost its parameters")
@@ -382,7 +383,7 @@ def _check_ended(record: TrialRecord, trial: FrozenTrial) -> None:
     if complete:
         energy_kwh = None if record.energy_kwh is None else record.energy_kwh.train
         values = {
-            "perplexity": record.perplexity,
+            record.quality.name: record.value,
             "emissions_kg_co2e": record.emissions_kg_co2e,
             "energy_kwh": energy_kwh,
         }

@@ -37,7 +37,9 @@ def check(config: StudyConfig) -> Checked:
     if config.search.sampler == "grid" and space.combinations is None:
         raise BadInput("search.sampler: a grid needs choices (or a step) in every dimension of search.space.")
     if isinstance(config.launch, ReplayLaunch):
-        launcher = ReplayLauncher(Path(config.launch.table), config.search.space, ReplayMeter().advance)
+        launcher = ReplayLauncher(
+            Path(config.launch.table), config.search.space, config.target.quality, ReplayMeter().advance
+        )
         launcher.check_covers(space.combinations, space.params)
     else:
         _check_files(config)

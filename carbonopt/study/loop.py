@@ -16,9 +16,10 @@ import optuna
 import carbonopt
 from carbonopt.analysis import confirmation as confirm
 from carbonopt.core.config import LocalLaunch, ReplayLaunch, StudyConfig
+from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BEFORE_FIRST_TRIAL, StudyInterrupted
 from carbonopt.core.study import Hardware, Provenance, SessionLedger, StudyData
-from carbonopt.core.trial import TRIAL_PHASES, Phase, StopReason, TrialParams, TrialRecord, TrialSpec
+from carbonopt.core.trial import TRIAL_PHASES, Phase, StopReason, TrialRecord, TrialSpec
 from carbonopt.core.units import emissions_kg_co2e, now_utc
 from carbonopt.energy.hardware import describe_hardware, gpu_uuids
 from carbonopt.energy.machine import MachineMeter
@@ -242,6 +243,7 @@ class _Loop:
         self.meter.enter(Phase.SETUP)
         watch = TrialWatch(
             spec=spec,
+            quality=config.target.quality.name,
             processes=self.launcher.start(spec, self.paths.trial_log(spec.number, spec.attempt).resolve()),
             meter=self.meter,
             # The start is the baseline, a repeat says how far runs differ: only whole ones can be compared.
@@ -259,7 +261,7 @@ class _Loop:
         if record.stop_reason == StopReason.INTERRUPTED:
             storage.requeue(trial, record)
         else:
-            storage.tell(trial, record, config.target.perplexity)
+            storage.tell(trial, record, config.target.at())
         self.session.store(storage)
         for observer in observers:
             observer.trial_ended(record)
@@ -351,7 +353,7 @@ def _open(
     launch = config.launch
     if isinstance(launch, ReplayLaunch):
         replay_meter = ReplayMeter()
-        replay = ReplayLauncher(Path(launch.table), config.search.space, replay_meter.advance)
+        replay = ReplayLauncher(Path(launch.table), config.search.space, config.target.quality, replay_meter.advance)
         return replay, replay_meter, GpuMemory(()), None
     hardware = describe_hardware(launch.gpus)
     with contextlib.ExitStack() as opened:

@@ -26,6 +26,7 @@ from carbonopt.core.trial import (
     Failure,
     Kernels,
     Phase,
+    QualityResult,
     Stage,
     StageCost,
     StopReason,
@@ -87,6 +88,7 @@ class TrialWatch:
     """Watches one running trial. `store` takes its record so far, every STORE_EVERY_S and at each evaluation."""
 
     spec: TrialSpec
+    quality: str  # its name
     processes: TrialProcesses
     meter: Meter
     rules: Rules
@@ -209,7 +211,7 @@ class TrialWatch:
         train_kwh = self._train_kwh()  # closed before the evaluation began: nothing is read here
         point = point.model_copy(update={"train_energy_kwh": train_kwh})
         self._evals.append(point)
-        finite = math.isfinite(point.perplexity)
+        finite = point.value is not None
         stop = finite and point.step < total_steps and self._should_prune(total_steps)
         if finite:  # the trial waits for this: first the answer, then the book-keeping
             self.processes.answer(stop=StopReason.TARGET if stop else None)
@@ -344,9 +346,12 @@ class TrialWatch:
             seed=self.spec.seed,
             repeat_of=self.spec.repeat_of,
             params=self.spec.params,
-            perplexity=last.perplexity if last else None,
-            nll_sum=last.nll_sum if last else None,
-            eval_tokens=last.eval_tokens if last else None,
+            quality=QualityResult(
+                name=self.quality,
+                value=last.value if last else None,
+                sum=last.sum if last else None,
+                count=last.count if last else None,
+            ),
             emissions_kg_co2e=None if running else self.rules.emissions_kg_co2e(train.total_kwh),
             energy_kwh=Energy(
                 train=train.total_kwh,

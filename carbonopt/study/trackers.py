@@ -143,7 +143,7 @@ def open_trackers(config: StudyConfig, folder: Path, warn: Callable[[str], None]
             wanted = wanted.model_copy(update={"mode": "offline"})
         openers["wandb"] = lambda: _Wandb(wanted, config, folder)
     if config.track.tensorboard:
-        openers["tensorboard"] = lambda: _TensorBoard(folder / "tensorboard")
+        openers["tensorboard"] = lambda: _TensorBoard(config.target.quality.name, folder / "tensorboard")
     return Trackers(openers, warn)
 
 
@@ -163,9 +163,9 @@ def netrc_file() -> Path:
     return Path(os.environ.get("NETRC") or Path.home() / ".netrc")
 
 
-def _point_scalars(point: EvalPoint, emissions_kg_co2e: float) -> dict[str, float]:
+def _point_scalars(point: EvalPoint, quality: str, emissions_kg_co2e: float) -> dict[str, float]:
     scalars: dict[str, float | None] = {
-        "perplexity": point.perplexity,
+        quality: point.value,
         "tokens": point.tokens,
         "train_energy_kwh": point.train_energy_kwh,
         "emissions_kg_co2e": emissions_kg_co2e,
@@ -177,7 +177,7 @@ def _outcome(record: TrialRecord) -> Scalars:
     outcome: dict[str, Any] = {
         "state": record.state.value,
         "stop_reason": record.stop_reason and record.stop_reason.value,
-        "perplexity": record.perplexity,
+        record.quality.name: record.value,
         "emissions_kg_co2e": record.emissions_kg_co2e,
         "train_energy_kwh": record.energy_kwh and record.energy_kwh.train,
         "total_energy_kwh": record.energy_kwh and record.energy_kwh.total,
@@ -205,7 +205,7 @@ class _Wandb:
         import wandb
 
         self._wandb = wandb
-        self._wanted = wanted
+        self._wanted, self._quality = wanted, config.target.quality.name
         self._study = config.name[:120]  # wandb takes 128 characters
         self._folder = folder
         self._runs: dict[int, Any] = {}
@@ -239,7 +239,7 @@ class _Wandb:
 
     def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None:
         if number in self._runs:  # not if the queue was full when it started
-            self._runs[number].log(_point_scalars(point, emissions_kg_co2e), step=point.step)
+            self._runs[number].log(_point_scalars(point, self._quality, emissions_kg_co2e), step=point.step)
 
     def trial_ended(self, record: TrialRecord) -> None:
         if record.trial in self._runs:
@@ -276,8 +276,8 @@ class _TensorBoard:
 
     name = "tensorboard"
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, quality: str, folder: Path) -> None:
+        self._quality, self._folder = quality, folder
         self._writers: dict[int, Any] = {}
 
     def trial_started(self, spec: TrialSpec) -> None:
@@ -297,7 +297,7 @@ class _TensorBoard:
 
     def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None:
         if number in self._writers:
-            _add_scalars(self._writers[number], _point_scalars(point, emissions_kg_co2e), point.step)
+            _add_scalars(self._writers[number], _point_scalars(point, self._quality, emissions_kg_co2e), point.step)
             self._writers[number].flush()
 
     def trial_ended(self, record: TrialRecord) -> None:

@@ -6,8 +6,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from carbonopt.core.config import Space, Workload
+from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput, hint
-from carbonopt.core.trial import TrialParams
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -104,7 +104,7 @@ def check_training_arguments(given: dict[str, Any], space: Space) -> None:
         if isinstance(defaults[key], int | float):  # transformers itself looks at few of its values
             _check_number(key, given[key], defaults[key])
     for dimension, key in _DIMENSIONS.items():
-        if key in given and getattr(space, dimension) is not None:
+        if key in given and space[dimension] is not None:
             raise BadInput(
                 f"{key} must be in workload.training_arguments or, as {dimension}, in search.space, but is in both."
             )

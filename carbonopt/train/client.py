@@ -17,7 +17,8 @@ from carbonopt.core.events import (
     Progress,
     StageBegun,
 )
-from carbonopt.core.trial import Frozen, Kernels, Phase, Stage, StopReason
+from carbonopt.core.trial import Kernels, Phase, Stage, StopReason
+from carbonopt.core.values import Frozen
 
 
 class Speaker:

@@ -3,8 +3,8 @@
 from typing import Any
 
 from carbonopt.core.config import Workload
+from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
-from carbonopt.core.trial import TrialParams
 from carbonopt.train.deepspeed_keys import check_deepspeed_keys
 
 # DeepSpeed's default of 5e8 elements allocates 1 GB (half precision) twice over, whatever the model's size.

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from carbonopt.core.events import Evaluated
+from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.trial import EvalPoint, Kernels, Phase, Stage
 from carbonopt.train import ranks
 from carbonopt.train.client import Speaker
@@ -169,7 +170,7 @@ class Evaluations(TrainerCallback):
         stop = False
         if self._speaker is not None:
             tokens = step * plan.tokens_per_step
-            point = EvalPoint(step=step, tokens=tokens, nll_sum=nll_sum if finite else None, eval_tokens=eval_tokens)
+            point = EvalPoint.of(PERPLEXITY, nll_sum, eval_tokens, step=step, tokens=tokens)
             told = Evaluated(
                 point=point,
                 total_steps=plan.total_steps,

@@ -21,7 +21,8 @@ import numpy as np
 from carbonopt.core.config import Space, Workload, may_be_other_than, values_of
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import PreparedFolder, write_json
-from carbonopt.core.trial import Frozen, Phase, Prepared
+from carbonopt.core.trial import Phase, Prepared
+from carbonopt.core.values import Frozen
 from carbonopt.train.client import Speaker
 from carbonopt.train.failures import reported
 
@@ -85,7 +86,7 @@ def _make(spec: PrepareSpec, folder: PreparedFolder) -> Prepared:
     with as_bad_input("model"):
         config = model_config(workload.model, encoder.tokenizer, encoder.vocab_size)
         check_model(config, workload, encoder.vocab_size)
-        for kind in values_of(spec.space.output_layer):
+        for kind in values_of(spec.space["output_layer"]):
             check_output_layer(config, str(kind), workload.model.trust_remote_code)
         fetch_weights(workload.model)
         parameters = parameter_count(config, workload.model.trust_remote_code)
@@ -122,7 +123,7 @@ def _make(spec: PrepareSpec, folder: PreparedFolder) -> Prepared:
 def _load_ops(spec: PrepareSpec) -> None:
     from carbonopt.train.deepspeed_ops import load_ops
 
-    load_ops(with_cpu_adam=may_be_other_than(spec.space.offload, "none"))
+    load_ops(with_cpu_adam=may_be_other_than(spec.space["offload"], "none"))
 
 
 def _eval_batch_size(vocab_size: int, sequence_length: int, eval_sequences: int) -> int | None:

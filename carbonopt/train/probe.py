@@ -11,7 +11,7 @@ import select
 import sys
 from typing import TextIO
 
-from carbonopt.core.trial import Frozen
+from carbonopt.core.values import Frozen
 
 _MATRIX = 4096  # rows and columns
 _PRODUCTS = 50  # before the GPUs are waited for

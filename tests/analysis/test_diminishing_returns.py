@@ -10,8 +10,9 @@ from analysis.test_recommend import INTENSITY_G_PER_KWH, PUE, record, study
 
 from carbonopt.analysis.diminishing_returns import DiminishingReturns, diminishing_returns
 from carbonopt.analysis.recommend import recommend
+from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.study import StudyData
-from carbonopt.core.trial import TrialParams, TrialRecord, TrialState
+from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.core.units import emissions_kg_co2e, kwh_from_joules
 
 TABLE = Path(__file__).parents[2] / "reports" / "search" / "tables" / "wikitext-overfit.jsonl"

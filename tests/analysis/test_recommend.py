@@ -12,9 +12,10 @@ from carbonopt.analysis.front import pareto_front
 from carbonopt.analysis.recommend import recommend
 from carbonopt.analysis.replicates import repeats
 from carbonopt.cli.display import recommendation_text
+from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.study import Intensity, Provenance, SessionLedger, StudyData
-from carbonopt.core.trial import Energy, EvalPoint, GpuEnergy, Phase, StopReason, TrialParams, TrialRecord, TrialState
+from carbonopt.core.trial import Energy, EvalPoint, GpuEnergy, Phase, StopReason, TrialRecord, TrialState
 from carbonopt.core.units import emissions_kg_co2e
 from carbonopt.study.file import parse_study
 

@@ -5,9 +5,9 @@ import itertools
 import pytest
 
 from carbonopt.core.config import Space
+from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.space import SearchSpace
-from carbonopt.core.trial import TrialParams
 
 
 def space(*, world_size: int = 1, on_gpu: bool = True, **dimensions: object) -> SearchSpace:

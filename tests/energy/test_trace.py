@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from carbonopt.analysis.recommend import recommend
 from carbonopt.analysis.repricing import Repricing, repricing
+from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.study import CarbonTrace, Intensity, Provenance, SessionLedger, StudyData
-from carbonopt.core.trial import Durations, Energy, TrialParams, TrialRecord, TrialState
+from carbonopt.core.trial import Durations, Energy, TrialRecord, TrialState
 from carbonopt.energy import trace
 from carbonopt.energy.trace import read_trace
 from carbonopt.storage.paths import StudyPaths

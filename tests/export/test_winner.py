@@ -14,11 +14,11 @@ from small_studies import REPLAY, gpu_study, on_gpu, pruned, study, trial
 import carbonopt.train
 from carbonopt.analysis.recommend import recommend
 from carbonopt.core.config import Budget, LocalLaunch
+from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.events import GPU_UUIDS
 from carbonopt.core.format import perplexity_text
 from carbonopt.core.study import StudyData
-from carbonopt.core.trial import TrialParams
 from carbonopt.engines.process.environment import work_environment
 from carbonopt.export import settings as files
 from carbonopt.export.winner import NAMES, winner_files

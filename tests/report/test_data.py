@@ -7,7 +7,8 @@ import json
 import pyarrow.parquet
 import pytest
 
-from carbonopt.core.trial import EvalPoint, Failure, TrialParams, TrialRecord, TrialState
+from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.trial import EvalPoint, Failure, TrialRecord, TrialState
 from carbonopt.report.data import EVALUATIONS_CSV, TRIALS_CSV, TRIALS_PARQUET, csv_text, data_files
 
 

@@ -6,8 +6,7 @@ import torch
 from optuna.distributions import CategoricalDistribution
 from transformers import get_scheduler
 
-from carbonopt.core.space import LR_SCHEDULERS
-from carbonopt.core.trial import TrialParams
+from carbonopt.core.dimensions import LR_SCHEDULERS, TrialParams
 from carbonopt.search.models.features import Encoder
 from carbonopt.search.models.schedule import progress
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from carbonopt.analysis.recommend import recommend
+from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput, StudyInterrupted
 from carbonopt.core.study import StudyData
-from carbonopt.core.trial import StopReason, TrialParams, TrialRecord, TrialState
+from carbonopt.core.trial import StopReason, TrialRecord, TrialState
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.study.check import check
 from carbonopt.study.file import parse_study

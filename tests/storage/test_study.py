@@ -15,8 +15,9 @@ from pathlib import Path
 import optuna
 import pytest
 
+from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.space import SearchSpace
-from carbonopt.core.trial import EvalPoint, StopReason, TrialParams, TrialRecord, TrialState
+from carbonopt.core.trial import EvalPoint, StopReason, TrialRecord, TrialState
 from carbonopt.search.strategy import Strategy
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.study import CONSTRAINT, WORST_VIOLATION, violation

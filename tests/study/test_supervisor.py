@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from carbonopt.core.trial import EvalPoint, Phase, StopReason, TrialParams, TrialRecord, TrialSpec, TrialState
+from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.trial import EvalPoint, Phase, StopReason, TrialRecord, TrialSpec, TrialState
 from carbonopt.energy.meter import ReplayMeter
 from carbonopt.engines.process.processes import WorkProcesses
 from carbonopt.search.cap import passes_cap, will_pass_cap

@@ -10,7 +10,8 @@ import psutil
 import pytest
 
 from carbonopt.core.config import StudyConfig
-from carbonopt.core.trial import Durations, Energy, EvalPoint, TrialParams, TrialRecord, TrialSpec, TrialState
+from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.trial import Durations, Energy, EvalPoint, TrialRecord, TrialSpec, TrialState
 from carbonopt.study import trackers
 from carbonopt.study.file import parse_study
 from carbonopt.study.trackers import Trackers, open_trackers

@@ -12,9 +12,9 @@ import torch
 from transformers import AutoTokenizer
 
 from carbonopt.core.config import Dataset, Fixed, Space, Workload
+from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import PreparedFolder
-from carbonopt.core.trial import TrialParams
 from carbonopt.train.arguments import check_training_arguments
 from carbonopt.train.data.packing import IGNORED, MicroBatches, open_tokens, sequence_count, sequences, total_steps
 from carbonopt.train.data.prefetch import BatchesAhead

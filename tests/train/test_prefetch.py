@@ -10,9 +10,10 @@ import pytest
 import torch
 from transformers import GPT2Config, set_seed
 
+from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.events import FINGERPRINT
 from carbonopt.core.files import PreparedFolder
-from carbonopt.core.trial import Prepared, TrialParams, TrialSpec
+from carbonopt.core.trial import Prepared, TrialSpec
 from carbonopt.train import imports as warm
 from carbonopt.train import prefetch as ahead
 from carbonopt.train.model import random_model

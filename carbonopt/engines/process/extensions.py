@@ -11,8 +11,8 @@ from pathlib import Path
 
 from carbonopt.core.config import LocalLaunch, Space, may_be_other_than
 from carbonopt.core.errors import BEFORE_FIRST_TRIAL, BadInput, CarbonoptError, StudyInterrupted
-from carbonopt.core.trial import Frozen
 from carbonopt.core.units import human_duration
+from carbonopt.core.values import Frozen
 from carbonopt.engines.process import guard
 
 # Of a lock that no process here holds: one on another machine or in another container may, and takes half a minute,
@@ -72,7 +72,7 @@ def needed_operators(launch: LocalLaunch, space: Space) -> tuple[str, ...]:
     """The names of those that trials load, as `carbonopt.train.deepspeed_ops` has their builders."""
     if not launch.gpus:
         return ("deepspeed_shm_comm",)
-    return ("cpu_adam",) if may_be_other_than(space.offload, "none") else ()
+    return ("cpu_adam",) if may_be_other_than(space["offload"], "none") else ()
 
 
 def missing_operators(operators: Sequence[str], environment: Mapping[str, str] = os.environ) -> list[str]:

@@ -1,5 +1,5 @@
 """What a step of a configuration costs, and whether it fits in memory: learned from the trials' first steps, by
-settings that leave the perplexity alone."""
+settings that leave the quality alone."""
 
 import warnings
 

@@ -1,6 +1,7 @@
-"""What perplexity a configuration will end at: a Gaussian process over the learning curves of all trials.
+"""What quality a configuration will end at: a Gaussian process over the learning curves of all trials.
 
-The logarithm of the loss (mean NLL, nats per token) is modelled, since losses fall by power laws (arXiv 2001.08361).
+What is modelled is the loss of the quality (`Quality.loss`) on the quality's link: its logarithm where losses fall by
+power laws (arXiv 2001.08361).
 A point of a curve has three coordinates, each a combination whose exponents are learned with it:
 
 - how far the training is: ln(steps at peak rate) + α ln(learning rate) + β ln(batch): a step at twice the rate is worth
@@ -23,10 +24,14 @@ from scipy.linalg import cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
 from threadpoolctl import threadpool_limits
 
+from carbonopt.core.quality import Quality
+
 Array = np.ndarray
 
 # A decorator. Matrices here are so small that threads cost four times the CPU time, and far more where the CPU is busy.
 one_blas_thread = threadpool_limits.wrap(limits=1, user_api="blas")
+
+LEAST_LOSS = 1e-9  # that has a logarithm
 
 # Columns of a row.
 LN_BATCH, LN_RATE, LN_STEPS, RATE_SHARE = range(4)
@@ -49,7 +54,7 @@ _CORE_PRIOR = np.array(
     ]
 )
 _OTHER_PRIOR = (math.log(2.0), 0.5)
-# The mean of the loss's logarithm: a constant, a slope over the first coordinate, a basin over the second (mean and
+# The mean of the linked loss: a constant, a slope over the first coordinate, a basin over the second (mean and
 # standard deviation each), and what the full rate adds to it.
 _CONSTANT_SD = 0.5
 _SLOPE = (-0.2, 0.15)
@@ -63,17 +68,17 @@ _FAR = 12.0  # logarithms beyond it are no parameters but a line search gone ast
 
 @dataclass(frozen=True)
 class Points:
-    """Evaluations: rows, losses (mean NLL in nats) and the trial that each belongs to."""
+    """Evaluations: rows, losses and the trial that each belongs to."""
 
     rows: Array  # (points, CORE + others)
-    nll: Array  # (points,)
+    losses: Array  # (points,)
     trial: Array  # (points,)
 
     def joined(self, others: "Points") -> "Points":
         """These, and the others after them."""
         return Points(
             np.concatenate([self.rows, others.rows]),
-            np.concatenate([self.nll, others.nll]),
+            np.concatenate([self.losses, others.losses]),
             np.concatenate([self.trial, others.trial]),
         )
 
@@ -82,25 +87,31 @@ class CurveModel:
     """The process, given evaluations.
 
     Args:
+        quality: whose link the losses are modelled on.
         centre: the middle of the space in ln(batch) and ln(learning rate), where the basin is expected.
         fitted: whose parameters, and distrust of outliers among the first points, are taken; None: they are fitted.
         effort: iterations of the fit.
     """
 
     def __init__(
-        self, points: Points, centre: tuple[float, float], fitted: "CurveModel | None" = None, effort: int = 40
+        self,
+        points: Points,
+        quality: Quality,
+        centre: tuple[float, float],
+        fitted: "CurveModel | None" = None,
+        effort: int = 40,
     ) -> None:
         others = points.rows.shape[1] - CORE
         self._prior = np.vstack([_CORE_PRIOR, np.tile(_OTHER_PRIOR, (others, 1))])
-        self._centre = centre
+        self._quality, self._centre = quality, centre
         self._points = points
         self._origin = np.zeros(points.rows.shape[1])
         self._origin[[LN_BATCH, LN_RATE]] = centre
         self._origin[LN_STEPS] = points.rows[:, LN_STEPS].mean() if len(points.rows) else 0.0
         self._rows = points.rows - self._origin
-        logs = np.log(np.maximum(points.nll, 1e-9))
-        self._level = float(logs.mean()) if len(logs) else 0.0
-        self._y = logs - self._level
+        linked = np.log(np.maximum(points.losses, LEAST_LOSS)) if quality.link == "log" else points.losses
+        self._level = float(linked.mean()) if len(linked) else 0.0
+        self._y = linked - self._level
         self._same = (points.trial[:, None] == points.trial[None, :]).astype(float)
         self._distrust = np.zeros(len(self._y))  # more variance for evaluations that fit badly
         self.parameters: Array = self._prior[:, 0] if fitted is None else fitted.parameters
@@ -113,15 +124,15 @@ class CurveModel:
 
     def given(self, more: Points) -> "CurveModel":
         """The same process with more evaluations, its parameters kept: quick, for a trial that is running."""
-        return CurveModel(self._points.joined(more), self._centre, fitted=self)
+        return CurveModel(self._points.joined(more), self._quality, self._centre, fitted=self)
 
     @property
     def noise(self) -> float:
-        """Standard deviation of ln(NLL) of one evaluation about its configuration's mean over all seeds."""
+        """Standard deviation of the linked loss of one evaluation about its configuration's mean over all seeds."""
         return math.exp(self.parameters[_NOISE])
 
     def predict(self, rows: Array, trials: Sequence[int] | None = None) -> tuple[Array, Array]:
-        """Mean and standard deviation of ln(NLL).
+        """Mean and standard deviation of the linked loss.
 
         Args:
             rows: (n, columns)
@@ -132,7 +143,7 @@ class CurveModel:
         return self._mean_of(z, across), np.sqrt(np.maximum(variance, 1e-12))
 
     def sample(self, rows: Array, count: int, rng: np.random.Generator, *, means: bool = False) -> Array:
-        """Joint draws of ln(NLL) of new trials, (rows, count); with `means` of configurations' means over all seeds."""
+        """Joint draws of the linked loss of new trials, (rows, count); with `means` of means over all seeds."""
         z, across, solved = self._across(rows, None)
         noise = _JITTER if means else self.noise**2 + _JITTER
         covariance = self._kernel(z, z)[0] + self._linear(z, z) + noise * np.eye(len(z)) - solved.T @ solved
@@ -264,3 +275,8 @@ class CurveModel:
         basin = _BASIN[1] ** 2 * (by_kernel @ z[:, 1] ** 2) - _BASIN[0] * solved
         gradient[_GAMMA] = by_coordinate(1, batch) + basin @ (2 * z[:, 1] * batch)
         return value, gradient + scaled / self._prior[:, 1]
+
+
+def linked(loss: float, quality: Quality) -> float:
+    """A loss as the model has it, such as the target's."""
+    return math.log(max(loss, LEAST_LOSS)) if quality.link == "log" else loss

@@ -1,5 +1,5 @@
-"""Configurations as rows of numbers: one form for what decides the perplexity, one for what decides the cost of a
-step. Micro batch, ZeRO stage, offload and the like leave the perplexity alone, so that each model learns from all
+"""Configurations as rows of numbers: one form for what decides the quality, one for what decides the cost of a
+step. Micro batch, ZeRO stage, offload and the like leave the quality alone, so that each model learns from all
 trials that share its own settings."""
 
 import math
@@ -11,7 +11,7 @@ import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from pydantic import ValidationError
 
-from carbonopt.core.trial import TrialParams
+from carbonopt.core.dimensions import DIMENSIONS, Affects, TrialParams, affecting
 from carbonopt.search.models.curves import CORE, Points
 from carbonopt.search.models.schedule import progress
 from carbonopt.search.observation import Observation, trial_params
@@ -20,23 +20,6 @@ Array = np.ndarray
 Values = Mapping[str, Any]
 
 _CURVE_CORE = ("global_batch_size", "learning_rate", "epochs", "lr_scheduler")  # in a row's first columns
-_SYSTEM_ONLY = (
-    "micro_batch_size_per_gpu",
-    "zero_stage",
-    "offload",
-    "gradient_checkpointing",
-    "torch_compile",
-    "attention_implementation",
-)
-_CURVE_ONLY = ("learning_rate", "epochs", "lr_scheduler", "warmup_ratio", "weight_decay")  # a step costs the same
-_NUMBERS = {  # scales on which a step of one is a notable change
-    "global_batch_size": math.log,
-    "micro_batch_size_per_gpu": math.log,
-    "warmup_ratio": lambda value: 4 * value,
-    "weight_decay": lambda value: math.log(value + 0.01),
-    "lora_rank": lambda value: math.log(value + 1),
-}
-_WITH_A_MEANING = (*_CURVE_ONLY, "global_batch_size", "micro_batch_size_per_gpu", "lora_rank")  # of their numbers
 _LARGEST = 1e100  # logarithms and differences of larger numbers are not worth comparing
 POINTS = 240  # evaluations that a model is fitted to at most: its time goes with their third power
 
@@ -54,26 +37,27 @@ class Encoder:
     def points(self, observations: Sequence[Observation], sequences: float) -> Points:
         """Evaluations of the trials, the last of each trial first when there are too many."""
         per_trial = max(1, POINTS // max(1, len(observations)))
-        rows, nll, trials = [], [], []
+        rows, losses, trials = [], [], []
         for one in observations:
             for share, loss in _thinned(one.curve, per_trial):
                 rows.append(self._curve_row(one.params, share, sequences))
-                nll.append(loss)
+                losses.append(loss)
                 trials.append(one.number)
         width = CORE + len(self._curve_others({}))
-        return Points(np.array(rows).reshape(-1, width), np.array(nll), np.array(trials))
+        return Points(np.array(rows).reshape(-1, width), np.array(losses), np.array(trials))
 
     def system_rows(self, configurations: Sequence[Values]) -> Array:
         """What a step costs by, (n, columns): the logarithm of the global batch, then the others."""
         rows = [
-            [math.log(values.get("global_batch_size", 1)), *self._system_others(values)] for values in configurations
+            [math.log(values.get("global_batch_size", 1)), *self._others(values, "cost", "global_batch_size")]
+            for values in configurations
         ]
         return np.array(rows)
 
     def memory_rows(self, configurations: Sequence[Values]) -> Array:
         """What the memory goes by, (n, columns): the logarithm of the micro batch, then the others."""
         micros = [math.log(trial_params(values).micro_batch_size_per_gpu) for values in configurations]
-        others = [self._system_others(values, but="micro_batch_size_per_gpu") for values in configurations]
+        others = [self._others(values, "memory", "micro_batch_size_per_gpu") for values in configurations]
         return np.array([[micro, *other] for micro, other in zip(micros, others, strict=True)])
 
     def centre(self) -> tuple[float, float]:
@@ -88,11 +72,11 @@ class Encoder:
         return [*core, *self._curve_others(values)]
 
     def _curve_others(self, values: Values) -> list[float]:
-        names = [name for name in self.distributions if name not in _CURVE_CORE + _SYSTEM_ONLY]
+        names = [name for name in affecting("quality", self.distributions) if name not in _CURVE_CORE]
         return [number for name in names for number in self._numbers(name, values)]
 
-    def _system_others(self, values: Values, but: str | None = None) -> list[float]:
-        names = [name for name in self.distributions if name not in (*_CURVE_ONLY, "global_batch_size", but)]
+    def _others(self, values: Values, what: Affects, first: str) -> list[float]:
+        names = [name for name in affecting(what, self.distributions) if name != first]
         return [number for name in names for number in self._numbers(name, values)]
 
     def _numbers(self, name: str, values: Values) -> list[float]:
@@ -104,8 +88,8 @@ class Encoder:
                 return [float(values.get(name) == choice) for choice in distribution.choices[1:]]
         low, high = _ends(distribution)
         value = values.get(name, low)
-        if name in _NUMBERS:
-            return [_NUMBERS[name](value)]
+        if name in DIMENSIONS and (feature := DIMENSIONS[name].feature) is not None:
+            return [feature(value)]
         if isinstance(distribution, IntDistribution | FloatDistribution) and distribution.log:
             low, high, value = math.log(low), math.log(high), math.log(value)
         return [4 * (value - low) / (high - low) if high > low else 0.0]
@@ -139,8 +123,10 @@ def check_dimensions(distributions: Mapping[str, BaseDistribution]) -> None:
 def _can_be(name: str, value: Any) -> bool:
     if isinstance(value, float) and abs(value) > _LARGEST:
         return False
-    if name not in _WITH_A_MEANING:
+    if name not in DIMENSIONS or (DIMENSIONS[name].choices and name != "lr_scheduler"):
         return True
+    if name == "lr_scheduler":
+        return isinstance(value, str)
     needed = {"global_batch_size": 1, "micro_batch_size_per_gpu": 1, "learning_rate": 1.0, "epochs": 1}
     try:
         TrialParams.model_validate({**needed, name: value})

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from carbonopt.core.trial import DEFAULT_LR_SCHEDULER, TrialParams, rate_decays
+from carbonopt.core.dimensions import DEFAULT_LR_SCHEDULER, TrialParams, rate_decays
 
 _POINTS = 512
 
