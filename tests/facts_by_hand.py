@@ -3,7 +3,7 @@
 from carbonopt.analysis.batch import AtBatch, BatchEffect, Spanned
 from carbonopt.analysis.comparison import AtEqualQuality, Comparison, Saving
 from carbonopt.analysis.diminishing_returns import DiminishingReturns, Milestone
-from carbonopt.analysis.influence import Effect, Influence, NotKnown, Objective, Parameter
+from carbonopt.analysis.influence import Effect, Influence, NotKnown, Parameter
 from carbonopt.analysis.regions import InRegion
 
 
@@ -29,7 +29,7 @@ BATCH = BatchEffect(
 )
 
 
-def influence(objective: Objective, unit: float) -> Influence:
+def influence(objective: str, unit: float) -> Influence:
     values: dict[str, tuple[float | int | str, ...]] = {
         "learning_rate": (1e-4, 3.16e-4, 1e-3, 3.16e-3, 1e-2),
         "global_batch_size": (16, 32, 64, 128),
@@ -73,7 +73,7 @@ _POINTS = tuple(
         share=number / 8,
         energy_kwh=1e-4 * number,
         emissions_kg_co2e=2.53e-5 * number,
-        perplexity=4 + 20 / number**2,
+        value=4 + 20 / number**2,
         gained_per_kg_co2e=None if number == 1 else (20 / (number - 1) ** 2 - 20 / number**2) / 2.53e-5,
     )
     for number in range(1, 9)
@@ -82,7 +82,7 @@ RETURNS = DiminishingReturns(
     trial=0,
     total_steps=80,
     points=_POINTS,
-    lowest=_POINTS[-1],
+    best=_POINTS[-1],
     enough=_POINTS[6],
     saved_fraction=1 / 8,
     first_meeting=_POINTS[3],
@@ -106,7 +106,7 @@ def comparison(trial: int, baseline: int) -> Comparison:
     return Comparison(
         trial=trial,
         baseline_trial=baseline,
-        perplexity_difference=0.004,
+        value_difference=0.004,
         saving=Saving(fraction=0.431, lowest=0.38, highest=0.47, level=0.95, seeds=3, baseline_seeds=3),
         equal_quality=AtEqualQuality(
             baseline_step=300,

@@ -2,7 +2,7 @@
 
 from carbonopt.analysis.batch import AtBatch, BatchEffect, Spanned
 from carbonopt.analysis.diminishing_returns import DiminishingReturns, Milestone
-from carbonopt.analysis.influence import Effect, Influence, NotKnown, Objective, Parameter
+from carbonopt.analysis.influence import Effect, Influence, NotKnown, Parameter
 
 
 def spanned(lowest: float) -> Spanned:
@@ -36,7 +36,7 @@ def batch_effect() -> BatchEffect:
     )
 
 
-def learned(objective: Objective, unit: float) -> Influence:
+def learned(objective: str, unit: float) -> Influence:
     """Of five parameters; `unit` is what an outcome is about."""
 
     def effect(value: int | float | str | bool, expected: float) -> Effect:
@@ -78,7 +78,7 @@ def returns(trial: int) -> DiminishingReturns:
             share=(k + 1) / 8,
             energy_kwh=1.2e-4 * (k + 1),
             emissions_kg_co2e=3e-5 * (k + 1),
-            perplexity=perplexity,
+            value=perplexity,
             gained_per_kg_co2e=None if k == 0 else (perplexities[k - 1] - perplexity) / 3e-5,
         )
         for k, perplexity in enumerate(perplexities)
@@ -87,7 +87,7 @@ def returns(trial: int) -> DiminishingReturns:
         trial=trial,
         total_steps=400,
         points=points,
-        lowest=points[6],
+        best=points[6],
         enough=points[5],
         saved_fraction=0.25,
         first_meeting=points[4],

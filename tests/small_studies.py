@@ -4,8 +4,19 @@ import math
 from typing import Any
 
 from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.study import CarbonTrace, Hardware, IdlePower, Intensity, Provenance, SessionLedger, StudyData
-from carbonopt.core.trial import Durations, Energy, EvalPoint, GpuEnergy, Phase, StopReason, TrialRecord, TrialState
+from carbonopt.core.trial import (
+    Durations,
+    Energy,
+    EvalPoint,
+    GpuEnergy,
+    Phase,
+    QualityResult,
+    StopReason,
+    TrialRecord,
+    TrialState,
+)
 from carbonopt.core.units import emissions_kg_co2e, kwh_from_joules
 from carbonopt.study.file import parse_study
 
@@ -20,20 +31,25 @@ def trial(number: int, train_kwh: float = 1e-3, perplexity: float | None = 5.0, 
         "epochs": 2,
     }
     params |= changes.pop("params", {})
-    nll_sum = None if perplexity is None else math.log(perplexity) * 100
     values: dict[str, Any] = {
         "trial": number,
         "state": TrialState.COMPLETE,
         "seed": 3,
         "params": TrialParams(**params),
-        "perplexity": perplexity,
+        "quality": QualityResult(name=PERPLEXITY.name, value=perplexity),
         "emissions_kg_co2e": emissions_kg_co2e(train_kwh, INTENSITY_G_PER_KWH, 1.1),
         "energy_kwh": Energy(train=train_kwh, setup=1e-4, eval=1e-4, total=train_kwh + 2e-4, train_gpu=train_kwh / 2),
         "duration_s": Durations(train=60, setup=5, eval=1, total=66),
-        "evals": (EvalPoint(step=10, tokens=100, nll_sum=nll_sum, eval_tokens=100),),
+        "evals": (evaluation(perplexity, tokens=100),),
         "total_steps": 40,
     }
     return TrialRecord(**{**values, **changes})
+
+
+def evaluation(perplexity: float | None, tokens: int | None) -> EvalPoint:
+    """At step 10, over 100 tokens; None: it was not finite."""
+    nll_sum = math.nan if perplexity is None else math.log(perplexity) * 100
+    return EvalPoint.of(PERPLEXITY, nll_sum, 100, step=10, tokens=tokens)
 
 
 def study(*records: TrialRecord, name: str = "small", target: float = 6.0, **changes) -> StudyData:
@@ -76,9 +92,8 @@ def study(*records: TrialRecord, name: str = "small", target: float = 6.0, **cha
 
 
 def pruned(number: int, last_perplexity: float | None = 12.0) -> TrialRecord:
-    nll_sum = None if last_perplexity is None else math.log(last_perplexity) * 100
-    last = EvalPoint(step=10, tokens=None, nll_sum=nll_sum, eval_tokens=100)
-    return trial(number, 2e-4, None, state=TrialState.PRUNED, stop_reason=StopReason.TARGET, evals=(last,))
+    evals = (evaluation(last_perplexity, tokens=None),)
+    return trial(number, 2e-4, None, state=TrialState.PRUNED, stop_reason=StopReason.TARGET, evals=evals)
 
 
 def on_gpu(number: int, joules: float = 10e3, *, disagreement: float = 0.005, **changes) -> TrialRecord:

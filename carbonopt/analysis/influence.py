@@ -39,6 +39,7 @@ from threadpoolctl import threadpool_limits
 from carbonopt.analysis.front import objectives
 from carbonopt.analysis.parallel import in_forks, processes
 from carbonopt.analysis.shortfall import AT_THE_END
+from carbonopt.core.arrays import Array, Indices
 from carbonopt.core.config import Choices, Range, Space
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialRecord
@@ -47,7 +48,6 @@ from carbonopt.core.values import Frozen
 if TYPE_CHECKING:  # sklearn and optuna take a second to import, which only reports can spare
     from sklearn.gaussian_process import GaussianProcessRegressor
 
-Array = np.ndarray
 
 LEVEL = 0.9
 FEWEST = 8  # configurations
@@ -229,7 +229,7 @@ def _learn(objective: str, columns: list[_Column], outcome: Array, log: bool, se
     configuration = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
     drawn = [np.ones(len(y), int), *(_draw(configuration, rng) for _ in range(resamples))]
 
-    def told(counts: Sequence[Array]) -> tuple[Array, list[Array]]:
+    def told(counts: Sequence[Indices]) -> tuple[Array, list[Array]]:
         models = [whole if one is drawn[0] else _resampled(whole, one, y) for one in counts]
         return _importances(models, columns, seed), _effects(models, columns, codes)
 
@@ -298,13 +298,14 @@ def _process(rows: Array, y: Array) -> "GaussianProcessRegressor":
     return GaussianProcessRegressor(kernel + WhiteKernel(1e-2, _NOISE)).fit(rows, y)
 
 
-def _draw(configuration: Array, rng: np.random.Generator) -> Array:
+def _draw(configuration: Indices, rng: np.random.Generator) -> Indices:
     """How often each trial is in a resample: as many configurations, drawn with replacement, each with all its runs."""
     count = configuration.max() + 1
-    return np.bincount(rng.integers(count, size=count), minlength=count)[configuration]
+    drawn: Indices = np.bincount(rng.integers(count, size=count), minlength=count)[configuration]
+    return drawn
 
 
-def _resampled(whole: "GaussianProcessRegressor", counts: Array, y: Array) -> "GaussianProcessRegressor":
+def _resampled(whole: "GaussianProcessRegressor", counts: Indices, y: Array) -> "GaussianProcessRegressor":
     """The process of some trials. Its noise is that of all trials: a trial drawn twice would deny any."""
     from sklearn.base import clone
 
@@ -339,7 +340,7 @@ def _effects(models: "list[GaussianProcessRegressor]", columns: list[_Column], c
     from sklearn.base import BaseEstimator, RegressorMixin
     from sklearn.inspection import partial_dependence
 
-    class Models(RegressorMixin, BaseEstimator):
+    class Models(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         """All of them, as one regressor of several outputs."""
 
         def fit(self, rows: Array, y: Array) -> "Models":
@@ -379,10 +380,11 @@ def _importances(models: "list[GaussianProcessRegressor]", columns: list[_Column
 
 def _at(places: Array, shares: Array) -> Array:
     """The places at shares, from 0 to below 1, of their number."""
-    return places[(shares * len(places)).astype(int)]
+    chosen: Array = places[(shares * len(places)).astype(int)]
+    return chosen
 
 
-def _explained(whole: "GaussianProcessRegressor", configuration: Array, y: Array) -> float | None:
+def _explained(whole: "GaussianProcessRegressor", configuration: Indices, y: Array) -> float | None:
     """R² over all trials, each predicted from the other folds; repeats of a configuration stay in one fold.
 
     None: fewer configurations than folds.

@@ -101,7 +101,7 @@ def _at_end(domain: Domain, value: float) -> End | None:
     if isinstance(domain, Fixed):
         return None
     if isinstance(domain, Choices):
-        low, high, share = float(min(domain.choices)), float(max(domain.choices)), 0.0  # type: ignore[type-var]
+        low, high, share = float(min(domain.choices)), float(max(domain.choices)), 0.0
     else:
         low, high, share = domain.low, domain.high, AT_THE_END
     if low == high:

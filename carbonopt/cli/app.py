@@ -3,7 +3,6 @@
 import errno
 import importlib
 import json
-import math
 import os
 import signal
 import sys
@@ -134,13 +133,13 @@ def report(
 @app.command()
 def recommend(
     study_dir: StudyDir,
-    target: Annotated[float | None, typer.Option("--target", metavar="X", help="Another target perplexity.")] = None,
+    target: Annotated[
+        float | None, typer.Option("--target", metavar="X", help="Another target for the same quality.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
     storage: StorageUrl = None,
 ) -> None:
     """Print the recommendation alone; another target needs no new trial."""
-    if target is not None and not 1 <= target < math.inf:
-        raise BadInput(f"--target must be a number from 1 up, as every perplexity is, but got {target:g}.")
     paths, data = _read(study_dir, storage)
     if as_json:
         from carbonopt.analysis.recommend import recommend as recommend_for
@@ -366,8 +365,8 @@ def _print_recommendation(data: "StudyData", target: float | None = None, *, run
 
     recommendation = recommend_for(data, target)
     print(_printable(recommendation_text(recommendation)))
-    own = data.config.target.perplexity
-    its_own = "" if recommendation.target_perplexity == own else f", whose own target is {own:g},"
+    own = data.config.target.value
+    its_own = "" if recommendation.target.value == own else f", whose own target is {own:g},"
     if data.ended is None:
         ended = not_ended(data, recommendation, running)
     else:

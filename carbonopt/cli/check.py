@@ -10,10 +10,10 @@ from carbonopt.study.check import Checked
 
 def describe_study(checked: Checked) -> str:
     """A study in a few plain lines: what it searches, on what, until when, and the limits of its cost."""
-    config = checked.config
+    config, quality = checked.config, checked.config.target.quality
     lines = [
         f"{config.name}: the study file is valid.",
-        f"  target      perplexity {config.target.perplexity:g} or lower, with the least emissions",
+        f"  target      {quality.name} {quality.bound_word} {config.target.value:g}, with the least emissions",
         f"  goal        {goal_text(config.search)}",
         f"  workload    {_workload(config)}",
         f"  launch      {_launch(config)}",
@@ -67,7 +67,7 @@ def _space(space: SearchSpace) -> str:
     count = "infinite"
     if combinations is not None:
         count = f"{len(combinations)} configuration{'' if len(combinations) == 1 else 's'} that can exist"
-    dimensions = [f"{name}: {describe(dimension)}" for name, dimension in space.dimensions().items()]
+    dimensions = [f"{name}: {describe(dimension)}" for name, dimension in space.space.domains().items()]
     return "\n              ".join([count, *dimensions])
 
 

@@ -9,7 +9,7 @@ from rich.text import Text
 from carbonopt.analysis import confirmation as confirm
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core.config import StudyConfig
-from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.dimensions import DIMENSIONS, TrialParams
 from carbonopt.core.format import count_text, emissions_text, energy_text, percent_text
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import LARGEST_DISAGREEMENT, EvalPoint, StopReason, TrialRecord, TrialSpec, TrialState
@@ -33,7 +33,8 @@ class LiveDisplay:
         self._ended = 0
         self._hours_before = 0.0
         self._running, self._configuration = "", ""
-        self._perplexity = ""
+        self._quality = config.target.quality
+        self._reached = ""
         self._confirming = False
         self._best: TrialRecord | None = None
 
@@ -61,16 +62,16 @@ class LiveDisplay:
     def trial_started(self, spec: TrialSpec) -> None:
         self._running = f"trial {spec.number}{_repeats(spec)}"
         self._configuration = short(spec.params)
-        self._perplexity = ""
+        self._reached = ""
         self._confirming = spec.repeat_of is not None
         self._refresh("starting")
 
     def progress(self, step: int, total_steps: int, train_kwh: float) -> None:
-        self._refresh(f"step {step}/{total_steps}{self._perplexity}  {energy_text(train_kwh)}")
+        self._refresh(f"step {step}/{total_steps}{self._reached}  {energy_text(train_kwh)}")
 
     def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None:
-        self._perplexity = f"  perplexity {point.perplexity:.4g}"
-        self._refresh(f"step {point.step}{self._perplexity}  {emissions_text(emissions_kg_co2e)}")
+        self._reached = "" if point.value is None else f"  {self._quality.name} {point.value:.4g}"
+        self._refresh(f"step {point.step}{self._reached}  {emissions_text(emissions_kg_co2e)}")
 
     def trial_ended(self, record: TrialRecord) -> None:
         self._spent_kwh += record.energy_kwh.total if record.energy_kwh else 0.0
@@ -83,7 +84,7 @@ class LiveDisplay:
 
     def _consider(self, record: TrialRecord) -> None:
         """Keeps the best trial that meets the target."""
-        if not record.meets(self._config.target.perplexity) or record.emissions_kg_co2e is None:
+        if not record.meets(self._config.target.at()) or record.emissions_kg_co2e is None:
             return
         if self._best is None or record.emissions_kg_co2e < (self._best.emissions_kg_co2e or 0.0):
             self._best = record
@@ -95,7 +96,7 @@ class LiveDisplay:
 
     def _best_so_far(self) -> str:
         if self._best is None or self._best.emissions_kg_co2e is None:
-            return f"best so far: none meets perplexity {self._config.target.perplexity:g}"
+            return f"best so far: none meets {self._config.target.at()}"
         return f"best so far: trial {self._best.trial}, {emissions_text(self._best.emissions_kg_co2e)}"
 
     def _left(self) -> str:
@@ -119,18 +120,15 @@ class LiveDisplay:
 
 def short(params: TrialParams) -> str:
     """A configuration in one short line."""
+    ranks = f"×{params.world_size} ranks" if params.world_size > 1 else ""
     words = [
-        f"batch {params.global_batch_size} ({params.micro_batch_size_per_gpu}×{params.gradient_accumulation_steps}"
-        + (f"×{params.world_size} ranks)" if params.world_size > 1 else ")"),
-        f"lr {params.learning_rate:.3g}",
-        f"epochs {params.epochs:g}",
-        f"ZeRO {params.zero_stage}",
+        f"{DIMENSIONS['global_batch_size'].label} {params.global_batch_size} "
+        f"({params.micro_batch_size_per_gpu}×{params.gradient_accumulation_steps}{ranks})"
     ]
-    if params.offload != "none":
-        words.append(f"offload {params.offload}")
-    core = set(TrialParams.model_fields) - {"offload", "world_size", "learning_rate", "epochs", "zero_stage"}
-    core -= {"global_batch_size", "micro_batch_size_per_gpu"}
-    words += [f"{name} {value}" for name, value in params.model_dump(include=core, exclude_none=True).items()]
+    in_the_batch = {"global_batch_size", "micro_batch_size_per_gpu", "world_size"}
+    for name, value in params.model_dump(exclude_none=True, exclude=in_the_batch).items():
+        if (name, value) != ("offload", "none"):
+            words.append(f"{DIMENSIONS[name].label} {f'{value:.3g}' if isinstance(value, float) else value}")
     return ", ".join(words)
 
 
@@ -209,10 +207,10 @@ def _trial_line(record: TrialRecord) -> str:
     parts = [f"trial {record.trial:>3}{_repeats(record)}  {state}"]
     if record.stop_reason and not interrupted:
         parts.append(f"({record.stop_reason.value})")
-    if record.perplexity is not None:
-        parts.append(f"perplexity {record.perplexity:.4g}")
-    elif record.evals:
-        parts.append(f"perplexity {record.evals[-1].perplexity:.4g} at step {record.evals[-1].step}")
+    if record.value is not None:
+        parts.append(f"{record.quality.name} {record.value:.4g}")
+    elif record.evals and (last := record.evals[-1]).value is not None:
+        parts.append(f"{record.quality.name} {last.value:.4g} at step {last.step}")
     if record.emissions_kg_co2e is not None:
         parts.append(emissions_text(record.emissions_kg_co2e))
     if record.duration_s is not None:

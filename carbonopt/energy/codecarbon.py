@@ -191,7 +191,7 @@ def power_models() -> dict[str, str]:
     models = {"ram": f"{RAM(tracking_mode='machine').total_power().W:.0f} W by its size, whatever is done with it"}
     if not has_rapl():
         complaints.forget()
-        cpu = TDP()
+        cpu = TDP()  # type: ignore[no-untyped-call]
         full_w = f"{cpu.tdp:.0f} W at full load and a tenth of it idle"
         # It says so in a warning alone, which nobody would see.
         guess = ", a guess of 4 W a thread, because CodeCarbon's table lacks this CPU" if complaints.heard else ""

@@ -43,14 +43,16 @@ class Candidates:
         """Whether there are more configurations than can be listed."""
         return self._listed is None
 
-    def untried(self, tried: Collection[tuple], centres: Sequence[Values], rng: np.random.Generator) -> list[Values]:
+    def untried(
+        self, tried: Collection[tuple[Any, ...]], centres: Sequence[Values], rng: np.random.Generator
+    ) -> list[Values]:
         """Configurations that can exist and are not among `tried` (tuples of their values, in the dimensions' order).
 
         Args:
             centres: good configurations, near which more of a large space are taken.
         """
         if self._listed is None:
-            found: dict[tuple, Values] = {}
+            found: dict[tuple[Any, ...], Values] = {}
             for _ in range(ROUNDS):
                 drawn = [*self._drawn(DRAWN, rng), *self._neighbours(centres, rng)]
                 found |= {key: one for one in drawn if (key := tuple(one.values())) not in tried and self._valid(one)}

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr
 
+from carbonopt.core.arrays import Array, Indices
 from carbonopt.core.quality import Quality
 from carbonopt.search.models.curves import LEAST_LOSS
 from carbonopt.search.observation import Observation
 from carbonopt.search.proposal import Knowledge
-
-Array = np.ndarray
 
 # The reference point lies beyond the front's ends by this share of its range, so that the ends count, too (Ishibuchi
 # et al. 2018, How to Specify a Reference Point in Hypervolume Calculation).
@@ -53,12 +52,13 @@ def on_front(knowledge: Knowledge) -> list[Observation]:
     return [known[index] for index in front(_points(known, knowledge.quality))]
 
 
-def front(points: Array) -> Array:
+def front(points: Array) -> Indices:
     """Indices of the points (n, 2) that none dominates, by rising first coordinate; of equal points, one."""
     order = np.lexsort((points[:, 1], points[:, 0]))
     seconds = points[order, 1]
     before = np.minimum.accumulate(np.append(np.inf, seconds))[:-1]
-    return order[seconds < before]
+    undominated: Indices = order[seconds < before]
+    return undominated
 
 
 def hypervolume(front: Array, reference: Array) -> float:
@@ -83,7 +83,8 @@ def expected_improvement(mean: Array, spread: Array, front: Array, reference: Ar
     heights = np.append(reference[1], inside[:, 1])
     right_of = _expected_excess(edges, mean[:, 0], spread[:, 0])
     widths = np.diff(right_of, prepend=0.0, axis=1)
-    return (widths * _expected_excess(heights, mean[:, 1], spread[:, 1])).sum(1)
+    improvement: Array = (widths * _expected_excess(heights, mean[:, 1], spread[:, 1])).sum(1)
+    return improvement
 
 
 def _expected_excess(limits: Array, mean: Array, spread: Array) -> Array:
@@ -91,7 +92,8 @@ def _expected_excess(limits: Array, mean: Array, spread: Array) -> Array:
     apart = limits[None, :] - mean[:, None]
     scale = np.maximum(spread, 1e-9)[:, None]
     z = apart / scale
-    return np.maximum(0.0, scale * np.exp(-z * z / 2) / np.sqrt(2 * np.pi) + apart * ndtr(z))
+    excess: Array = np.maximum(0.0, scale * np.exp(-z * z / 2) / np.sqrt(2 * np.pi) + apart * ndtr(z))
+    return excess
 
 
 def _points(observations: Sequence[Observation], quality: Quality) -> Array:

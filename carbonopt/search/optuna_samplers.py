@@ -144,7 +144,7 @@ class _ShuffledGrid(BaseSampler):
         raise AssertionError("a grid proposes all dimensions at once")
 
 
-def _key(names: list[str], values: Mapping[str, Any]) -> tuple:
+def _key(names: list[str], values: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(values.get(name) for name in names)
 
 

@@ -16,14 +16,13 @@ import numpy as np
 from optuna.distributions import BaseDistribution
 from scipy.special import log_ndtr, ndtr
 
+from carbonopt.core.arrays import Array, Indices, Mask
 from carbonopt.core.quality import Quality
 from carbonopt.search.models.costs import SettingModel, distinct
 from carbonopt.search.models.curves import CurveModel, Points, linked
 from carbonopt.search.models.features import Encoder, sequences_per_epoch
 from carbonopt.search.models.memory import chance_to_fit
 from carbonopt.search.observation import Observation
-
-Array = np.ndarray
 
 DRAWS = 256
 # Candidates whose costs differ by less are the same answer; the energy of identical runs differs by as much.
@@ -106,7 +105,8 @@ class Knowledge:
     def steps(self, configurations: Sequence[Mapping[str, Any]]) -> Array:
         batches = np.array([values.get("global_batch_size", 1) for values in configurations], dtype=float)
         epochs = np.array([values.get("epochs", 1) for values in configurations], dtype=float)
-        return epochs * self.sequences / batches
+        steps: Array = epochs * self.sequences / batches
+        return steps
 
     def _cost_per_step(self, one: Observation) -> float | None:
         """Of a trial that says its whole cost but not its steps, by the steps that `steps` takes it to have."""
@@ -120,7 +120,7 @@ class Knowledge:
         known = self.encoder.memory_rows([one.params for one in told])
         return chance_to_fit(self.encoder.memory_rows(configurations), known, peaks, self.memory_gib)
 
-    def likely_to_fit(self, configurations: Sequence[Mapping[str, Any]]) -> Array:
+    def likely_to_fit(self, configurations: Sequence[Mapping[str, Any]]) -> Mask:
         """Which may be tried: those that are likely to fit in memory, or the likeliest where none is."""
         chances = self.chance_to_fit(configurations)
         return chances >= min(LIKELY_TO_FIT, float(chances.max()))
@@ -208,7 +208,7 @@ def propose(
     return Proposal(int(promising[index]), float(spend[index]), gain, float(found.mean()))
 
 
-def _promising(candidates: Sequence[Mapping[str, Any]], knowledge: Knowledge, limit: float) -> Array:
+def _promising(candidates: Sequence[Mapping[str, Any]], knowledge: Knowledge, limit: float) -> Indices:
     """Indices of the candidates with one of the ROWS curves that are likeliest to meet the target for their steps."""
     rows, which = distinct(knowledge.encoder.curve_rows(candidates, knowledge.sequences))
     if len(rows) <= ROWS:

@@ -209,7 +209,7 @@ class CarbonSampler(BaseSampler):
         return Candidates(distributions, self._valid, self._listed)
 
 
-def _tried(trials: Sequence[FrozenTrial], distributions: Mapping[str, BaseDistribution]) -> set[tuple]:
+def _tried(trials: Sequence[FrozenTrial], distributions: Mapping[str, BaseDistribution]) -> set[tuple[Any, ...]]:
     """The values that trials have, or are about to have."""
     return {tuple(values.get(name) for name in distributions) for values in map(_values_of, trials)}
 

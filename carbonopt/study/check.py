@@ -8,6 +8,7 @@ from carbonopt.core.config import LocalLaunch, ReplayLaunch, StudyConfig
 from carbonopt.core.errors import BadInput
 from carbonopt.core.space import SearchSpace
 from carbonopt.core.study import CarbonTrace, Intensity
+from carbonopt.core.values import Scalar
 from carbonopt.energy.intensity import reference_intensity
 from carbonopt.energy.meter import ReplayMeter
 from carbonopt.energy.trace import read_trace
@@ -21,7 +22,7 @@ class Checked:
     config: StudyConfig
     space: SearchSpace
     intensity: Intensity
-    start: dict | None
+    start: dict[str, Scalar] | None
     trace: CarbonTrace | None
 
 

@@ -20,11 +20,11 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):  # a few lines of them can stand for gigabytes
-            mark = self.peek_event().start_mark
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             raise yaml.constructor.ConstructorError(None, None, "aliases (*name) can't be used", mark)
         return super().compose_node(parent, index)
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
@@ -86,7 +86,7 @@ def load_study(path: Path) -> StudyConfig:
     return parse_study(raw, str(path))
 
 
-def _read_mapping(path: Path, what: str) -> dict:
+def _read_mapping(path: Path, what: str) -> dict[Any, Any]:
     text = read_text(path, what, MAX_MIB)
     try:
         raw = yaml.load(text, Loader=_Loader)  # noqa: S506, the loader is a SafeLoader
@@ -97,7 +97,7 @@ def _read_mapping(path: Path, what: str) -> dict:
     return raw
 
 
-def parse_study(raw: dict, origin: str) -> StudyConfig:
+def parse_study(raw: dict[str, Any], origin: str) -> StudyConfig:
     """Checks a study given as plain data; `origin` names it in errors.
 
     Raises:
@@ -112,7 +112,7 @@ def parse_study(raw: dict, origin: str) -> StudyConfig:
         raise BadInput(f"{origin}: {_sentence(error, raw)}") from error
 
 
-def _with_absolute_paths(raw: dict, folder: Path) -> dict:
+def _with_absolute_paths(raw: dict[str, Any], folder: Path) -> dict[Any, Any]:
     """A copy in which the paths that the study file names no longer depend on the working directory. What is no text
     stays."""
 
@@ -146,7 +146,7 @@ def _with_absolute_paths(raw: dict, folder: Path) -> dict:
     return raw
 
 
-def _sentence(error: ValidationError, raw: dict) -> str:
+def _sentence(error: ValidationError, raw: dict[str, Any]) -> str:
     """The first thing that is wrong, in one sentence: key, value found, what is allowed."""
     # A misspelt key that is required shows twice, as missing and as unknown; only the latter tells the user.
     first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
@@ -164,7 +164,7 @@ def _sentence(error: ValidationError, raw: dict) -> str:
     return f"{where}: {message[0].lower()}{message[1:]}, but got {_shown(first['input'])}."
 
 
-def _known_keys(loc: list, raw: dict) -> list[str]:
+def _known_keys(loc: list[Any], raw: dict[str, Any]) -> list[str]:
     """The keys that the model at `loc` has."""
     model: Any = StudyConfig
     for part in loc:
@@ -181,7 +181,7 @@ def _known_keys(loc: list, raw: dict) -> list[str]:
     return list(model.model_fields)
 
 
-def _models_in(annotation: Any) -> list:
+def _models_in(annotation: Any) -> list[Any]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for argument in getattr(annotation, "__args__", ()) for model in _models_in(argument)]

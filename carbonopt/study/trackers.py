@@ -48,7 +48,7 @@ class Trackers:
     def __init__(self, openers: dict[str, Callable[[], _Tracker]], warn: Callable[[str], None]) -> None:
         self._openers = openers
         self._warn = warn
-        self._messages: queue.Queue[tuple[str, tuple] | None] = queue.Queue(_QUEUE_SIZE)
+        self._messages: queue.Queue[tuple[str, tuple[Any, ...]] | None] = queue.Queue(_QUEUE_SIZE)
         self._warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._opened: list[_Tracker] = []
         self._dropped = 0

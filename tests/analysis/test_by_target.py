@@ -11,14 +11,10 @@ from analysis.test_recommend import record, study
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from carbonopt.analysis.by_target import (
-    LOWEST_PERPLEXITY,
-    TargetRange,
-    recommendation_by_target,
-    target_range_for,
-)
+from carbonopt.analysis.by_target import TargetRange, recommendation_by_target, target_range_for
 from carbonopt.analysis.front import knee, pareto_front
 from carbonopt.analysis.recommend import recommend
+from carbonopt.core.quality import PERPLEXITY, Target
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.report.targets import target_steps
@@ -61,7 +57,7 @@ def studies(draw: st.DrawFn) -> StudyData:
 def expected(data: StudyData, target: float) -> tuple:
     rec = recommend(data, target)
     return (
-        *(rec.trial, rec.perplexity, rec.confidence.perplexity_bound if rec.confidence else None),
+        *(rec.trial, rec.value, rec.confidence.value_bound if rec.confidence else None),
         *(rec.emissions_kg_co2e, rec.energy_kwh),
         *(rec.baseline.trial if rec.baseline else None, rec.saving_fraction, rec.saving_interval),
         *(rec.break_even_runs, rec.break_even_interval),
@@ -69,63 +65,60 @@ def expected(data: StudyData, target: float) -> tuple:
 
 
 def told(answer: TargetRange) -> tuple:
-    return tuple(answer.model_dump(exclude={"from_perplexity", "study_target_only", "seeds"}).values())
+    return tuple(answer.model_dump(exclude={"from_value", "study_target_only", "seeds"}).values())
 
 
 @given(studies(), st.lists(st.floats(1.0, 40.0), max_size=5))
 def test_the_answer_at_every_target_is_the_recommendation(data: StudyData, more: list[float]) -> None:
     found = recommendation_by_target(data)
-    steps = [one.from_perplexity for one in found] + [data.config.target.perplexity, LOWEST_PERPLEXITY]
+    steps = [one.from_value for one in found] + [data.config.target.perplexity, PERPLEXITY.lowest]
     beside = [math.nextafter(step, side) for step in steps for side in (0.0, math.inf)]
-    known = [one.perplexity for one in data.records if one.perplexity and math.isfinite(one.perplexity)]
+    known = [one.value for one in data.records if one.value and math.isfinite(one.value)]
     between = [(a + b) / 2 for a, b in itertools.pairwise(sorted(steps))]
     for target in {*steps, *beside, *known, *between, *more, 1e9}:
-        if target >= LOWEST_PERPLEXITY:
-            assert told(target_range_for(found, target)) == expected(data, target), target
+        if target >= PERPLEXITY.lowest:
+            assert told(target_range_for(found, Target(PERPLEXITY, target))) == expected(data, target), target
 
 
 @given(studies())
 def test_steps_are_sorted_and_neighbours_differ(data: StudyData) -> None:
     found = recommendation_by_target(data)
-    assert found[0].from_perplexity == LOWEST_PERPLEXITY and not found[0].study_target_only
+    assert found[0].from_value == PERPLEXITY.lowest and not found[0].study_target_only
     steady = [one for one in found if not one.study_target_only]
-    starts = [one.from_perplexity for one in steady]
+    starts = [one.from_value for one in steady]
     assert starts == sorted(set(starts))
     assert all(a.trial != b.trial for a, b in itertools.pairwise(steady))
     own = [one for one in found if one.study_target_only]
-    assert [one.from_perplexity for one in own] in ([], [data.config.target.perplexity])
-    assert found == tuple(sorted(found, key=lambda one: (one.from_perplexity, one.study_target_only)))
+    assert [one.from_value for one in own] in ([], [data.config.target.perplexity])
+    assert found == tuple(sorted(found, key=lambda one: (one.from_value, one.study_target_only)))
 
 
 def test_what_was_confirmed_counts_at_the_studys_own_target_only() -> None:
     data = repeated(runs(0, [2.0, 2.0, 2.0], [9.0, 9.01, 9.02]), runs(1, [1.0], [9.5]))
     mean = math.exp(sum(map(math.log, [9.0, 9.01, 9.02])) / 3)
-    found = [(one.from_perplexity, one.study_target_only, one.trial) for one in recommendation_by_target(data)]
+    found = [(one.from_value, one.study_target_only, one.trial) for one in recommendation_by_target(data)]
     assert found == [
         (1.0, False, None),
         (pytest.approx(mean), False, 0),  # in doubt, then sure of it: the same answer
         (9.5, False, 1),
         (10.0, True, 0),
     ]
-    assert [target_range_for(recommendation_by_target(data), target).trial for target in (9.99, 10.0, 10.01)] == [
-        1,
-        0,
-        1,
-    ]
+    ranges, targets = recommendation_by_target(data), [Target(PERPLEXITY, value) for value in (9.99, 10.0, 10.01)]
+    assert [target_range_for(ranges, target).trial for target in targets] == [1, 0, 1]
 
 
 def test_without_repeats_the_steps_are_the_front() -> None:
     rng = np.random.default_rng(0)
     data = study(*(record(k, *map(float, 1 + rng.lognormal(1.0, 0.5, 2))) for k in range(100)))
-    data = data.model_copy(update={"records": tuple(one for one in data.records if one.perplexity > 1)})
+    data = data.model_copy(update={"records": tuple(one for one in data.records if one.value > 1)})
     found = recommendation_by_target(data)
     assert [one.trial for one in found] == [None, *reversed(pareto_front(data.records))]
-    assert all(one.from_perplexity == one.perplexity for one in found[1:])
+    assert all(one.from_value == one.value for one in found[1:])
 
 
 def test_no_trial() -> None:
     (only,) = recommendation_by_target(study())
-    assert only.from_perplexity == 1.0 and told(only) == (None,) * 10 and only.seeds == 0
+    assert only.from_value == 1.0 and told(only) == (None,) * 10 and only.seeds == 0
 
 
 def test_a_target_says_how_many_runs_are_behind_its_answer_and_how_sure_its_saving_is() -> None:

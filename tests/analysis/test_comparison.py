@@ -16,6 +16,7 @@ from carbonopt.analysis.footprint import footprint
 from carbonopt.analysis.recommend import recommend
 from carbonopt.analysis.replicates import repeats
 from carbonopt.core.format import percent_text
+from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import EvalPoint, TrialRecord
 from carbonopt.core.units import emissions_kg_co2e
@@ -114,7 +115,7 @@ def test_a_negative_saving() -> None:
     assert comparison(data, recommend(data, 9.5)) is None  # its own baseline
     found = comparison(data, recommend(data, 25.0))
     assert (found.trial, found.baseline_trial) == (1, 0)
-    assert found.perplexity_difference == pytest.approx(20 / 9 - 1)
+    assert found.value_difference == pytest.approx(20 / 9 - 1)
     dear = compared(study(record(0, 1.0, 20.0), record(1, 3.0, 9.0), start=True))  # the start misses the target
     assert dear.saving.fraction == -2.0
 
@@ -132,12 +133,8 @@ def evals(*points: tuple[int, float, float | None]) -> tuple[EvalPoint, ...]:
     """Of step, perplexity, and kg CO2e so far."""
     a_kwh_kg = emissions_kg_co2e(1.0, INTENSITY_G_PER_KWH, PUE)
     return tuple(
-        EvalPoint(
-            step=step,
-            tokens=None,
-            nll_sum=math.log(perplexity) if math.isfinite(perplexity) else None,
-            eval_tokens=1,
-            train_energy_kwh=None if kg is None else kg / a_kwh_kg,
+        EvalPoint.of(PERPLEXITY, math.log(perplexity), 1, step=step, tokens=None).model_copy(
+            update={"train_energy_kwh": None if kg is None else kg / a_kwh_kg}
         )
         for step, perplexity, kg in points
     )

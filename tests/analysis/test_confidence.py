@@ -10,11 +10,13 @@ from scipy import stats
 from carbonopt.analysis.confidence import LEVEL, Evidence, Standing, pooled
 from carbonopt.analysis.recommend import Recommendation, recommend
 from carbonopt.analysis.replicates import repeats
+from carbonopt.core.quality import PERPLEXITY, Target
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.report.words import confidence
 
 TARGET = 10.0
+AT_TARGET = Target(PERPLEXITY, TARGET)
 
 
 def runs(trial: int, emissions_kg: list[float], perplexities: list[float]) -> list[TrialRecord]:
@@ -48,9 +50,9 @@ def test_the_bound_of_one_configuration_is_students() -> None:
     logs = np.log(perplexities)
     interval = stats.ttest_1samp(logs, 0.0).confidence_interval(LEVEL)
     assert rec.confidence is not None and rec.confidence.level == LEVEL
-    assert rec.confidence.perplexity_bound == pytest.approx(math.exp(interval.high))
-    assert rec.perplexity == rec.confidence.perplexity_mean == pytest.approx(stats.gmean(perplexities))
-    assert rec.confidence.perplexity_deviation == pytest.approx(rec.perplexity * logs.std(ddof=1))
+    assert rec.confidence.value_bound == pytest.approx(math.exp(interval.high))
+    assert rec.value == rec.confidence.value_mean == pytest.approx(stats.gmean(perplexities))
+    assert rec.confidence.value_deviation == pytest.approx(rec.value * logs.std(ddof=1))
     assert rec.emissions_kg_co2e == pytest.approx(1.0)
     assert rec.confidence.emissions_deviation_kg_co2e == pytest.approx(0.1)
     assert rec.confidence.confirmed == (math.exp(interval.high) <= TARGET)
@@ -59,7 +61,7 @@ def test_the_bound_of_one_configuration_is_students() -> None:
 def test_runs_that_differ_beyond_all_bounds_have_none() -> None:
     data = repeated(runs(0, [1.0, 1.0], [9.0, 1e100]), seeds=2)
     rec = recommend(data, 1e60)
-    assert (rec.confidence.perplexity_bound, rec.confidence.confirmed) == (None, False)
+    assert (rec.confidence.value_bound, rec.confidence.confirmed) == (None, False)
     assert "Its 2 runs differ beyond all bounds" in " ".join(confidence(rec))
 
 
@@ -78,8 +80,8 @@ def test_the_runner_up_of_a_winner_in_doubt_is_surer_and_nearly_as_cheap() -> No
     assert rec.trial == 0 and not _holds(rec)
     other = rec.confidence.safer_alternative
     assert (other.trial, other.seeds) == (1, 3)
-    assert other.perplexity_mean == pytest.approx(stats.gmean([9.7, 9.9, 10.0]))
-    assert TARGET < other.perplexity_bound < rec.confidence.perplexity_bound
+    assert other.value_mean == pytest.approx(stats.gmean([9.7, 9.9, 10.0]))
+    assert TARGET < other.value_bound < rec.confidence.value_bound
     assert other.emissions_kg_co2e == pytest.approx(1.04) and other.emissions_difference == pytest.approx(0.04)
     assert (
         "Trial 1 emits 4 % more" in (text := " ".join(confidence(rec))) and "which does not confirm it either" in text
@@ -112,12 +114,12 @@ def test_the_repeats_stand_as_the_evidence_says() -> None:
     for _ in range(100):
         perplexities = rng.uniform(9.0, 10.2, (3, 1)) * rng.normal(1.0, 0.01, (3, 3))
         data = repeated(*(runs(one, [1.0] * 3, list(perplexities[one])) for one in range(3)))
-        evidence = Evidence.of(data, TARGET)
+        evidence = Evidence.of(data, AT_TARGET)
         expected = [evidence.standing(one) for one in evidence.configurations]
         found = repeats(data.records)
-        assert [one.standing(TARGET) for one in found] == expected
-        assert [one.perplexity_bound for one in found] == [
-            evidence.confidence(one).perplexity_bound for one in evidence.configurations
+        assert [one.standing(AT_TARGET) for one in found] == expected
+        assert [one.value_bound for one in found] == [
+            evidence.confidence(one).value_bound for one in evidence.configurations
         ]
         seen |= set(expected)
     assert seen == {Standing.CONFIRMED, Standing.INCONCLUSIVE, Standing.REJECTED}
@@ -127,8 +129,8 @@ def test_a_configuration_that_diverged_with_a_seed_is_refuted_and_one_run_twice_
     lost = [*runs(0, [1.0, 1.0], [9.0, 9.1]), record(999, 1.0, None, repeat_of=0, state=TrialState.DIVERGED)]
     first = record(1, 1.0, 9.0)
     found = repeats(repeated(lost, [first, record(2, 1.0, 9.1, params=first.params)]).records)
-    assert [one.standing(TARGET) for one in found] == [Standing.REJECTED, None]
-    assert found[1].perplexity_bound is None and found[1].geometric_mean == pytest.approx(stats.gmean([9.0, 9.1]))
+    assert [one.standing(AT_TARGET) for one in found] == [Standing.REJECTED, None]
+    assert found[1].value_bound is None and found[1].value_mean == pytest.approx(stats.gmean([9.0, 9.1]))
 
 
 @pytest.mark.parametrize("difference", np.linspace(0.0, 0.5, 11))
@@ -155,7 +157,7 @@ def test_standing() -> None:
         runs(4, kg[:2], [9.99, 9.98]),
         [*runs(5, kg[:2], [9.0, 9.1]), record(999, 1.0, None, repeat_of=5, state=TrialState.DIVERGED)],
     )
-    evidence = Evidence.of(data, TARGET)
+    evidence = Evidence.of(data, AT_TARGET)
     found = [evidence.standing(one).value for one in evidence.configurations]
     assert found == ["confirmed", "inconclusive", "rejected", "unreplicated", "unreplicated", "rejected"]
 
@@ -165,7 +167,7 @@ def test_another_target_needs_no_new_trial() -> None:
     data = repeated(runs(0, [2.0, 2.0, 2.0], [9.0, 9.1, 9.2]), runs(1, [1.0], [15.0]), runs(2, [3.0], [8.0]))
     assert recommend(data).trial == 0
     assert recommend(data, 20.0).trial == 1
-    assert recommend(data, 20.0).confidence.perplexity_bound is None
+    assert recommend(data, 20.0).confidence.value_bound is None
     assert recommend(data, 8.5).trial == 2
 
 
@@ -205,7 +207,7 @@ def test_what_is_no_better_than_the_target_holds_it_as_rarely_as_the_level_says(
             continue
         taken += 1
         data = repeated(*(runs(one, [1.0] * seeds, list(perplexities[one])) for one in range(3)), seeds=seeds)
-        evidence = Evidence.of(data, TARGET)
+        evidence = Evidence.of(data, AT_TARGET)
         held += evidence.standing(evidence.configurations[0]) is Standing.CONFIRMED
     assert held / taken <= 1 - LEVEL
     assert held / taken > 0.02, "nor is it a bound that nothing passes"

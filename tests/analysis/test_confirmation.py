@@ -105,7 +105,7 @@ def test_a_winner_that_holds_keeps_its_place(tmp_path: Path) -> None:
     rec = recommend(data)
     assert batch(rec) == 16 and rec.confidence is not None and rec.confidence.confirmed
     assert rec.confidence.seeds == 3 and rec.ties == ()
-    assert rec.perplexity == pytest.approx((9.50 * 9.52 * 9.48) ** (1 / 3))
+    assert rec.value == pytest.approx((9.50 * 9.52 * 9.48) ** (1 / 3))
     by_repeat = [one for one in data.records if one.repeat_of == rec.trial]
     assert [one.state for one in by_repeat] == [TrialState.COMPLETE] * 2
     assert rec.confidence.trials == (rec.trial, *(one.trial for one in by_repeat))
@@ -170,7 +170,7 @@ def test_without_confirm_nothing_is_repeated(tmp_path: Path) -> None:
     data = replayed.run()
     assert repeats(data) == []
     rec = recommend(data)
-    assert (batch(rec), rec.perplexity, rec.confidence) == (16, pytest.approx(9.5), None)
+    assert (batch(rec), rec.value, rec.confidence) == (16, pytest.approx(9.5), None)
 
 
 def test_a_winner_that_was_lucky_gives_way_to_the_next(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_the_number_of_configurations_is_bounded(tmp_path: Path) -> None:
     assert "none of them was confirmed" in data.ended
     rec = recommend(data)
     assert batch(rec) == 64, "of the others nothing speaks against it"
-    assert not rec.confidence.confirmed and rec.confidence.seeds == 1 and rec.confidence.perplexity_bound is None
+    assert not rec.confidence.confirmed and rec.confidence.seeds == 1 and rec.confidence.value_bound is None
 
 
 def test_runners_up_within_the_error_are_ties(tmp_path: Path) -> None:
@@ -357,6 +357,6 @@ def test_a_refuted_winner_does_not_end_the_search(tmp_path: Path) -> None:
     assert batch(rec) == 32 and rec.confidence is not None and rec.confidence.confirmed, data.ended
     assert (16, 1) in repeats(data) and (32, 2) in repeats(data)
     assert [(one.trial, one.seeds) for one in rec.rejected] == [(0, 3)]
-    assert rec.rejected[0].perplexity == pytest.approx((9.9 * 10.2 * 10.2) ** (1 / 3))
+    assert rec.rejected[0].value == pytest.approx((9.9 * 10.2 * 10.2) ** (1 / 3))
     said = "Trial 0 was cheaper and met the target with its first seed, but its mean over 3 seeds (10.10) misses it."
     assert said in recommendation_text(rec)

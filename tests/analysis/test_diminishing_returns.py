@@ -34,7 +34,7 @@ def test_milestones() -> None:
     assert [point.emissions_kg_co2e for point in found.points] == pytest.approx([1, 2, 3, 4, 5])
     assert found.points[0].gained_per_kg_co2e is None
     assert [point.gained_per_kg_co2e for point in found.points[1:]] == pytest.approx([10.0, 1.96, 0.04, -0.2])
-    assert (found.lowest.step, found.enough.step, found.first_meeting.step) == (40, 30, 20)
+    assert (found.best.step, found.enough.step, found.first_meeting.step) == (40, 30, 20)
     assert found.saved_fraction == pytest.approx(0.4)
 
 
@@ -118,10 +118,10 @@ def test_a_recorded_run_that_overfits() -> None:
     found = with_sha256(study(run(*points, kg=row["total_steps"] * a_step_kg, total_steps=row["total_steps"])))
     nlls = [one["nll"] for one in row["evals"]]
     best = nlls.index(min(nlls))
-    assert found.lowest.step == row["evals"][best]["step"] < row["total_steps"]
+    assert found.best.step == row["evals"][best]["step"] < row["total_steps"]
     assert all(point.gained_per_kg_co2e < 0 for point in found.points[best + 1 : best + 2])
-    assert found.enough.perplexity <= 1.01 * found.lowest.perplexity
+    assert found.enough.value <= 1.01 * found.best.value
     assert all(
-        point.perplexity > 1.01 * found.lowest.perplexity for point in found.points if point.step < found.enough.step
+        point.value > 1.01 * found.best.value for point in found.points if point.step < found.enough.step
     )
     assert found.saved_fraction == pytest.approx(1 - found.enough.step / row["total_steps"])

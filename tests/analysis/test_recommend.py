@@ -14,8 +14,18 @@ from carbonopt.analysis.replicates import repeats
 from carbonopt.cli.display import recommendation_text
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
+from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.study import Intensity, Provenance, SessionLedger, StudyData
-from carbonopt.core.trial import Energy, EvalPoint, GpuEnergy, Phase, StopReason, TrialRecord, TrialState
+from carbonopt.core.trial import (
+    Energy,
+    EvalPoint,
+    GpuEnergy,
+    Phase,
+    QualityResult,
+    StopReason,
+    TrialRecord,
+    TrialState,
+)
 from carbonopt.core.units import emissions_kg_co2e
 from carbonopt.study.file import parse_study
 
@@ -35,7 +45,7 @@ def record(trial: int, emissions_kg: float | None, perplexity: float | None, **c
         "state": TrialState.COMPLETE,
         "seed": 0,
         "params": TrialParams(global_batch_size=8, micro_batch_size_per_gpu=4, learning_rate=1e-3, epochs=1 + trial),
-        "perplexity": perplexity,
+        "quality": QualityResult(name=PERPLEXITY.name, value=perplexity),
         "emissions_kg_co2e": emissions_kg,
         "energy_kwh": energy,
     }
@@ -71,13 +81,13 @@ RECORDS = st.lists(st.tuples(VALUES, VALUES, STATES), max_size=8).map(
 
 def points(records: list[TrialRecord]) -> dict[int, tuple[float, float]]:
     return {
-        one.trial: (one.emissions_kg_co2e, one.perplexity)
+        one.trial: (one.emissions_kg_co2e, one.value)
         for one in records
         if one.state is TrialState.COMPLETE
         and one.emissions_kg_co2e is not None
-        and one.perplexity is not None
+        and one.value is not None
         and math.isfinite(one.emissions_kg_co2e)
-        and math.isfinite(one.perplexity)
+        and math.isfinite(one.value)
     }
 
 
@@ -95,7 +105,7 @@ def test_front_is_what_nothing_dominates(records):
     assert [candidates[trial][0] for trial in front] == sorted(candidates[trial][0] for trial in front)
 
 
-@given(RECORDS, st.floats(0.5, 4.5))
+@given(RECORDS, st.floats(1.0, 4.5))
 def test_recommendation_is_the_cheapest_that_meets_the_target(records, target):
     meets = {trial: point for trial, point in points(records).items() if point[1] <= target}
     rec = recommend(study(*records), target)
@@ -117,10 +127,12 @@ def test_front_of_every_order_of_ties():
 def test_json_has_exactly_the_contract():
     answer = recommend(study(record(0, 4.0, 8.0), record(1, 1.0, 9.0), record(2, 0.5, 20.0))).as_json()
     assert list(answer) == [
+        "target",
         "target_perplexity",
         "met",
         "trial",
         "params",
+        "quality",
         "perplexity",
         "emissions_kg_co2e",
         "energy_kwh",
@@ -133,10 +145,13 @@ def test_json_has_exactly_the_contract():
         "failed_replicates",
         "rejected",
     ]
+    assert answer["target"] == {"quality": "perplexity", "at_most": 10.0} and answer["target_perplexity"] == 10.0
+    assert answer["quality"] == {"name": "perplexity", "value": 9.0} and answer["perplexity"] == 9.0
     assert answer["confidence"] is None and answer["ties"] == []  # nothing was repeated
     assert answer["met"] is True and answer["trial"] == 1 and answer["params"]["gradient_accumulation_steps"] == 2
     assert answer["energy_kwh"] == pytest.approx(KWH_OF_A_KG)
-    assert set(answer["baseline"]) == {"trial", "why", "params", "perplexity", "emissions_kg_co2e"}
+    assert set(answer["baseline"]) == {"trial", "why", "params", "value", "emissions_kg_co2e", "perplexity"}
+    assert answer["baseline"]["perplexity"] == answer["baseline"]["value"] == 8.0
     assert answer["saving_fraction"] == 0.75
     assert answer["pareto_front"] == [2, 1, 0]
     assert answer["study"]["trials"]["complete"] == 3 and answer["study"]["trials"]["failed"] == 0
@@ -172,26 +187,29 @@ def test_a_baseline_of_zero_emissions_has_no_share():
 
 
 def test_closest_is_the_most_accurate_complete_trial():
-    last = EvalPoint(step=3, tokens=9, nll_sum=1.0, eval_tokens=1)
+    last = EvalPoint.of(PERPLEXITY, 1.0, 1, step=3, tokens=9)
     pruned = record(1, 1.0, None, state=TrialState.PRUNED, evals=(last,))
     answer = recommend(study(record(0, 2.0, 12.0), pruned, record(2, 1.0, 11.0))).as_json()
     assert answer["met"] is False
     assert answer["trial"] is answer["params"] is answer["perplexity"] is answer["saving_fraction"] is None
+    assert answer["quality"] == {"name": "perplexity", "value": None}
     assert (answer["closest"]["trial"], answer["closest"]["perplexity"]) == (2, 11.0)
+    assert answer["closest"]["value"] == 11.0
     assert answer["closest"]["state"] == "complete"
 
 
 def test_closest_of_unfinished_trials_has_the_lowest_last_evaluation():
     def unfinished(trial, *nlls, **changes):
         evals = [
-            EvalPoint(step=10 * (1 + index), tokens=None, nll_sum=nll, eval_tokens=1) for index, nll in enumerate(nlls)
+            EvalPoint.of(PERPLEXITY, math.nan if nll is None else nll, 1, step=10 * (1 + index), tokens=None)
+            for index, nll in enumerate(nlls)
         ]
         return record(trial, 1.0, None, state=TrialState.PRUNED, evals=tuple(evals), total_steps=80, **changes)
 
     # Trial 1 was better once, trial 3 became NaN: the last evaluation counts.
     rec = recommend(study(unfinished(0), unfinished(1, 2.0, 6.0), unfinished(2, 5.0), unfinished(3, 3.0, None)))
     assert rec.closest is not None and rec.closest.trial == 2
-    assert rec.closest.perplexity == pytest.approx(math.exp(5.0))
+    assert rec.closest.value == pytest.approx(math.exp(5.0))
     assert "step 10 of 80" in rec.closest.why and "interrupted" not in recommendation_text(rec)
     stopped = {"stop_reason": StopReason.INTERRUPTED}
     rec = recommend(study(unfinished(0), unfinished(1, 2.0, **stopped)))
@@ -205,9 +223,9 @@ def test_a_study_without_trials_has_no_answer():
     assert answer["study"]["energy_kwh"] == 0
 
 
-@pytest.mark.parametrize("target", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("target", [0.0, 0.999, -1.0, math.nan, math.inf])
 def test_an_impossible_target_is_refused(target):
-    with pytest.raises(BadInput, match="positive"):
+    with pytest.raises(BadInput, match=f"the target must be a perplexity from 1 to inf, but is {target:g}"):
         recommend(study(), target)
 
 
@@ -285,7 +303,7 @@ def test_repeats_of_one_configuration_whatever_the_seed():
     ]
     (found,) = repeats(runs)
     assert (found.n, found.trials, found.seeds, found.params) == (3, (0, 2, 4), (0, 1, 2), params)
-    assert found.perplexity.model_dump() == {"mean": 7.0, "standard_deviation": 2.0, "lowest": 5.0, "highest": 9.0}
+    assert found.value.model_dump() == {"mean": 7.0, "standard_deviation": 2.0, "lowest": 5.0, "highest": 9.0}
     assert found.emissions_kg_co2e.mean == 2.0
     assert found.emissions_kg_co2e.standard_deviation == pytest.approx(math.sqrt(((1 - 2) ** 2 * 2 + (4 - 2) ** 2) / 2))
     assert repeats(runs[1:2] + runs[3:]) == ()

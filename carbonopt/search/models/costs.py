@@ -5,7 +5,7 @@ import warnings
 
 import numpy as np
 
-Array = np.ndarray
+from carbonopt.core.arrays import Array, Indices
 
 # Before anything is known: a step's cost goes with the batch to this power, since a small batch leaves a GPU idle.
 _BATCH_POWER = 0.7
@@ -61,14 +61,16 @@ class SettingModel:
         settings, which = distinct(rows)
         if not self.known:
             drawn = _SPREAD * rng.standard_normal((len(settings), count))
-            return drawn[which] + self._power * rows[:, :1]
+            unknown: Array = drawn[which] + self._power * rows[:, :1]
+            return unknown
         mean, covariance = self._process.predict(settings, return_cov=True)
         root = np.linalg.cholesky(covariance + 1e-8 * np.eye(len(settings)))
         drawn = mean[:, None] + root @ rng.standard_normal((len(settings), count))
-        return drawn[which] + self._level + self._power * rows[:, :1]
+        draws: Array = drawn[which] + self._level + self._power * rows[:, :1]
+        return draws
 
 
-def distinct(rows: Array) -> tuple[Array, Array]:
+def distinct(rows: Array) -> tuple[Array, Indices]:
     """Different rows, and for each of the given ones which of these it is."""
     different, which = np.unique(rows.round(9), axis=0, return_inverse=True)
     return different, which.reshape(-1)

@@ -16,20 +16,26 @@ badly (a spike of the loss) lose their weight.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 from scipy.linalg import cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
 from threadpoolctl import threadpool_limits
 
+from carbonopt.core.arrays import Array
 from carbonopt.core.quality import Quality
 
-Array = np.ndarray
+Function = TypeVar("Function", bound=Callable[..., Any])
 
-# A decorator. Matrices here are so small that threads cost four times the CPU time, and far more where the CPU is busy.
-one_blas_thread = threadpool_limits.wrap(limits=1, user_api="blas")
+
+def one_blas_thread(function: Function) -> Function:
+    """A decorator: matrices here are so small that threads cost four times the CPU time, and far more on a busy CPU."""
+    wrapped: Function = threadpool_limits.wrap(limits=1, user_api="blas")(function)
+    return wrapped
+
 
 LEAST_LOSS = 1e-9  # that has a logarithm
 
@@ -148,7 +154,8 @@ class CurveModel:
         noise = _JITTER if means else self.noise**2 + _JITTER
         covariance = self._kernel(z, z)[0] + self._linear(z, z) + noise * np.eye(len(z)) - solved.T @ solved
         mean = self._mean_of(z, across)
-        return mean[:, None] + cholesky(covariance, lower=True) @ rng.standard_normal((len(z), count))
+        draws: Array = mean[:, None] + cholesky(covariance, lower=True) @ rng.standard_normal((len(z), count))
+        return draws
 
     # ------------------------------------------------------------------------------------------------ the kernel
 
@@ -217,7 +224,8 @@ class CurveModel:
     def _noise(self, parameters: Array) -> Array:
         """Half of it a trial's own offset, half of it each evaluation's."""
         noise = math.exp(2 * parameters[_NOISE])
-        return noise / 2 * self._same + np.diag(noise / 2 + 1e-8 + self._distrust)
+        variance: Array = noise / 2 * self._same + np.diag(noise / 2 + 1e-8 + self._distrust)
+        return variance
 
     def _condition(self) -> None:
         self._z = self._coordinates(self._rows, self.parameters)
@@ -266,7 +274,7 @@ class CurveModel:
 
         def by_coordinate(index: int, change: Array) -> float:
             pulled = by_distance * apart[index]
-            return -weights[index] / 2 * (pulled.sum(1) @ change - pulled.sum(0) @ change)
+            return float(-weights[index] / 2 * (pulled.sum(1) @ change - pulled.sum(0) @ change))
 
         rate, batch = self._rows[:, LN_RATE], self._rows[:, LN_BATCH]
         slope = _SLOPE[1] ** 2 * (by_kernel @ z[:, 0]) - _SLOPE[0] * solved

@@ -11,12 +11,12 @@ import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from pydantic import ValidationError
 
+from carbonopt.core.arrays import Array
 from carbonopt.core.dimensions import DIMENSIONS, Affects, TrialParams, affecting
 from carbonopt.search.models.curves import CORE, Points
 from carbonopt.search.models.schedule import progress
 from carbonopt.search.observation import Observation, trial_params
 
-Array = np.ndarray
 Values = Mapping[str, Any]
 
 _CURVE_CORE = ("global_batch_size", "learning_rate", "epochs", "lr_scheduler")  # in a row's first columns

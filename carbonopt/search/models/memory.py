@@ -6,9 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import ndtr
 
+from carbonopt.core.arrays import Array
 from carbonopt.search.models.costs import SettingModel
-
-Array = np.ndarray
 
 # An out of memory says that at least the capacity was needed, not how much: taken as so much more (logarithm).
 _BEYOND_CAPACITY = 0.3
@@ -29,4 +28,5 @@ def chance_to_fit(rows: Array, known: Array, peaks_gib: Sequence[float | None], 
         return np.ones(len(rows))
     values = np.array([capacity_gib * math.exp(_BEYOND_CAPACITY) if peak is None else peak for peak in peaks_gib])
     mean, spread = SettingModel(known, values).predict(rows)
-    return ndtr((math.log(capacity_gib) - mean) / np.hypot(spread, 0.05))
+    chances: Array = ndtr((math.log(capacity_gib) - mean) / np.hypot(spread, 0.05))
+    return chances
