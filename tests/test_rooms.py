@@ -31,7 +31,6 @@ ALLOWED = {
 LONG_FUNCTIONS = {
     "report/limits.py: _of_the_search",  # one condition and one sentence after the other
     "study/loop.py: run_study",  # a study from its storage to its end, in the order that matters
-    "train/standalone.py: make_trainer",  # the order in which model, arguments and engine need each other
 }
 
 HEAVY = {

@@ -40,6 +40,11 @@ class PreparedFolder:
         return self.root / "model"
 
     @property
+    def workload(self) -> Path:
+        """What it was made for: the task's settings."""
+        return self.root / "workload.json"
+
+    @property
     def summary(self) -> Path:
         return self.root / "prepared.json"
 
@@ -107,7 +112,8 @@ def write_json(path: Path, value: Any) -> None:
 @contextmanager
 def replaced(folder: Path, names: Collection[str]) -> Iterator[Path]:
     """A new folder to fill, which takes the place of `folder` at the end: a reader finds all of the old files or all of
-    the new. Of the old ones those called one of `names` go; all others, the user's, are in the new folder, too.
+    the new. Of the old ones those called one of `names` go, and all in folders that are called one, with a slash at its
+    end; all others, the user's, are in the new folder, too.
 
     Where two commands do this at once, the second waits for the first. After an error everything is as it was; after a
     kill the next call here makes it so.
@@ -166,11 +172,12 @@ def _check_shape(folder: Path, part: Path) -> None:
 def _carry_over(folder: Path, part: Path, names: Collection[str]) -> None:
     """Links what the user put there into the new folder, or copies it where the file system has no hard links."""
     own = {*map(Path, names)} | {parent for name in names for parent in Path(name).parents}
+    own_folders = {Path(name) for name in names if name.endswith("/")}
     for root, folders, files in os.walk(folder):
         for name in (*folders, *files):
             path = Path(root, name)
             relative = path.relative_to(folder)
-            if relative in own:
+            if relative in own or any(parent in own_folders for parent in relative.parents):
                 continue
             there = part / relative
             there.parent.mkdir(parents=True, exist_ok=True)

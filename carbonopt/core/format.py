@@ -44,7 +44,7 @@ def emissions_scale(emissions_kg_co2e: Iterable[float | None]) -> Scale:
     return Scale(unit=unit, per_base=per_kg, decimals=_decimals(largest * per_kg, 3) + 2)
 
 
-def perplexity_text(value: float | None) -> str:
+def quality_text(value: float | None) -> str:
     """Four significant digits, zeros at the end included, so that a target reads like what is compared with it. As a
     rule of thumb more would be noise: in recorded runs of a small GPT on an H200, seeds of one configuration differed
     by 0.2 to 0.8 %."""

@@ -144,6 +144,9 @@ class QualityResult(Frozen):
         return QUALITIES[self.name]
 
 
+COMPONENTS = ("gpu", "cpu", "ram")  # of which energy is read
+
+
 class Energy(Frozen):
     """Energy in kWh by phase, of the components that the objective counts; PUE is not in it.
 

@@ -58,7 +58,7 @@ class LocalLauncher:
                 LIKELY_SEED: str(config.search.seed) if random_model else "",
             }
             self._waiting_logs = (paths.waiting_log(number).resolve() for number in itertools.count())
-            self._template = Template("carbonopt.train.imports", self._environment, paths.template_log.resolve())
+            self._template = Template("carbonopt.train.forked_rank", self._environment, paths.template_log.resolve())
         return self._preparation.is_needed
 
     def close(self) -> None:

@@ -1,41 +1,46 @@
-"""A model card for the Hugging Face hub: emissions, perplexity and origin as metadata, and the same in words.
+"""A model card for the Hugging Face hub: emissions, quality and origin as metadata, and the same in words.
 
 The metadata's keys: https://huggingface.co/docs/hub/model-cards-co2 and https://huggingface.co/docs/hub/model-cards.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from carbonopt.analysis.recommend import Recommendation
-from carbonopt.core.config import Dataset, LocalLaunch, Model, StudyConfig
-from carbonopt.core.format import count_text, emissions_text, energy_text, intensity_text, params_text, perplexity_text
+from carbonopt.core.config import Dataset, LocalLaunch, Model, StudyConfig, Workload
+from carbonopt.core.format import count_text, emissions_text, energy_text, intensity_text, params_text, quality_text
 from carbonopt.core.study import Hardware, StudyData
-from carbonopt.core.trial import TrialRecord
+from carbonopt.core.trial import COMPONENTS, TrialRecord
 from carbonopt.core.units import GRAMS_PER_KG
 from carbonopt.export import recorded
 from carbonopt.export.settings import as_yaml
-from carbonopt.report.cpu_contention import doubts_of_winner
-from carbonopt.report.energy import COMPONENTS
 from carbonopt.report.markdown import escape
+from carbonopt.train.tasks.base import task_class
 
 
 def model_card(
-    data: StudyData, recommendation: Recommendation, record: TrialRecord, needed: dict[str, list[recorded.Recorded]]
+    data: StudyData,
+    recommendation: Recommendation,
+    record: TrialRecord,
+    needed: dict[str, list[recorded.Recorded]],
+    caveats: Sequence[str],
 ) -> str:
     """The card's text, for the README.md of the trained model. Emissions are those of the training window, PUE in, of
     one run, as recommended; of a configuration that was repeated with other seeds, means over them.
 
-    `record`: the trial that train.py repeats; `needed`: the files that it reads.
+    `record`: the trial that train.py repeats; `needed`: the files that it reads; `caveats`: sentences on the figures.
     """
-    words = [*_words(data, recommendation), *_again(data, record, needed)]
+    words = [*_words(data, recommendation), *map(escape, caveats), *_again(data, record, needed)]
     return f"---\n{as_yaml(_metadata(data, recommendation))}---\n\n" + "\n\n".join(words) + "\n"
 
 
 def _metadata(data: StudyData, recommendation: Recommendation) -> dict[str, Any]:
     config, provenance = data.config, data.provenance
-    metadata: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    metadata: dict[str, Any] = {"library_name": "transformers"}
     if config.workload is not None:
+        metadata["pipeline_tag"] = task_class(config.workload.task).card.pipeline_tag
         if base := _hub_name(config.workload.model.name_or_path):
             metadata["base_model"] = base
         if hub := _hub_name(config.workload.dataset.name_or_path):
@@ -49,27 +54,28 @@ def _metadata(data: StudyData, recommendation: Recommendation) -> dict[str, Any]
             "hardware_used": _hardware(provenance.hardware, config),
         }
         metadata["co2_eq_emissions"] = {key: value for key, value in emissions.items() if value is not None}
-    if recommendation.perplexity is not None and config.workload is not None:
-        metadata["model-index"] = [_results(config, config.workload.dataset, recommendation.perplexity)]
+    if recommendation.value is not None and config.workload is not None:
+        metadata["model-index"] = [_results(config.name, config.workload, recommendation.value)]
     return metadata
 
 
-def _results(config: StudyConfig, dataset: Dataset, perplexity: float) -> dict[str, Any]:
+def _results(name: str, workload: Workload, value: float) -> dict[str, Any]:
+    task, dataset = task_class(workload.task), workload.dataset
     judged_on = {"type": _hub_name(dataset.name_or_path) or "text", "name": _data_set(dataset)}
     if dataset.config is not None:
         judged_on["config"] = dataset.config
     if dataset.name_or_path is not None:
         judged_on["split"] = dataset.eval_split
     measured = {
-        "task": {"type": "text-generation", "name": "Text Generation"},
+        "task": {"type": task.card.pipeline_tag, "name": task.card.pipeline_name},
         "dataset": judged_on,
-        "metrics": [{"type": "perplexity", "value": _rounded(perplexity, 4), "name": "Perplexity a token"}],
+        "metrics": [{"type": task.quality.name, "value": _rounded(value, 4), "name": task.card.metric}],
     }
-    return {"name": config.name, "results": [measured]}
+    return {"name": name, "results": [measured]}
 
 
 def _words(data: StudyData, recommendation: Recommendation) -> list[str]:
-    config, intensity = data.config, data.provenance.intensity
+    config, intensity, quality = data.config, data.provenance.intensity, recommendation.target.quality
     assert recommendation.params is not None  # of a study with a winner
     sure = recommendation.confidence
     seeds, unconfirmed = (sure.seeds, not sure.confirmed) if sure else (1, False)
@@ -78,17 +84,17 @@ def _words(data: StudyData, recommendation: Recommendation) -> list[str]:
         model = config.workload.model.name_or_path
         origin = f"from {_shown_name(model)}" if model else "from random weights"
         size = f" of {data.prepared.model_parameters:,} parameters" if data.prepared else ""
-        parts.append(
-            escape(f"A causal language model{size}, trained {origin} on {_data_set(config.workload.dataset)}.")
-        )
+        trained = task_class(config.workload.task).card.trains
+        what = f"{trained[0].upper()}{trained[1:]}"
+        parts.append(escape(f"{what}{size}, trained {origin} on {_data_set(config.workload.dataset)}."))
     parts.append(
         escape(
             f"Its configuration ({params_text(recommendation.params)}) was chosen by carbonopt as the one with the "
-            f"lowest emissions of training among those that reach a perplexity of "
-            f"{perplexity_text(recommendation.target_perplexity)}, in a study of "
+            f"lowest emissions of training among those whose {quality.name} is {quality.bound_word} "
+            f"{quality_text(recommendation.target.value)}, in a study of "
             f"{count_text(len(data.records), 'trial')}. "
-            f"It reached {perplexity_text(recommendation.perplexity)}"
-            + (f" (geometric mean over {seeds} seeds)." if seeds > 1 else " (one run).")
+            f"It reached {quality_text(recommendation.value)}"
+            + (f" (mean over {seeds} seeds)." if seeds > 1 else " (one run).")
             + (" That other seeds reach it, too, is not confirmed." if unconfirmed else "")
         )
     )
@@ -103,7 +109,7 @@ def _words(data: StudyData, recommendation: Recommendation) -> list[str]:
             f"{emissions_text(recommendation.study_emissions_kg_co2e)}."
         )
     )
-    return [*parts, *map(escape, doubts_of_winner(data, recommendation))]
+    return parts
 
 
 def _again(data: StudyData, record: TrialRecord, needed: dict[str, list[recorded.Recorded]]) -> list[str]:
@@ -125,8 +131,8 @@ def _again(data: StudyData, record: TrialRecord, needed: dict[str, list[recorded
         words,
         "\n".join(("```sh", *steps, "```")),
         escape(
-            f"That repeats trial {record.trial} with its seed, {record.seed}, which reached a perplexity of "
-            f"{perplexity_text(record.perplexity)}. Another seed gives another perplexity."
+            f"That repeats trial {record.trial} with its seed, {record.seed}, which reached a {record.quality.name} of "
+            f"{quality_text(record.value)}. Another seed gives another one."
         ),
     ]
 

@@ -1,6 +1,7 @@
-"""requirements.txt: what train.py imports, in the versions that the trials ran on."""
+"""requirements.txt: what train.py and its copy of carbonopt import, in the versions that the trials ran on."""
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from carbonopt.core.config import LocalLaunch, Workload
@@ -12,16 +13,21 @@ _HEAD = """\
 _COMPILERS = """\
 # It also compiles: a C and a C++ compiler (g++) have to be on PATH.
 """
-_ALWAYS = ("torch", "deepspeed", "transformers", "accelerate", "tokenizers", "numpy", "pyyaml")
+_LAUNCHER = "accelerate"
+_DISTRIBUTIONS = {"yaml": "pyyaml"}  # of those whose name is not the module's
 _PYTORCH_BUILD = re.compile(r"cpu|cu\d+|rocm[\d.]+")
 
 
-def requirements(workload: Workload, launch: LocalLaunch, params: TrialParams, versions: dict[str, str]) -> str:
+def requirements(
+    workload: Workload, launch: LocalLaunch, params: TrialParams, versions: dict[str, str], libraries: Collection[str]
+) -> str:
+    """`libraries`: the modules that the copy of carbonopt imports, those among them that only some trainings need."""
     ran_on = [f"{label} {versions[key]}" for key, label in (("python", "Python"), ("cuda", "CUDA")) if key in versions]
     lines = [f"# They ran on {' and '.join(ran_on)}.\n"] if ran_on else []
     if _compiles(workload, launch, params):
         lines.append(_COMPILERS)
-    lines += [_line(name, versions.get(name)) for name in (*_ALWAYS, *_more(workload, params))]
+    modules = {_LAUNCHER, *libraries} - _needless(workload, params)
+    lines += [_line(name, versions.get(name)) for name in sorted(_DISTRIBUTIONS.get(one, one) for one in modules)]
     return _HEAD + "".join(lines)
 
 
@@ -32,7 +38,8 @@ def _compiles(workload: Workload, launch: LocalLaunch, params: TrialParams) -> b
     return not launch.gpus or params.offload != "none" or by_torch
 
 
-def _more(workload: Workload, params: TrialParams) -> list[str]:
+def _needless(workload: Workload, params: TrialParams) -> set[str]:
+    """Modules that are imported where they are needed alone, and that this training doesn't need."""
     dataset = workload.dataset
     files = (*(dataset.train_files or ()), *(dataset.eval_files or ()))
     needed = {
@@ -40,7 +47,7 @@ def _more(workload: Workload, params: TrialParams) -> list[str]:
         "pyarrow": any(Path(file).suffix.lower() == ".parquet" for file in files),
         "peft": bool(params.lora_rank),
     }
-    return [name for name, needs in needed.items() if needs]
+    return {name for name, needs in needed.items() if not needs}
 
 
 def _line(name: str, version: str | None) -> str:

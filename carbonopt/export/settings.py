@@ -1,5 +1,5 @@
-"""The recommended configuration as a study file, and as the settings that transformers, DeepSpeed, accelerate and
-train.py read."""
+"""The recommended configuration as a study file, as what train.py reads, and in the names of transformers, DeepSpeed
+and accelerate."""
 
 import json
 import math
@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from carbonopt.core.config import LocalLaunch, StudyConfig, Workload
-from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.dimensions import DIMENSIONS, TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.trial import Prepared, TrialRecord
 from carbonopt.export import recorded
@@ -16,19 +16,18 @@ from carbonopt.train.arguments import max_grad_norm
 from carbonopt.train.deepspeed_config import deepspeed_config
 
 DEEPSPEED_CONFIG = "ds_config.json"
+OWN_STEP = "carbonopt/train/fast_step.py"  # in winner/
 
 _SUFFIX = " (winner)"
 _NAME_LENGTH = 200  # what a study's name may have
-# As in carbonopt.train, which a report can't import: it loads torch.
-_SMALLEST_EVAL_BATCH = 8  # sequences
-_LORA_ALPHA_PER_RANK = 2
 
 _WORKLOAD_HEAD = """\
 # What train.py trains, how it is judged, and what the trial reached with its seed; another seed reaches another
-# perplexity.
+# quality. The trial's parameters are in params.json; train.py reads no other settings.
 """
 _TRAINING_HEAD = """\
-# transformers.TrainingArguments, with the names of transformers {version}.
+# transformers.TrainingArguments, with the names of transformers {version}, for a training script of your own; train.py
+# makes its own from params.json and workload.yaml.
 """
 _STUDY_HEAD = """\
 # carbonopt run rerun.yaml
@@ -38,12 +37,12 @@ _DATA_HEAD = """\
 """
 _ACCELERATE_HEAD = f"""\
 # accelerate launch --config_file accelerate.yaml train.py
-# The ZeRO stage, offload and mixed precision are in {DEEPSPEED_CONFIG}, for accelerate and the Trainer alike.
+# The ZeRO stage, offload and mixed precision are in {DEEPSPEED_CONFIG}; train.py makes the same from params.json.
 """
 _SCRIPT = """\
 #!/bin/sh
-# Trains the recommended configuration once more, without carbonopt. Needs an environment with what requirements.txt
-# lists; writes the model and result.json into output/ beside it.
+# Trains the recommended configuration once more, into output/ beside this file. Needs an environment with what
+# requirements.txt lists; of carbonopt, the folder carbonopt/ beside this file has all that is needed.
 set -eu
 usage() {{
     cat <<'END'
@@ -74,8 +73,11 @@ exec accelerate launch --config_file accelerate.yaml train.py{arguments}
 """
 _ON_CPU = """
 export DS_ACCELERATOR=cpu CUDA_VISIBLE_DEVICES=''
-# For speed: OpenMP's threads look for work for a short while before they sleep, and what is freed stays at hand.
-[ -n "${OMP_WAIT_POLICY+given}" ] || export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-1000}"
+# For speed, as in trials: OpenMP's threads look for work before they sleep, for long only where it can be noticed that
+# others want the cores, and what is freed stays at hand.
+spins=1000
+[ "$(cut -d ' ' -f 1 /proc/$$/schedstat 2>/dev/null || echo 0)" -gt 0 ] && spins=30000
+[ -n "${OMP_WAIT_POLICY+given}" ] || export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-$spins}"
 export MALLOC_MMAP_THRESHOLD_="${MALLOC_MMAP_THRESHOLD_:-1099511627776}"
 export MALLOC_TRIM_THRESHOLD_="${MALLOC_TRIM_THRESHOLD_:-1099511627776}\""""
 _USAGE = """\
@@ -89,6 +91,44 @@ data/ beside the script, or in FOLDER."""
 _CHECK = """\
 python3 inputs.py "$@"  # here, and not only where they are read: there a launcher's traceback would follow
 """
+
+
+TRAIN = '''\
+"""Trains the recommended configuration once more and says which quality it reaches.
+
+    ./run.sh [--data FOLDER]
+
+The folder carbonopt/ beside this file has all that is needed of carbonopt, as it was when this was written; params.json
+and workload.yaml say what is trained. What inputs.json lists, if there is one, has to lie in data/ or in FOLDER.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+
+
+def main() -> None:
+    places = {}
+    if (FOLDER / "inputs.json").exists():
+        import inputs  # inputs.py, beside this file
+
+        # The ranks but the first needn't read all of it, too.
+        places = inputs.places(contents=os.environ.get("RANK", "0") == "0")
+    from carbonopt.train.rerun import rerun
+
+    rerun(FOLDER, places)
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # All is written. DeepSpeed holds on to groups, and so to Gloo's threads; one that still drops a tensor while the
+    # interpreter is taken down aborts the process, and with it the others: github.com/pytorch/pytorch/issues/190489
+    os._exit(0)
+'''
 
 
 class _Dumper(yaml.SafeDumper):
@@ -143,7 +183,9 @@ def training_settings(config: StudyConfig, record: TrialRecord, versions: dict[s
     if ratio is not None and record.total_steps is not None:
         head += f"# warmup_steps is {100 * ratio:.4g} % of the trial's {record.total_steps} steps, rounded up.\n"
     if has_own_step(config, record.params):
-        head += "# The optimizer step of bf16 without ZeRO is steps.py's. DeepSpeed's own took more time and energy.\n"
+        head += (
+            f"# The optimizer step of bf16 without ZeRO is {OWN_STEP}'s. DeepSpeed's own took more time and energy.\n"
+        )
     return head + as_yaml(arguments)
 
 
@@ -167,22 +209,19 @@ def training_arguments(config: StudyConfig, record: TrialRecord) -> dict[str, An
     arguments: dict[str, Any] = {
         **(_device_defaults(config.launch, params) if isinstance(config.launch, LocalLaunch) else {}),
         **given,
-        "per_device_train_batch_size": params.micro_batch_size_per_gpu,
+        **{
+            dimension.argument: value
+            for name, dimension in DIMENSIONS.items()
+            if dimension.argument is not None and (value := getattr(params, name)) is not None
+        },
         "gradient_accumulation_steps": params.gradient_accumulation_steps,
-        "learning_rate": params.learning_rate,
-        "num_train_epochs": params.epochs,
         "seed": record.seed,
     }
+    if (warmup := _warmup_steps(config, record)) is not None:
+        arguments["warmup_steps"] = warmup
     if params.precision is not None:
         arguments |= {"bf16": params.precision == "bf16", "fp16": params.precision == "fp16"}
-    optional = {
-        "weight_decay": params.weight_decay,
-        "lr_scheduler_type": params.lr_scheduler,
-        "warmup_steps": _warmup_steps(config, record),
-        "gradient_checkpointing": params.gradient_checkpointing,
-        "torch_compile": params.torch_compile,
-    }
-    return arguments | {name: value for name, value in optional.items() if value is not None}
+    return arguments
 
 
 def _device_defaults(launch: LocalLaunch, params: TrialParams) -> dict[str, Any]:
@@ -237,27 +276,21 @@ def checked_deepspeed_settings(text: str, record: TrialRecord) -> str:
 
 
 def workload(
-    workload: Workload,
     study: dict[str, Any],
     record: TrialRecord,
     prepared: Prepared | None,
     found: dict[str, list[recorded.Recorded]],
 ) -> str:
-    """workload.yaml: the study's own workload, what the configuration sets of the model, and the trial's figures.
-    `study` is `workload`'s as rerun.yaml has it, where the files, those `found`, have their names."""
-    params, named = record.params, study["workload"]
-    settings = {key: named[key] for key in ("model", "tokenizer", "dataset", "sequence_length") if key in named}
-    of_gpu = None if prepared is None else prepared.eval_batch_size_per_gpu
-    settings["eval_batch_size_per_gpu"] = (
-        workload.eval_batch_size_per_gpu or of_gpu or max(params.micro_batch_size_per_gpu, _SMALLEST_EVAL_BATCH)
-    )
-    if params.attention_implementation is not None:
-        settings["attention_implementation"] = params.attention_implementation
-    if params.has_fused_output_layer:
-        settings["output_layer"] = params.output_layer
-    if params.lora_rank:
-        settings |= {"lora_rank": params.lora_rank, "lora_alpha": _LORA_ALPHA_PER_RANK * params.lora_rank}
-    settings["recorded"] = {"trial": record.trial, "seed": record.seed, "perplexity": record.perplexity}
+    """workload.yaml: the study's own workload, and the trial's figures. `study` is as rerun.yaml has it, where the
+    files, those `found`, have their names."""
+    settings = dict(study["workload"])
+    if prepared is not None and prepared.eval_batch_size_per_gpu is not None:
+        # By that GPU's memory; another one's would give another, and sums that differ in their last digits.
+        settings.setdefault("eval_batch_size_per_gpu", prepared.eval_batch_size_per_gpu)
+    quality = record.quality
+    settings["recorded"] = {
+        "trial": record.trial, "seed": record.seed, "quality": quality.name, "value": quality.value
+    }  # fmt: skip
     if prepared is not None:
         settings["recorded"] |= {"train_tokens": prepared.train_tokens, "eval_tokens": prepared.eval_tokens}
     return _WORKLOAD_HEAD + _listed(found) + as_yaml(settings)

@@ -1,80 +1,77 @@
 """What one needs to train with the recommended configuration again: by itself, with other scripts, with carbonopt."""
 
 import json
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core.config import LocalLaunch
 from carbonopt.core.study import StudyData
-from carbonopt.export import inputs, recorded, requirements
-from carbonopt.export import model_card as card
-from carbonopt.export import settings as files
+from carbonopt.export import copies, inputs, model_card, recorded, requirements, settings
+from carbonopt.train import rerun
+from carbonopt.train.tasks.base import task_module
 
-PARAMS = "params.json"
+PARAMS = rerun.PARAMS
 STUDY = "rerun.yaml"
 CARD = "model_card.md"
 SCRIPT = "run.sh"
 TRAIN = "train.py"
-OUTPUT_LAYER = "output_layer.py"
-BATCHES = "batches.py"
-STEPS = "steps.py"
-WORKLOAD = "workload.yaml"
+WORKLOAD = rerun.WORKLOAD
 TRAINING_ARGUMENTS = "training_args.yaml"
 ACCELERATE = "accelerate.yaml"
 REQUIREMENTS = "requirements.txt"
 CHECK = "inputs.py"
+COPIES = f"{copies.PACKAGE}/"  # a folder with all that is in it
 NAMES = (
-    *(PARAMS, STUDY, CARD, SCRIPT, TRAIN, STEPS, OUTPUT_LAYER, BATCHES, WORKLOAD, TRAINING_ARGUMENTS),
-    *(ACCELERATE, REQUIREMENTS, CHECK, inputs.LIST, files.DEEPSPEED_CONFIG),
+    *(PARAMS, STUDY, CARD, SCRIPT, TRAIN, WORKLOAD, TRAINING_ARGUMENTS, ACCELERATE, REQUIREMENTS, CHECK),
+    *(inputs.LIST, settings.DEEPSPEED_CONFIG, COPIES),
 )
 
 
 def winner_files(
-    data: StudyData, recommendation: Recommendation, folder: Path, given: dict[str, str] | None = None
+    data: StudyData,
+    recommendation: Recommendation,
+    folder: Path,
+    given: dict[str, str] | None = None,
+    caveats: Sequence[str] = (),
 ) -> dict[str, str]:
     """Texts by file name, for `folder`; empty without a recommendation. `given`: the trial's own `ds_config.json`,
-    which is made from its parameters where it is absent.
+    which is made from its parameters where it is absent. `caveats`: sentences of the model card on its figures.
 
-    run.sh and train.py, which need no carbonopt, are there unless the study replayed recorded runs: those say nothing
-    of the model and the data. No file has a path of this machine: what the study reads is named `data/NAME`, with the
-    size and sha256 that it has now or had for an older report in `folder`.
+    run.sh, train.py and the copies of what they need of carbonopt are there unless the study replayed recorded runs:
+    those say nothing of the model and the data. No file has a path of this machine: what the study reads is named
+    `data/NAME`, with the size and sha256 that it has now or had for an older report in `folder`.
     """
     record = next((record for record in data.records if record.trial == recommendation.trial), None)
     if record is None:
         return {}
-    reads = recorded.Inputs(files.rerun(data.config, record))
+    reads = recorded.Inputs(settings.rerun(data.config, record))
     found = reads.recorded(recorded.of_older_report(folder))
     versions = data.provenance.versions
     needed = {name: parts for name, parts in found.items() if name in recorded.of_workload(reads.study)}
     texts = {
         PARAMS: json.dumps(record.params.as_record(), indent=2) + "\n",
-        STUDY: files.study_file(reads.study, found),
-        TRAINING_ARGUMENTS: files.training_settings(data.config, record, versions),
-        CARD: card.model_card(data, recommendation, record, needed),
+        STUDY: settings.study_file(reads.study, found),
+        TRAINING_ARGUMENTS: settings.training_settings(data.config, record, versions),
+        CARD: model_card.model_card(data, recommendation, record, needed, caveats),
     }
     workload, launch = data.config.workload, data.config.launch
     if workload is None or not isinstance(launch, LocalLaunch):
         return texts
     if needed:
-        texts |= {inputs.LIST: recorded.as_json(needed), CHECK: _source("carbonopt.export", CHECK)}
-    if record.params.has_fused_output_layer:
-        texts[OUTPUT_LAYER] = _source("carbonopt.train", OUTPUT_LAYER)
-    if launch.gpus:
-        texts[BATCHES] = _source("carbonopt.train.data", "prefetch.py")
-    own = {name: files.checked_deepspeed_settings(text, record) for name, text in (given or {}).items()}
+        check = resources.files("carbonopt.export").joinpath(CHECK).read_text(encoding="utf-8")
+        texts |= {inputs.LIST: recorded.as_json(needed), CHECK: check}
+    copied = copies.copies(rerun.__name__, task_module(workload.task))
+    own = {name: settings.checked_deepspeed_settings(text, record) for name, text in (given or {}).items()}
     return {
         **texts,
-        files.DEEPSPEED_CONFIG: files.deepspeed_settings(workload, record, on_gpu=bool(launch.gpus)),
+        settings.DEEPSPEED_CONFIG: settings.deepspeed_settings(workload, record, on_gpu=bool(launch.gpus)),
         **own,
-        WORKLOAD: files.workload(workload, reads.study, record, data.prepared, needed),
-        ACCELERATE: files.accelerate_settings(record.params),
-        SCRIPT: files.script(launch, has_inputs=bool(needed)),
-        REQUIREMENTS: requirements.requirements(workload, launch, record.params, versions),
-        TRAIN: _source("carbonopt.train", "standalone.py"),
-        STEPS: _source("carbonopt.train", "fast_step.py"),
+        WORKLOAD: settings.workload(reads.study, record, data.prepared, needed),
+        ACCELERATE: settings.accelerate_settings(record.params),
+        SCRIPT: settings.script(launch, has_inputs=bool(needed)),
+        REQUIREMENTS: requirements.requirements(workload, launch, record.params, versions, copied.libraries),
+        TRAIN: settings.TRAIN,
+        **copied.files,
     }
-
-
-def _source(package: str, name: str) -> str:
-    return resources.files(package).joinpath(name).read_text(encoding="utf-8")

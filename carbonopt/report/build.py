@@ -27,7 +27,7 @@ from carbonopt.energy.intensity import countries
 from carbonopt.export import winner
 from carbonopt.report import energy, influence_tables, limits, markdown, page, place, sections, tables, words
 from carbonopt.report import stages as stage_tables
-from carbonopt.report.cpu_contention import doubted
+from carbonopt.report.cpu_contention import doubted, doubts_of_winner
 from carbonopt.report.data import EVALUATIONS_CSV, TRIALS_CSV, TRIALS_PARQUET, data_files
 from carbonopt.report.facts import Facts
 from carbonopt.report.paper.files import NAMES as PAPER_NAMES
@@ -85,7 +85,9 @@ def write_report(data: StudyData, folder: Path, *, winner_files: dict[str, str] 
     view = build_view(data, facts, plot)
     shown = view.model_dump(mode="json", exclude_defaults=True)
     paper = _below(PAPER_FOLDER, paper_files(data, facts, view, plot))
-    again = winner.winner_files(data, rec, folder / WINNER_FOLDER, winner_files)
+    again = winner.winner_files(
+        data, rec, folder / WINNER_FOLDER, winner_files, doubts_of_winner(data, rec) if rec.trial is not None else ()
+    )
     picture = f"{PAPER_FOLDER}/figure-pareto.png" if plot.points else None
     files = {
         INDEX: page.render(view, data, plot, facts, paper[picture] if picture else None).encode(),

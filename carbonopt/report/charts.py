@@ -17,7 +17,7 @@ from carbonopt.core.format import (
     interval_text,
     memory_text,
     percent_text,
-    perplexity_text,
+    quality_text,
     seconds_text,
     tick_text,
     value_text,
@@ -185,7 +185,7 @@ def returns(found: DiminishingReturns | None, target_perplexity: float) -> tuple
                 x=_across(across),
                 y=_up(up),
                 hint=f"step {point.step}: {emissions_text(point.emissions_kg_co2e)}, "
-                f"perplexity {perplexity_text(point.perplexity)}",
+                f"perplexity {quality_text(point.perplexity)}",
                 label=label,
                 lead=(label[-1].at + 4, _up(up) - 5) if label and label[-1].at + 8 < _up(up) - 5 else None,
                 anchor="end" if across > 0.5 else "start",
@@ -201,7 +201,7 @@ def returns(found: DiminishingReturns | None, target_perplexity: float) -> tuple
             y_ticks=_ticks(y, _up),
             marks=tuple(marks),
             joined=True,
-            level=Tick(at=_up(y.share(target_perplexity)), text=f"target {perplexity_text(target_perplexity)}"),
+            level=Tick(at=_up(y.share(target_perplexity)), text=f"target {quality_text(target_perplexity)}"),
         ),
     )
 

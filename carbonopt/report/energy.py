@@ -18,7 +18,7 @@ from carbonopt.core.format import (
     uncertainty_text,
 )
 from carbonopt.core.study import StudyData
-from carbonopt.core.trial import COMPARED_FROM_S, LARGEST_DISAGREEMENT, GpuEnergy, Phase, TrialRecord
+from carbonopt.core.trial import COMPARED_FROM_S, COMPONENTS, LARGEST_DISAGREEMENT, GpuEnergy, Phase, TrialRecord
 from carbonopt.energy.codecarbon import FRESH_AFTER_S
 from carbonopt.report.view import Cell, Column, Table, columns, number, word
 
@@ -29,7 +29,6 @@ PHASES = {
     Phase.TRAIN: "training",
     Phase.EVAL: "evaluation",
 }
-COMPONENTS = ("gpu", "cpu", "ram")
 UNCERTAINTY_NOTE = (
     "± is one standard uncertainty, from how rarely the counters tick; their own accuracy is not known and not in it."
 )

@@ -7,7 +7,7 @@ from carbonopt.core.format import (
     emissions_scale,
     interval_text,
     percent_text,
-    perplexity_text,
+    quality_text,
     share_text,
     value_text,
 )
@@ -147,4 +147,4 @@ def effect_scale(one: Influence) -> Scale | None:
 
 
 def effect_text(value: float, scale: Scale | None) -> str:
-    return scale.text(value) if scale else perplexity_text(value)
+    return scale.text(value) if scale else quality_text(value)

@@ -10,7 +10,7 @@ from carbonopt.core.config import ReplayLaunch
 from carbonopt.core.format import count_text, percent_text, two_decimals_text
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import LARGEST_DISAGREEMENT, TrialState
-from carbonopt.export.settings import has_own_step
+from carbonopt.export.settings import OWN_STEP, has_own_step
 from carbonopt.report.cpu_contention import cpu_contention
 
 FEW_TRIALS = 10  # completed; below this the front is a sketch
@@ -110,8 +110,8 @@ def _of_the_measurement(data: StudyData, rec: Recommendation, spent: Footprint) 
         )
     if rec.params is not None and has_own_step(data.config, rec.params):
         found.append(
-            "The optimizer step of bf16 without ZeRO is carbonopt's (winner/steps.py), not DeepSpeed's own, which took "
-            "more time and energy where both were measured and leads to another perplexity: the recommended "
+            f"The optimizer step of bf16 without ZeRO is carbonopt's (winner/{OWN_STEP}), not DeepSpeed's own, which "
+            "took more time and energy where both were measured and leads to another perplexity: the recommended "
             "configuration is what it is with that file."
         )
     if isinstance(data.config.launch, ReplayLaunch):

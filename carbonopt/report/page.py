@@ -11,7 +11,7 @@ from plotly.offline import get_plotlyjs
 
 from carbonopt.analysis.by_target import LOWEST_PERPLEXITY, target_range_for
 from carbonopt.analysis.recommend import Recommendation
-from carbonopt.core.format import perplexity_text, plus_minus_text
+from carbonopt.core.format import plus_minus_text, quality_text
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialState
 from carbonopt.report import charts
@@ -250,7 +250,7 @@ def _layout(plot: Scatter, rec: Recommendation) -> dict[str, Any]:
         "y1": rec.target_perplexity,
         "line": {"dash": "dash", "width": 1.5, "color": COLOURS["target"]},
         "label": {
-            "text": f"target {perplexity_text(rec.target_perplexity)}",
+            "text": f"target {quality_text(rec.target_perplexity)}",
             "textposition": "end",
             "yanchor": "bottom",
         },

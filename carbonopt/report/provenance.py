@@ -9,9 +9,8 @@ from pathlib import Path
 from carbonopt.core.config import Carbon, LocalLaunch, Workload
 from carbonopt.core.format import count_text, intensity_text
 from carbonopt.core.study import CarbonTrace, Hardware, IdlePower, SessionLedger, StudyData
-from carbonopt.core.trial import Prepared
+from carbonopt.core.trial import COMPONENTS, Prepared
 from carbonopt.core.units import human_duration
-from carbonopt.report.energy import COMPONENTS
 from carbonopt.report.study_text import budget_text, goal_text, pruning_text, sampler_text
 from carbonopt.report.view import Table, columns, word
 

@@ -19,7 +19,7 @@ from carbonopt.core.format import (
     interval_text,
     memory_text,
     percent_text,
-    perplexity_text,
+    quality_text,
     rate_text,
     seconds_text,
 )
@@ -58,7 +58,7 @@ def lead(rec: Recommendation, found: Comparison | None) -> str:
     if not rec.met:
         return f"{search[0].upper()}{search[1:]} ({energy_text(rec.study_energy_kwh)})."
     run = f"A run of it emits {emissions_text(rec.emissions_kg_co2e)} and reaches perplexity "
-    run += f"{perplexity_text(rec.perplexity)}{mean_of(rec)}; {search}"
+    run += f"{quality_text(rec.perplexity)}{mean_of(rec)}; {search}"
     if rec.break_even_runs is None:
         return f"{run}, which a run that saves nothing can't pay back."
     known = pays_back_from_to(rec.break_even_interval)
@@ -193,7 +193,7 @@ def returns(found: DiminishingReturns | None) -> Part:
             number(percent_text(point.share), point.share),
             number(energy.text(point.energy_kwh), point.energy_kwh),
             number(scale.text(point.emissions_kg_co2e), point.emissions_kg_co2e),
-            number(perplexity_text(point.perplexity), point.perplexity, strong=point.step in special),
+            number(quality_text(point.perplexity), point.perplexity, strong=point.step in special),
             number(rate_text(None if gained is None else gained / scale.per_base), gained),
         )
 
@@ -221,7 +221,7 @@ def _where_to_stop(found: DiminishingReturns) -> tuple[str, ...]:
     def at(point: Milestone) -> str:
         return (
             f"step {point.step} of {found.total_steps} ({emissions_text(point.emissions_kg_co2e)}, perplexity "
-            f"{perplexity_text(point.perplexity)})"
+            f"{quality_text(point.perplexity)})"
         )
 
     said = [f"Trial {found.trial} had its lowest perplexity at {at(found.lowest)}."]
@@ -371,7 +371,7 @@ def _against_baseline(rec: Recommendation, found: Comparison) -> Table:
         rows=tuple(
             (
                 word(what),
-                number(perplexity_text(perplexity), perplexity),
+                number(quality_text(perplexity), perplexity),
                 number(scale.text(emissions_kg), emissions_kg),
                 number(percent_text(saved), saved),
             )

@@ -14,7 +14,7 @@ from carbonopt.core.format import (
     emissions_scale,
     energy_scale,
     percent_text,
-    perplexity_text,
+    quality_text,
     spread_text,
     value_text,
 )
@@ -54,7 +54,7 @@ def trade_offs(data: StudyData, rec: Recommendation) -> Table:
             (
                 number(str(one.first.trial), one.first.trial, strong=chosen),
                 number(str(one.n), one.n),
-                number(perplexity_text(one.perplexity), one.perplexity, strong=chosen),
+                number(quality_text(one.perplexity), one.perplexity, strong=chosen),
                 number(percent_text(worse), worse),
                 number(scale.text(emissions_kg), emissions_kg, strong=chosen),
                 number(percent_text(saved), saved),
@@ -157,8 +157,8 @@ def repeats(found: Sequence[Repeats], rec: Recommendation) -> Table:
                 number(str(one.n), one.n),
                 word(", ".join(map(str, one.seeds))),
                 number(spread_text(perplexity), perplexity.mean, strong=chosen),
-                number(f"{perplexity_text(perplexity.lowest)} to {perplexity_text(perplexity.highest)}", None),
-                number(perplexity_text(one.perplexity_bound), one.perplexity_bound),
+                number(f"{quality_text(perplexity.lowest)} to {quality_text(perplexity.highest)}", None),
+                number(quality_text(one.perplexity_bound), one.perplexity_bound),
                 word(MISSING if standing is None else STANDINGS[standing]),
                 number(spread_text(emissions, scale), emissions.mean, strong=chosen),
                 number(f"{scale.text(emissions.lowest)} to {scale.text(emissions.highest)}", None),
@@ -182,7 +182,7 @@ def repeats(found: Sequence[Repeats], rec: Recommendation) -> Table:
 def _of_the_standings(level: float, rec: Recommendation) -> str:
     return (
         f"Its mean at most: over all seeds, with {percent_text(level)} confidence. Confirmed: this bound meets the "
-        f"target of {perplexity_text(rec.target_perplexity)}; in doubt: the mean of the runs does, the bound doesn't; "
+        f"target of {quality_text(rec.target_perplexity)}; in doubt: the mean of the runs does, the bound doesn't; "
         "refuted: the mean doesn't, or a run diverged or did not fit in memory."
     )
 
@@ -228,11 +228,11 @@ def state_text(record: TrialRecord, rec: Recommendation) -> str:
 
 def _perplexity_cell(record: TrialRecord) -> Cell:
     if record.state is TrialState.COMPLETE:
-        return number(perplexity_text(record.perplexity), record.perplexity)
+        return number(quality_text(record.perplexity), record.perplexity)
     if not record.evals:
         return number(MISSING, None)
     last = record.evals[-1]
-    return number(f"{perplexity_text(last.perplexity)} at step {last.step}", last.perplexity)
+    return number(f"{quality_text(last.perplexity)} at step {last.step}", last.perplexity)
 
 
 def _setting(value: int | float | str | bool | None) -> Cell:

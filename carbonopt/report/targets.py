@@ -13,7 +13,7 @@ from carbonopt.core.format import (
     number_from,
     params_text,
     percent_text,
-    perplexity_text,
+    quality_text,
 )
 from carbonopt.core.study import StudyData
 from carbonopt.report.savings import compared, pays_back_from_to, sure_of
@@ -28,7 +28,7 @@ def target_steps(data: StudyData, answers: Sequence[TargetRange]) -> tuple[Targe
         begin = answer.from_perplexity
         end = _end(answers, index)
         if answer.study_target_only:
-            number, label = repr(begin), f"the study's own target, {perplexity_text(begin)}, alone"
+            number, label = repr(begin), f"the study's own target, {quality_text(begin)}, alone"
         else:
             number = number_from(begin, end)
             label = f"targets from {number}" + (
@@ -53,10 +53,10 @@ def _answer(answer: TargetRange, params: dict[int, TrialParams]) -> str:
         return "No trial meets such a target."
     runs = "one run, which may have been lucky" if answer.seeds == 1 else f"means of {answer.seeds} seeds"
     if answer.perplexity_bound is not None:
-        bound = perplexity_text(answer.perplexity_bound)
+        bound = quality_text(answer.perplexity_bound)
         runs += f"; with {percent_text(LEVEL)} confidence the mean perplexity is at most {bound}"
     found = [
-        f"Trial {answer.trial} ({params_text(params[answer.trial])}): perplexity {perplexity_text(answer.perplexity)}, "
+        f"Trial {answer.trial} ({params_text(params[answer.trial])}): perplexity {quality_text(answer.perplexity)}, "
         f"{emissions_text(answer.emissions_kg_co2e)} a run ({energy_text(answer.energy_kwh)} in training); {runs}."
     ]
     if answer.trial == answer.baseline_trial:

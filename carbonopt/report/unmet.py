@@ -7,7 +7,7 @@ from carbonopt.analysis.comparison import comparison
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.analysis.shortfall import Edge, Shortfall, Trend
 from carbonopt.core.config import Fixed, LocalLaunch
-from carbonopt.core.format import count_text, percent_text, perplexity_text, value_text
+from carbonopt.core.format import count_text, percent_text, quality_text, value_text
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import StopReason, TrialState
 from carbonopt.report.savings import at_equal_quality
@@ -60,7 +60,7 @@ def _risen(trend: Trend, target_perplexity: float) -> str:
     reached = ", which meets the target" if trend.lowest_perplexity <= target_perplexity else ""
     return (
         f"Its loss rose by {_nll(-trend.fell_by_nll)} over the last {count_text(trend.steps, 'step')}, and its lowest "
-        f"perplexity was {perplexity_text(trend.lowest_perplexity)} at step {trend.lowest_at_step}{reached}: allow "
+        f"perplexity was {quality_text(trend.lowest_perplexity)} at step {trend.lowest_at_step}{reached}: allow "
         "fewer epochs or a lower learning rate."
     )
 

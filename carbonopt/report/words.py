@@ -18,15 +18,15 @@ from carbonopt.core.format import (
     intensity_text,
     params_text,
     percent_text,
-    perplexity_text,
     plus_minus_text,
+    quality_text,
     spread_text,
     two_decimals_text,
     uncertainty_text,
 )
 from carbonopt.core.study import StudyData
-from carbonopt.core.trial import GpuEnergy, Phase
-from carbonopt.report.energy import COMPONENTS, NET_UNKNOWN_BECAUSE, difference_of, is_counted
+from carbonopt.core.trial import COMPONENTS, GpuEnergy, Phase
+from carbonopt.report.energy import NET_UNKNOWN_BECAUSE, difference_of, is_counted
 from carbonopt.report.savings import (
     baseline_name,
     but_at_equal_quality,
@@ -47,11 +47,11 @@ from carbonopt.report.view import Tile
 
 def headline(rec: Recommendation, found: Comparison | None) -> str:
     """The answer in one sentence; a saving with its interval where one was measured."""
-    target = perplexity_text(rec.target_perplexity)
+    target = quality_text(rec.target_perplexity)
     if not rec.met:
         if rec.closest is None:
             return f"No trial reached the target perplexity of {target}, and none was evaluated."
-        reached = perplexity_text(rec.closest.perplexity)
+        reached = quality_text(rec.closest.perplexity)
         closest = f"Trial {rec.closest.trial} came closest: {reached}{mean_of(rec)}."
         return f"No trial reached the target perplexity of {target}. {closest}"
     if rec.confidence is not None and not rec.confidence.confirmed:
@@ -111,7 +111,7 @@ def audited(data: StudyData, found: Audit | None) -> str:
         none = "none was due" if not found.cut_short else f"{count_text(found.cut_short, 'trial')}, none at its end"
         return f"{kind} ({percent_text(data.config.search.pruning.audit)} of what it would stop): {none}."
     front = data.config.search.goal == "front"
-    right = "ended on the Pareto front" if front else f"met perplexity {perplexity_text(data.config.target.perplexity)}"
+    right = "ended on the Pareto front" if front else f"met perplexity {quality_text(data.config.target.perplexity)}"
     cut = f", {found.cut_short} more did not get there" if found.cut_short else ""
     return (
         f"{kind}: due to be stopped but run to the end: {found.ended}{cut}; of these {right}: {found.mattered} "
@@ -123,7 +123,7 @@ def audited(data: StudyData, found: Audit | None) -> str:
 def confidence(rec: Recommendation) -> tuple[str, ...]:
     """What the repeats with other seeds say of the recommendation, a sentence each; nothing where there are none."""
     sure, lost = rec.confidence, list[str]()
-    target = f"the target of {perplexity_text(rec.target_perplexity)}"
+    target = f"the target of {quality_text(rec.target_perplexity)}"
     if rec.failed_replicates:
         which = f"trial{'s' if len(rec.failed_replicates) > 1 else ''} {' and '.join(map(str, rec.failed_replicates))}"
         lost.append(f"Repeats of it with other seeds, {which}, ended without a result.")
@@ -131,7 +131,7 @@ def confidence(rec: Recommendation) -> tuple[str, ...]:
         return ()
     found = _of_the_repeats(rec, target) + lost
     for one in rec.rejected:
-        mean = f"its mean over {count_text(one.seeds, 'seed')} ({perplexity_text(one.perplexity)}) misses it"
+        mean = f"its mean over {count_text(one.seeds, 'seed')} ({quality_text(one.perplexity)}) misses it"
         found.append(
             f"Trial {one.trial} was cheaper and met the target with its first seed, but "
             f"{'with another one it diverged or did not fit in memory' if one.failed_replicate else mean}."
@@ -141,8 +141,8 @@ def confidence(rec: Recommendation) -> tuple[str, ...]:
         emits = f"{percent_text(abs(change))} {'more' if change > 0 else 'less'}" if change else "as much"
         found.append(
             f"Trial {other.trial} emits {emits} ({emissions_text(other.emissions_kg_co2e)}) and is surer to meet the "
-            f"target: its mean is {perplexity_text(other.perplexity_mean)}, and at most "
-            f"{perplexity_text(other.perplexity_bound)} with the same confidence"
+            f"target: its mean is {quality_text(other.perplexity_mean)}, and at most "
+            f"{quality_text(other.perplexity_bound)} with the same confidence"
             f"{', which does not confirm it either' if other.perplexity_bound > rec.target_perplexity else ''}."
         )
     if rec.ties:
@@ -162,7 +162,7 @@ def _of_the_repeats(rec: Recommendation, target: str) -> list[str]:
     return [
         f"Over {sure.seeds} seeds: {_pooled_spreads(rec)}.",
         f"With {percent_text(sure.level)} confidence its mean perplexity is at most "
-        f"{perplexity_text(sure.perplexity_bound)}, which {verdict} {target}.",
+        f"{quality_text(sure.perplexity_bound)}, which {verdict} {target}.",
     ]
 
 
@@ -193,12 +193,12 @@ def tiles(rec: Recommendation, found: Comparison | None) -> tuple[Tile, ...]:
         text=emissions_text(rec.study_emissions_kg_co2e),
         note=f"{energy_text(rec.study_energy_kwh)}, {trials_and_repeats(rec)}{again}",
     )
-    target = f"target: at most {perplexity_text(rec.target_perplexity)}"
+    target = f"target: at most {quality_text(rec.target_perplexity)}"
     if not rec.met or rec.params is None:
         if rec.closest is None:
             return (spent,)
         nearest = Tile(label="Closest", text=f"Trial {rec.closest.trial}", note=params_text(rec.closest.params))
-        return (nearest, Tile(label="Perplexity", text=perplexity_text(rec.closest.perplexity), note=target), spent)
+        return (nearest, Tile(label="Perplexity", text=quality_text(rec.closest.perplexity), note=target), spent)
     saving = "no baseline" if rec.baseline is None else f"against trial {rec.baseline.trial}"
     if sure := certainty_of(found):
         saving += f": {sure}"
@@ -210,7 +210,7 @@ def tiles(rec: Recommendation, found: Comparison | None) -> tuple[Tile, ...]:
     runs, known = rec.break_even_runs, pays_back_from_to(rec.break_even_interval)
     return (
         Tile(label="Recommended", text=f"Trial {rec.trial}", note=params_text(rec.params)),
-        Tile(label="Perplexity", text=perplexity_text(rec.perplexity), note=target + mean_of(rec)),
+        Tile(label="Perplexity", text=quality_text(rec.perplexity), note=target + mean_of(rec)),
         Tile(
             label="Emissions of a run",
             text=emissions_text(rec.emissions_kg_co2e),
@@ -245,8 +245,8 @@ def sentence(data: StudyData, rec: Recommendation, repeated: Sequence[Repeats], 
     )
     return (
         f"Of {trials_and_repeats(rec)} with carbonopt {_where(data)}, the configuration "
-        f"with the least emissions at a perplexity of at most {perplexity_text(rec.target_perplexity)} "
-        f"({params_text(rec.params)}) reached {perplexity_text(rec.perplexity)} with {energy_text(rec.energy_kwh)} of "
+        f"with the least emissions at a perplexity of at most {quality_text(rec.target_perplexity)} "
+        f"({params_text(rec.params)}) reached {quality_text(rec.perplexity)} with {energy_text(rec.energy_kwh)} of "
         f"training energy{counted}, or {emissions_text(rec.emissions_kg_co2e)} at "
         f"{intensity_text(intensity.g_co2e_per_kwh)} g CO2e/kWh and a PUE of {data.config.carbon.pue:.3g}{saved} "
         f"({_runs_behind(data, rec, repeated)}){_bound(rec)}; the study itself used "
@@ -268,7 +268,7 @@ def _bound(rec: Recommendation) -> str:
     sure = rec.confidence
     if sure is None or sure.perplexity_bound is None:
         return ""
-    bound, level = perplexity_text(sure.perplexity_bound), percent_text(sure.level)
+    bound, level = quality_text(sure.perplexity_bound), percent_text(sure.level)
     unconfirmed = "" if sure.confirmed else ", so that it is not confirmed to meet the target"
     return f", with a mean perplexity of at most {bound} at {level} confidence{unconfirmed}"
 
@@ -332,7 +332,7 @@ def closure(data: StudyData, spent: Footprint) -> str:
 def _comparison(rec: Recommendation) -> str:
     own = (
         f"Trial {rec.trial} emits {emissions_text(rec.emissions_kg_co2e)} ({energy_text(rec.energy_kwh)}) in training "
-        f"and reaches perplexity {perplexity_text(rec.perplexity)}{mean_of(rec)}"
+        f"and reaches perplexity {quality_text(rec.perplexity)}{mean_of(rec)}"
     )
     if rec.baseline is None or rec.perplexity is None:
         return f"{own}."
@@ -342,7 +342,7 @@ def _comparison(rec: Recommendation) -> str:
     worse = f"{percent_text(abs(change))} {'worse' if change > 0 else 'better'}" if change else "the same"
     return (
         f"{own}. The baseline, trial {rec.baseline.trial}, emits {emissions_text(rec.baseline.emissions_kg_co2e)} and "
-        f"reaches {perplexity_text(rec.baseline.perplexity)}: the recommendation's perplexity is {worse}. "
+        f"reaches {quality_text(rec.baseline.perplexity)}: the recommendation's perplexity is {worse}. "
         f"This baseline is {rec.baseline.why}."
     )
 

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from carbonopt.core.config import Space, Workload
-from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.dimensions import DIMENSIONS, TrialParams
 from carbonopt.core.errors import BadInput, hint
 
 if TYPE_CHECKING:
@@ -24,11 +24,8 @@ _DEEPSPEED_ONLY = "trials always train with DeepSpeed"
 # What carbonopt sets (say where instead), or what would have no effect or harm in a trial (say why).
 OWNED = {
     "output_dir": "it is the trial's folder",
-    "per_device_train_batch_size": "use search.space.micro_batch_size_per_gpu",
     "gradient_accumulation_steps": "it is derived from the batch sizes",
     "auto_find_batch_size": "use search.space.micro_batch_size_per_gpu",
-    "learning_rate": "use search.space.learning_rate",
-    "num_train_epochs": "use search.space.epochs",
     "max_steps": "use search.space.epochs",
     "bf16": "use search.space.precision",
     "fp16": "use search.space.precision",
@@ -78,14 +75,9 @@ _OWNED_PREFIXES = {
     "trackio_": _OWN_REPORTS,
     "ddp_": _DEEPSPEED_ONLY,
 }
-# A dimension of the search and the argument that it sets.
-_DIMENSIONS = {
-    "gradient_checkpointing": "gradient_checkpointing",
-    "weight_decay": "weight_decay",
-    "warmup_ratio": "warmup_steps",
-    "lr_scheduler": "lr_scheduler_type",
-    "torch_compile": "torch_compile",
-}
+# Arguments that every trial gets from a dimension; those of the others may be given here instead of being searched.
+_ALWAYS_SEARCHED = ("micro_batch_size_per_gpu", "learning_rate", "epochs")
+OWNED |= {str(DIMENSIONS[name].argument): f"use search.space.{name}" for name in _ALWAYS_SEARCHED}
 
 
 def check_training_arguments(given: dict[str, Any], space: Space) -> None:
@@ -103,10 +95,10 @@ def check_training_arguments(given: dict[str, Any], space: Space) -> None:
             raise BadInput(f"unknown key workload.training_arguments.{key}; {hint(key, sorted(_allowed(known)))}")
         if isinstance(defaults[key], int | float):  # transformers itself looks at few of its values
             _check_number(key, given[key], defaults[key])
-    for dimension, key in _DIMENSIONS.items():
-        if key in given and space[dimension] is not None:
+    for name in space.domains():
+        if (argument := DIMENSIONS[name].argument) in given:
             raise BadInput(
-                f"{key} must be in workload.training_arguments or, as {dimension}, in search.space, but is in both."
+                f"{argument} must be in workload.training_arguments or, as {name}, in search.space, but is in both."
             )
     try:
         TrainingArguments(output_dir="unused", report_to="none", use_cpu=True, **given)
@@ -140,9 +132,7 @@ def training_arguments(
 
     owned: dict[str, Any] = {
         "output_dir": folder,
-        "per_device_train_batch_size": params.micro_batch_size_per_gpu,
         "gradient_accumulation_steps": params.gradient_accumulation_steps,
-        "learning_rate": params.learning_rate,
         "max_steps": steps,
         "seed": seed,
         "bf16": params.precision == "bf16",
@@ -175,11 +165,8 @@ def training_arguments(
 
 def _searched(params: TrialParams, steps: int) -> dict[str, Any]:
     """The arguments that the search sets; a dimension that it leaves out stays as the study or Hugging Face has it."""
-    values = {
-        "gradient_checkpointing": params.gradient_checkpointing,
-        "weight_decay": params.weight_decay,
-        "warmup_steps": None if params.warmup_ratio is None else math.ceil(params.warmup_ratio * steps),
-        "lr_scheduler_type": params.lr_scheduler,
-        "torch_compile": params.torch_compile,
+    return {
+        dimension.argument: dimension.to_argument(value, steps)
+        for name, dimension in DIMENSIONS.items()
+        if dimension.argument is not None and (value := getattr(params, name)) is not None and name != "epochs"
     }
-    return {key: value for key, value in values.items() if value is not None}

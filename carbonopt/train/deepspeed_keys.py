@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from carbonopt.core.dimensions import DIMENSIONS
 from carbonopt.core.errors import BadInput, hint
 
 _DATA_PARALLEL = "carbonopt trains data-parallel with ZeRO only"
@@ -18,23 +19,15 @@ _OWN_TRACKING = "use track in the study file"
 
 # What carbonopt sets (say where instead), or what would have no effect or harm in a trial (say why).
 OWNED = {
-    "train_batch_size": "use search.space.global_batch_size",
-    "train_micro_batch_size_per_gpu": "use search.space.micro_batch_size_per_gpu",
+    **{key: f"use search.space.{name}" for name, dimension in DIMENSIONS.items() for key in dimension.deepspeed},
     "gradient_accumulation_steps": "it is derived from the batch sizes",
     "managed_gradient_accumulation": "it is derived from the batch sizes",
     "gradient_clipping": "use workload.training_arguments.max_grad_norm",
     "optimizer": "use search.space.learning_rate and workload.training_arguments.optim",
     "scheduler": "use search.space.lr_scheduler",
-    "zero_optimization.stage": "use search.space.zero_stage",
-    "zero_optimization.offload_optimizer.device": "use search.space.offload",
-    "zero_optimization.offload_param.device": "use search.space.offload",
-    "zero_optimization.cpu_offload": "use search.space.offload",
-    "zero_optimization.cpu_offload_param": "use search.space.offload",
     "zero_allow_untested_optimizer": "the Trainer makes the optimizer",
     "zero_force_ds_cpu_optimizer": "the Trainer makes the optimizer",
-    "bf16.enabled": "use search.space.precision",
     "bfloat16": "its name is bf16",
-    "fp16.enabled": "use search.space.precision",
     "torch_autocast": "use search.space.precision",
     "tensor_parallel": _DATA_PARALLEL,
     "sequence_parallel_size": _DATA_PARALLEL,

@@ -59,6 +59,19 @@ def reported(speaker: Speaker | None, peak_memory_gib: Callable[[], float] | Non
             fail("crash", f"{type(error).__name__}: {_first_sentence(error)}", CRASH_EXIT)
 
 
+@contextmanager
+def as_bad_input(part: str) -> Iterator[None]:
+    """What a library raises while it reads what the user gave is about that: one sentence, traceback in the log."""
+    try:
+        yield
+    except (BadInput, OSError, MemoryError):
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        what = " ".join(str(error).split())[:300]
+        raise BadInput(f"workload.{part} can't be used: {type(error).__name__}: {what}") from error
+
+
 def _log(text: str) -> None:
     with suppress(OSError):  # a full disk shall not keep the study from being told
         print(text, file=sys.stderr, flush=True)

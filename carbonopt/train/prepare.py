@@ -1,8 +1,8 @@
-"""Everything that trials share, done once before the first: text to token arrays, the checks, DeepSpeed's ops.
+"""Everything that trials share, done once before the first: data to arrays, the checks, DeepSpeed's ops.
 
     python -m carbonopt.train.prepare SPEC.json
 
-SPEC.json: {"workload": config.Workload, "space": config.Space, "prepared_dir": a path, "fingerprint": of the workload}.
+SPEC.json is a PrepareSpec.
 """
 
 import gc
@@ -11,27 +11,24 @@ import json
 import os
 import shutil
 import sys
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-
-from carbonopt.core.config import Space, Workload, may_be_other_than, values_of
+from carbonopt.core.config import Space, may_be_other_than
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import PreparedFolder, write_json
 from carbonopt.core.trial import Phase, Prepared
 from carbonopt.core.values import Frozen
 from carbonopt.train.client import Speaker
 from carbonopt.train.failures import reported
+from carbonopt.train.tasks.base import task_for
 
 # What takes seconds to import.
 _IMPORTED_AHEAD = ("deepspeed.runtime.config", "transformers.training_args", "transformers.models.auto.modeling_auto")
 
 
 class PrepareSpec(Frozen):
-    workload: Workload
+    workload: dict[str, Any]  # the task's settings, dumped
     space: Space
     prepared_dir: str
     fingerprint: str
@@ -67,87 +64,22 @@ def prepare(spec: PrepareSpec) -> Prepared:
 def _make(spec: PrepareSpec, folder: PreparedFolder) -> Prepared:
     from carbonopt.train import ranks
     from carbonopt.train.arguments import check_training_arguments
-    from carbonopt.train.data.packing import sequence_count
-    from carbonopt.train.data.text import read_text
-    from carbonopt.train.data.tokens import make_encoder
     from carbonopt.train.deepspeed_keys import check_deepspeed_keys
-    from carbonopt.train.model import check_model, check_output_layer, fetch_weights, model_config, parameter_count
-    from carbonopt.train.versions import package_versions
 
-    workload = spec.workload
     ranks.check_devices()
-    check_deepspeed_keys(workload.deepspeed)
-    check_training_arguments(workload.training_arguments, spec.space)
-    with as_bad_input("dataset"):
-        text = read_text(workload.dataset)
-    with as_bad_input("tokenizer"):
-        encoder = make_encoder(workload, *text)
-        train, evaluation = encoder.encode(text.train), encoder.encode(text.evaluation)
-    with as_bad_input("model"):
-        config = model_config(workload.model, encoder.tokenizer, encoder.vocab_size)
-        check_model(config, workload, encoder.vocab_size)
-        for kind in values_of(spec.space["output_layer"]):
-            check_output_layer(config, str(kind), workload.model.trust_remote_code)
-        fetch_weights(workload.model)
-        parameters = parameter_count(config, workload.model.trust_remote_code)
-
-    length = workload.sequence_length
-    train_sequences = sequence_count(len(train), length, keep_tail=False)
-    if train_sequences == 0:
-        raise BadInput(
-            f"the training text must have at least one sequence of {length} tokens and one token more, "
-            f"but has {len(train)} tokens; give more text or a smaller workload.sequence_length."
-        )
-    if len(evaluation) < 2:
-        raise BadInput(f"the evaluation text must have at least 2 tokens, but has {len(evaluation)}.")
-    eval_sequences = sequence_count(len(evaluation), length, keep_tail=True)
-    np.save(folder.train, train, allow_pickle=False)
-    np.save(folder.evaluation, evaluation, allow_pickle=False)
-    encoder.tokenizer.save_pretrained(folder.tokenizer)
-    config.save_pretrained(folder.model_config)
+    task = task_for(spec.workload)
+    check_deepspeed_keys(task.workload.deepspeed)
+    check_training_arguments(task.workload.training_arguments, spec.space)
+    prepared = task.prepare(spec.space, folder, spec.fingerprint)
+    write_json(folder.workload, spec.workload)
     _load_ops(spec)
-    return Prepared(
-        fingerprint=spec.fingerprint,
-        train_sequences=train_sequences,
-        eval_sequences=eval_sequences,
-        train_tokens=len(train),
-        eval_tokens=len(evaluation) - 1,
-        sequence_length=length,
-        vocab_size=encoder.vocab_size,
-        model_parameters=parameters,
-        versions=package_versions(),
-        eval_batch_size_per_gpu=_eval_batch_size(config.get_text_config().vocab_size, length, eval_sequences),
-    )
+    return prepared
 
 
 def _load_ops(spec: PrepareSpec) -> None:
     from carbonopt.train.deepspeed_ops import load_ops
 
     load_ops(with_cpu_adam=may_be_other_than(spec.space["offload"], "none"))
-
-
-def _eval_batch_size(vocab_size: int, sequence_length: int, eval_sequences: int) -> int | None:
-    import torch
-
-    from carbonopt.train.evaluation import batch_size_that_fits
-
-    if not torch.cuda.is_available():
-        return None
-    memory_bytes = torch.cuda.get_device_properties(0).total_memory
-    return batch_size_that_fits(memory_bytes, vocab_size, sequence_length, eval_sequences)
-
-
-@contextmanager
-def as_bad_input(part: str) -> Iterator[None]:
-    """What a library raises while it reads what the user gave is about that: one sentence, traceback in the log."""
-    try:
-        yield
-    except (BadInput, OSError, MemoryError):
-        raise
-    except Exception as error:
-        traceback.print_exc()
-        what = " ".join(str(error).split())[:300]
-        raise BadInput(f"workload.{part} can't be used: {type(error).__name__}: {what}") from error
 
 
 def _replace(target: Path, made: Path) -> None:

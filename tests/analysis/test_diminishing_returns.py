@@ -121,7 +121,5 @@ def test_a_recorded_run_that_overfits() -> None:
     assert found.best.step == row["evals"][best]["step"] < row["total_steps"]
     assert all(point.gained_per_kg_co2e < 0 for point in found.points[best + 1 : best + 2])
     assert found.enough.value <= 1.01 * found.best.value
-    assert all(
-        point.value > 1.01 * found.best.value for point in found.points if point.step < found.enough.step
-    )
+    assert all(point.value > 1.01 * found.best.value for point in found.points if point.step < found.enough.step)
     assert found.saved_fraction == pytest.approx(1 - found.enough.step / row["total_steps"])

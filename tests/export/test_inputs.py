@@ -26,6 +26,12 @@ def winner_of(data: StudyData, folder: Path = Path("winner")) -> dict[str, str]:
     return winner_files(data, recommend(data), folder)
 
 
+def write(files: dict[str, str], folder: Path) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
 def test_files_have_names_and_are_recorded_and_no_path_is_told(tmp_path):
     """Two files of one name; one that isn't there; the same one twice; a model's folder; hub names stay."""
     (tmp_path / "one").mkdir()
@@ -99,8 +105,7 @@ class Checked:
         self.config.write_bytes(b"{}")
         raw = changed(dataset={"train_files": [str(self.text)]}, model={"name_or_path": str(self.config.parent)})
         self.winner.mkdir()
-        for name, text in winner_of(study(trial(0), raw=raw), self.winner).items():
-            (self.winner / name).write_text(text)
+        write(winner_of(study(trial(0), raw=raw), self.winner), self.winner)
 
     def complaints(self, *arguments: str, cwd: Path | None = None, **environment: str) -> list[str]:
         """What it ends with, line by line; empty: all is well."""
@@ -170,8 +175,7 @@ class Called:
         text = folder / "a.txt"
         text.write_bytes(b"abc")
         raw = changed(dataset={"train_files": [str(text)]}) if with_data else {}
-        for name, content in winner_of(study(trial(0), raw=raw), self.winner).items():
-            (self.winner / name).write_text(content)
+        write(winner_of(study(trial(0), raw=raw), self.winner), self.winner)
         (self.winner / "run.sh").chmod(0o755)
         (tools / "accelerate").write_text('#!/bin/sh\nprintf "%s\\n" "$PWD" "$@"\n')
         (tools / "accelerate").chmod(0o755)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from pydoc_data.topics import topics
 
-import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -18,22 +17,14 @@ import yaml
 from transformers import AutoTokenizer
 
 from carbonopt.analysis.recommend import recommend
-from carbonopt.core.config import Dataset, Workload
 from carbonopt.export.winner import winner_files
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.study.check import check
 from carbonopt.study.file import load_study
 from carbonopt.study.loop import run_study
-from carbonopt.train import fast_step as steps
-from carbonopt.train import output_layer, standalone
-from carbonopt.train.data import packing
-from carbonopt.train.data import prefetch as batches
-from carbonopt.train.data.text import read_text
-from carbonopt.train.data.tokens import make_encoder
 
 MODEL = {"from_config": {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 64}}
 TOPICS = [topics[name] for name in sorted(topics)][:30]
-DOCUMENTS = ["The quick brown fox jumps over it.\n", "Größe, naïve, 日本, \r\n\ttab", "", "a" * 700, "Zoë said: “no”."]
 
 
 class Silent:
@@ -71,7 +62,8 @@ class Rerun:
         self.files = winner_files(self.data, recommend(self.data), self.folder, given)
         assert not [name for name, text in self.files.items() if str(folder) in text], "no path of this machine"
         for name, text in self.files.items():
-            (self.folder / name).write_text(text, encoding="utf-8")
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.folder / name).write_bytes(text.encode())
         stub = folder / "stub" / "carbonopt" / "__init__.py"
         stub.parent.mkdir(parents=True)
         stub.write_text("raise ImportError('not here')\n")
@@ -99,7 +91,9 @@ class Rerun:
         }
         seed, perplexity = self.record.seed, f"{self.record.perplexity:.6g}"
         assert f"perplexity {perplexity} with seed {seed}; recorded with seed {seed}: {perplexity} (+0" in done.stdout
-        assert sorted(path.name for path in self.folder.iterdir()) == sorted([*self.files, *beside, "output"])
+        own = {name.partition("/")[0] for name in self.files}
+        assert {path.name for path in self.folder.iterdir()} == {*own, *beside, "output"}
+        assert not [path.name for path in (self.folder / "output").iterdir() if path.name.startswith(".")]
         assert not list(self.elsewhere.iterdir())
 
 
@@ -177,74 +171,16 @@ def test_a_trained_model_with_adapters_in_half_precision(one_rank, tmp_path):
     assert again.model.name_or_path == f"{rerun.folder}/data/output"
 
 
-# ------------------------------------------------------------------------- part by part, against what trials train with
-
-
-def write_documents(folder: Path) -> dict[str, dict]:
-    """The same documents in each kind of file, and the data sets of them."""
-    rows = [{"text": text} for text in DOCUMENTS]
-    (folder / "a.jsonl").write_text("\n\n".join(map(json.dumps, rows)), encoding="utf-8")
-    pyarrow.parquet.write_table(pyarrow.table({"text": [*DOCUMENTS, None]}), folder / "a.parquet")
-    quoted = "".join('"' + text.replace('"', '""') + '",1\n' for text in DOCUMENTS)
-    (folder / "a.csv").write_bytes(f"\ufefftext,n\n{quoted}".encode())
-    (folder / "a.txt").write_bytes("".join(DOCUMENTS).encode())
-    files = {kind: str(folder / f"a.{kind}") for kind in ("jsonl", "parquet", "csv", "txt")}
-    sets = {kind: {"train_files": [file]} for kind, file in files.items()}
-    return sets | {
-        "builtin": {"builtin": "python-docs", "eval_fraction": 0.01},
-        "several": {"train_files": [files["txt"], files["jsonl"]], "eval_files": [files["csv"]]},
-        "hub": {"name_or_path": str(folder / "hub")},
-    }
-
-
-@pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv", "txt", "builtin", "several", "hub"])
-def test_text_is_read_as_trials_read_it(kind, tmp_path):
-    (tmp_path / "hub").mkdir()
-    for split in ("train", "validation"):
-        (tmp_path / "hub" / f"{split}.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in DOCUMENTS))
-    dataset = Dataset(**write_documents(tmp_path)[kind])
-    train, evaluation = standalone.read_text(dataset.model_dump(mode="json", exclude_none=True))
-    assert (train, evaluation) == tuple(read_text(dataset)) and train and evaluation
-
-
-@pytest.mark.parametrize("tokenizer", [{"kind": "char"}, {"kind": "byte"}, {"train_bpe": 300}])
-@pytest.mark.parametrize("evaluation", [["Zoë says: 日本!"], ["quick", "naïve"]])
-def test_tokens_are_those_of_trials(tokenizer, evaluation):
-    train = [text for text in DOCUMENTS if text] + TOPICS[:3]
-    raw = {"model": MODEL, "tokenizer": tokenizer, "dataset": {"builtin": "python-docs"}, "sequence_length": 8}
-    encoder = make_encoder(Workload(**raw), train, evaluation)
-    made, to_ids = standalone.make_tokenizer(raw, train, evaluation)
-    assert made.get_vocab() == encoder.tokenizer.get_vocab() and len(made) == encoder.vocab_size
-    assert made.special_tokens_map == encoder.tokenizer.special_tokens_map
-    for documents in (train, evaluation):
-        np.testing.assert_array_equal(
-            standalone.encode(documents, to_ids, made.eos_token_id), encoder.encode(documents)
-        )
-
-
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_batches_are_those_of_trials(world_size, monkeypatch):
-    tokens, length, batch, micro = np.arange(5000, dtype=np.uint16) % 251, 7, 24, 4
-    monkeypatch.setattr(standalone, "WORLD_SIZE", world_size)
-    accumulation = batch // micro // world_size
-    given = {
-        "seed": 5,
-        "per_device_train_batch_size": micro,
-        "gradient_accumulation_steps": accumulation,
-        "num_train_epochs": 2.4,
-    }
-    for rank in range(world_size):
-        monkeypatch.setattr(standalone, "RANK", rank)
-        mine = standalone.MicroBatches(tokens, length, given, batch)
-        steps = packing.total_steps((len(tokens) - 1) // length, batch, 2.4)
-        trials = packing.MicroBatches(tokens, length, batch, micro, steps, 5, rank, world_size)
-        assert len(mine) == len(trials) > 2 * accumulation * (len(tokens) - 1) // length // batch
-        for index in range(len(trials)):
-            assert all((mine[index][key] == trials[index][key]).all() for key in ("input_ids", "labels"))
-
-
-@pytest.mark.parametrize("module", [standalone, output_layer, batches, steps])
-def test_train_py_imports_nothing_of_carbonopt(module):
-    assert "carbonopt" not in "".join(
-        line for line in Path(module.__file__).read_text().splitlines() if "import" in line
-    )
+def test_train_py_reads_its_copy_of_carbonopt_and_no_other(one_rank):
+    """Each module of the copy can be imported with the copy alone, from the copy, and nothing heavy by its settings."""
+    modules = [
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        for name in one_rank.files
+        if name.startswith("carbonopt/")
+    ]
+    script = "import sys, importlib; sys.path.insert(0, sys.argv[1])\n"
+    script += "for name in sys.argv[2:]: print(importlib.import_module(name).__file__)"
+    done = one_rank.started(sys.executable, "-c", script, str(one_rank.folder), *modules)
+    assert done.returncode == 0, done.stderr
+    files = [line for line in done.stdout.splitlines() if "carbonopt" in line]
+    assert len(files) == len(modules) > 20 and all(file.startswith(str(one_rank.folder)) for file in files)

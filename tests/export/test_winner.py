@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,16 +13,16 @@ from huggingface_hub import ModelCard
 from packaging.requirements import Requirement
 from small_studies import REPLAY, gpu_study, on_gpu, pruned, study, trial
 
-import carbonopt.train
+import carbonopt
 from carbonopt.analysis.recommend import recommend
-from carbonopt.core.config import Budget, LocalLaunch
+from carbonopt.core.config import Budget, LocalLaunch, Workload
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.events import GPU_UUIDS
-from carbonopt.core.format import perplexity_text
+from carbonopt.core.format import quality_text
 from carbonopt.core.study import StudyData
+from carbonopt.core.trial import Prepared
 from carbonopt.engines.process.environment import work_environment
-from carbonopt.export import settings as files
 from carbonopt.export.winner import NAMES, winner_files
 from carbonopt.study.file import load_study
 
@@ -42,8 +44,7 @@ def test_rerun_is_a_valid_study_of_the_winner_alone(tmp_path):
     raw["search"]["space"]["gradient_checkpointing"] = {"choices": [True, False]}
     raw["search"]["start"] = {"epochs": 1}
     data = study(record, trial(5, 2e-3, 4.0), name="N" * 200, raw=raw)
-    for name, text in winner_of(data).items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / "rerun.yaml").write_text(winner_of(data)["rerun.yaml"], encoding="utf-8")
     again = load_study(tmp_path / "rerun.yaml")
     space = again.search.space.model_dump(exclude_none=True)
     assert space == {
@@ -236,8 +237,6 @@ def test_run_script_gives_a_cpu_the_environment_of_trials(given, tmp_path):
     # The order of GPUs and which they are, where compiled code is kept, whether a log has each line at once.
     for name in ("CUDA_DEVICE_ORDER", GPU_UUIDS, "TORCHINDUCTOR_CACHE_DIR", "PYTHONUNBUFFERED", "PATH"):
         del of_trials[name]
-    if of_trials.get("GOMP_SPINCOUNT") == "30000":  # nothing there would notice that others need the cores
-        of_trials["GOMP_SPINCOUNT"] = "1000"
     assert {name: ran.get(name) for name in of_trials} == of_trials
     assert ("GOMP_SPINCOUNT" in ran) == ("GOMP_SPINCOUNT" in of_trials)
     assert ran["PATH"].split(":")[0] == str(tmp_path / "bin"), "of the environment that accelerate is of"
@@ -257,7 +256,7 @@ def test_requirements_are_the_recorded_versions():
 
     text, plain = written({})
     assert plain == {"torch": "==2.13.0", "deepspeed": "==0.19.8", "transformers": "==5.23.0", "accelerate": "==1.15.0",
-                     "tokenizers": "==0.23.3", "numpy": "==2.4.6", "pyyaml": ""}  # fmt: skip
+                     "tokenizers": "==0.23.3", "numpy": "==2.4.6", "pyyaml": "", "pydantic": ""}  # fmt: skip
     assert "Python 3.12.3 and CUDA 13.0" in text and "recorded: 2.13.0+cu130: pip install torch==2.13.0 --index" in text
     assert "https://download.pytorch.org/whl/cu130\n" in text and "# recorded: 0.19.8+0fd3\n" in text
     _, more = written(changed(dataset={"name_or_path": "Salesforce/wikitext"}), lora_rank=4)
@@ -278,31 +277,53 @@ def test_requirements_name_compilers_where_something_is_compiled():
     assert needed({"launch": {"kind": "local", "gpus": []}})
 
 
-def test_workload_says_what_the_model_and_the_evaluation_are():
+def test_workload_and_parameters_are_the_study_s_own():
     record = trial(0, params={"lora_rank": 4, "attention_implementation": "eager", "micro_batch_size_per_gpu": 2})
-    workload = yaml.safe_load(winner_of(study(record))["workload.yaml"])
-    assert workload["lora_rank"] == 4 and workload["attention_implementation"] == "eager"
-    assert workload["eval_batch_size_per_gpu"] == 8 and workload["model"]["trust_remote_code"] is False
-    assert workload["recorded"] == {"trial": 0, "seed": 3, "perplexity": 5.0}
-    assert "lora" not in winner_of(study(trial(0, params={"lora_rank": 0})))["workload.yaml"]
+    data = study(record, raw=changed(training_arguments={"adam_beta2": 0.9}))
+    files = winner_of(data)
+    workload = yaml.safe_load(files["workload.yaml"])
+    assert workload.pop("recorded") == {"trial": 0, "seed": 3, "perplexity": 5.0}
+    assert Workload(**workload) == data.config.workload
+    assert TrialParams.from_record(json.loads(files["params.json"])) == record.params
 
 
-@pytest.mark.parametrize("kind", ["fused", "fused_fp8", "standard", None])
-def test_a_fused_output_layer_is_named_and_there(kind):
-    files = winner_of(study(trial(0, params={"output_layer": kind})))
-    fused = kind in ("fused", "fused_fp8")
-    assert yaml.safe_load(files["workload.yaml"]).get("output_layer") == (kind if fused else None)
-    source = Path(carbonopt.train.__file__).with_name("output_layer.py").read_text(encoding="utf-8")
-    assert files.get("output_layer.py") == (source if fused else None)
+@pytest.mark.parametrize(("given", "by_memory", "written"), [(None, 59, 59), (7, 59, 7), (None, None, None)])
+def test_evaluation_takes_as_many_sequences_as_on_the_study_s_gpu(given, by_memory, written):
+    data = study(trial(0), raw=changed(**({} if given is None else {"eval_batch_size_per_gpu": given})))
+    prepared = Prepared(
+        fingerprint="", train_sequences=1, eval_sequences=1, train_tokens=9, eval_tokens=8, sequence_length=8,
+        vocab_size=9, model_parameters=1, versions={}, eval_batch_size_per_gpu=by_memory,
+    )  # fmt: skip
+    workload = yaml.safe_load(winner_of(data.model_copy(update={"prepared": prepared}))["workload.yaml"])
+    assert workload.get("eval_batch_size_per_gpu") == written
+    assert (workload["recorded"]["train_tokens"], workload["recorded"]["eval_tokens"]) == (9, 8)
 
 
-def test_constants_are_those_of_trials():
-    from carbonopt.train import model, worker
+def test_the_copy_of_carbonopt_is_verbatim_and_has_what_it_imports():
+    files = winner_of(study(trial(0)))
+    copied = {name: text for name, text in files.items() if name.startswith("carbonopt/")}
+    package = Path(carbonopt.__file__).parents[1]
+    assert {name: (package / name).read_bytes() for name in copied} == {
+        name: text.encode() for name, text in copied.items()
+    }
+    assert {"carbonopt/__init__.py", "carbonopt/train/rerun.py", "carbonopt/train/tasks/causal_lm.py"} <= {*copied}
+    # What belongs to the study, its preparation and its forks stays out, and so does all that isn't train's or below.
+    assert not {"carbonopt/train/prepare.py", "carbonopt/train/forked_rank.py", "carbonopt/study.py"} & {*copied}
+    imported = {
+        name for text in copied.values() for name in re.findall(r"^\s*from (carbonopt[\w.]*) import", text, re.M)
+    }
+    modules = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in copied}
+    assert imported <= modules
 
-    assert files._SMALLEST_EVAL_BATCH == worker._SMALLEST_EVAL_BATCH
-    assert files._LORA_ALPHA_PER_RANK == model._LORA_ALPHA_PER_RANK
-    written = yaml.safe_load(winner_of(study(trial(0, params={"lora_rank": 8})))["workload.yaml"])
-    assert written["lora_alpha"] == 8 * model._LORA_ALPHA_PER_RANK
+
+def test_requirements_are_what_the_copy_imports():
+    files = winner_of(study(trial(0, params={"lora_rank": 4}), raw=changed(dataset={"train_files": ["/x/a.parquet"]})))
+    listed = {line.partition("=")[0].split()[0] for line in files["requirements.txt"].splitlines() if line[0] != "#"}
+    text = "".join(text for name, text in files.items() if name.endswith(".py"))
+    imported = {one.partition(".")[0] for one in re.findall(r"^\s*(?:from|import) ([\w.]+)", text, re.M)}
+    third_party = imported - sys.stdlib_module_names - {"carbonopt", "inputs"}
+    assert third_party - {"yaml", "datasets"} == listed - {"pyyaml", "accelerate"}
+    assert {"pyyaml", "accelerate"} <= listed and "datasets" not in listed
 
 
 def test_a_replay_has_no_script_and_says_why():
@@ -317,13 +338,12 @@ def test_a_replay_has_no_script_and_says_why():
 
 def test_no_winner_no_files():
     assert winner_of(study(pruned(0))) == {}
-    needless = {"inputs.py", "inputs.json", "output_layer.py"}
-    assert {*winner_of(study(trial(0)))} == {*NAMES} - needless, "the text is built in"
-    record = trial(0, params={"output_layer": "fused"})
-    files = winner_of(study(record, raw=changed(dataset={"train_files": ["/x/a.txt"]})))
-    assert sorted(files) == sorted(NAMES)
-    assert files["batches.py"] == Path(carbonopt.train.__file__).with_name("batches.py").read_text(encoding="utf-8")
-    assert "batches.py" not in winner_of(study(record, raw={"launch": {"kind": "local", "gpus": []}}))
+
+    def outside_the_copy(data: StudyData) -> set[str]:
+        return {"carbonopt/" if name.startswith("carbonopt/") else name for name in winner_of(data)}
+
+    assert outside_the_copy(study(trial(0))) == {*NAMES} - {"inputs.py", "inputs.json"}, "the text is built in"
+    assert outside_the_copy(study(trial(0), raw=changed(dataset={"train_files": ["/x/a.txt"]}))) == {*NAMES}
 
 
 def test_run_script_gives_its_arguments_on_where_there_is_data():
@@ -398,7 +418,7 @@ def test_card_of_repeats_says_that_its_figures_are_means():
     assert rec.trial == 0 and rec.confidence.seeds == 3 and TrialParams(**same["params"]) == rec.params
     text = winner_of(data)["model_card.md"]
     assert (
-        f"It reached {perplexity_text(rec.perplexity)} (geometric mean over 3 seeds)." in text
+        f"It reached {quality_text(rec.perplexity)} (geometric mean over 3 seeds)." in text
         and "means over 3 seeds:" in text
     )
     assert yaml.safe_load(winner_of(data)["workload.yaml"])["recorded"]["perplexity"] == 5.0

@@ -10,7 +10,7 @@ from analysis.test_confirmation import CLEAR, TARGET, Replayed, batch, rows
 from carbonopt.analysis.confidence import Evidence
 from carbonopt.analysis.recommend import recommend
 from carbonopt.cli.display import recommendation_text
-from carbonopt.core.format import perplexity_text
+from carbonopt.core.format import quality_text
 from carbonopt.report.build import write_report
 
 
@@ -62,4 +62,4 @@ def test_the_table_of_repeats_says_how_each_stands(tmp_path: Path) -> None:
     by_batch = sorted(evidence.configurations, key=lambda one: one.first.params.global_batch_size)
     bounds = [evidence.confidence(one).perplexity_bound for one in by_batch]
     standings = ["refuted", "in doubt", "confirmed"]
-    assert sorted(said) == sorted(zip(map(perplexity_text, bounds), standings, strict=True))
+    assert sorted(said) == sorted(zip(map(quality_text, bounds), standings, strict=True))

@@ -209,7 +209,7 @@ def test_limits_name_what_applies(tmp_path):
     limits = " ".join(json.loads((tmp_path / "data/report.json").read_text())["shown"]["limits"])
     assert "the energy of CPU" in limits and "0.167 % below the target" in limits and "replay" not in limits
     assert "As a rule of thumb another seed may miss it" in limits and "set-up, 1 to 3 s" in limits
-    assert "winner/steps.py" not in limits
+    assert "step.py" not in limits
 
 
 @pytest.mark.parametrize(
@@ -226,8 +226,9 @@ def test_an_optimizer_step_that_is_not_deepspeeds_is_said_to_be_none(params, dee
     workload = data.config.workload.model_copy(update={"deepspeed": deepspeed})
     data = data.model_copy(update={"config": data.config.model_copy(update={"workload": workload})})
     write_report(data, tmp_path)
-    assert ("carbonopt's (winner/steps.py), not DeepSpeed's own" in (tmp_path / "report.md").read_text()) is said
-    assert ("bf16 without ZeRO is steps.py's." in (tmp_path / "winner" / "training_args.yaml").read_text()) is said
+    report, arguments = ((tmp_path / name).read_text() for name in ("report.md", "winner/training_args.yaml"))
+    assert (r"carbonopt's (winner/carbonopt/train/fast\_step.py), not DeepSpeed's own" in report) is said
+    assert ("bf16 without ZeRO is carbonopt/train/fast_step.py's." in arguments) is said
 
 
 def test_same_data_same_bytes_and_a_new_report_replaces_the_old(tmp_path):

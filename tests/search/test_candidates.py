@@ -7,6 +7,7 @@ import optuna
 import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
+from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.space import SearchSpace
 from carbonopt.search.candidates import ENUMERATED, Candidates
 from carbonopt.search.observation import COST_PER_STEP, CURVE, OUT_OF_MEMORY, PEAK_MEMORY_GIB, TOTAL_STEPS, observe
@@ -84,7 +85,7 @@ SPACE: dict[str, BaseDistribution] = {
 
 
 def asked(space: dict[str, BaseDistribution] = SPACE, **settings: object) -> optuna.Study:
-    sampler = CarbonSampler(7.0, search_space=space, **settings)
+    sampler = CarbonSampler("perplexity", 7.0, search_space=space, **settings)
     return optuna.create_study(directions=["minimize"] * 2, sampler=sampler)
 
 
@@ -124,8 +125,8 @@ def test_an_attribute_that_only_has_the_name_of_a_record_is_none() -> None:
     trial = study.ask(SPACE)
     trial.set_user_attr("record", "mine")
     study.tell(trial, [10.0, 8.0])
-    found = observe(study.trials[0])
-    assert found is not None and found.final_nll == pytest.approx(math.log(8.0))
+    found = observe(study.trials[0], PERPLEXITY)
+    assert found is not None and found.final_loss == pytest.approx(math.log(8.0))
     study.ask(SPACE)
 
 
@@ -136,7 +137,7 @@ def test_a_complete_trials_value_is_its_end_whatever_its_curve_says(last: float)
     trial.set_user_attr(TOTAL_STEPS, 100)
     trial.set_user_attr(CURVE, [[50, 3.0], [100, last]])
     study.tell(trial, [10.0, 8.0])
-    found = observe(study.trials[0])
+    found = observe(study.trials[0], PERPLEXITY)
     assert found is not None
     assert found.curve == ((0.5, 3.0), (1.0, math.log(8.0)))
 
@@ -144,9 +145,11 @@ def test_a_complete_trials_value_is_its_end_whatever_its_curve_says(last: float)
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"target_perplexity": 0.5}, "target_perplexity must be a finite number of at least 1, but got 0.5"),
-        ({"target_perplexity": math.nan}, "target_perplexity must be"),
-        ({"target_perplexity": math.inf}, "target_perplexity must be"),
+        ({"target": 0.5}, "target must be a finite perplexity from 1 to inf, but got 0.5"),
+        ({"target": math.nan}, "target must be a finite perplexity from 1 to inf, but got nan"),
+        ({"target": math.inf}, "target must be a finite perplexity from 1 to inf, but got inf"),
+        ({"quality": "accuracy"}, "target must be a finite accuracy from 0 to 1, but got 7.0"),
+        ({"quality": "loss"}, "quality must be one of perplexity, accuracy, but got 'loss'"),
         ({"goal": "x"}, "goal must be 'recommend' or 'front', but got 'x'"),
         ({"memory_gib": 0}, "memory_gib must be above 0"),
         ({"memory_gib": math.nan}, "memory_gib must be above 0"),
@@ -154,7 +157,7 @@ def test_a_complete_trials_value_is_its_end_whatever_its_curve_says(last: float)
 )
 def test_arguments_out_of_range_are_refused(settings: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        CarbonSampler(**{"target_perplexity": 7.0, **settings})
+        CarbonSampler(**{"quality": "perplexity", "target": 7.0, **settings})
 
 
 @pytest.mark.parametrize(

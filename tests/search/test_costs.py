@@ -133,7 +133,9 @@ def nll(values: dict, share: float) -> float:
 
 def out_of_memory(seed: int, known_capacity_gib: float | None, trials: int = 30) -> list[bool]:
     """Of each trial of a simulated study, whether it ran out of memory."""
-    sampler = CarbonSampler(12.0, valid=exists, memory_gib=known_capacity_gib, search_space=DISTRIBUTIONS, seed=seed)
+    sampler = CarbonSampler(
+        "perplexity", 12.0, valid=exists, memory_gib=known_capacity_gib, search_space=DISTRIBUTIONS, seed=seed
+    )
     study = optuna.create_study(directions=["minimize"] * 2, sampler=sampler)
     ended = []
     for _ in range(trials):

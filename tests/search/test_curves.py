@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from carbonopt.core.quality import PERPLEXITY
 from carbonopt.search.models.curves import CORE, CurveModel, Points
 
 CENTRE = (math.log(32), math.log(1e-3))
@@ -22,25 +23,25 @@ def power_law(batch: float, rate: float, steps: float, kind: np.ndarray, optimum
 def trials(rng: np.random.Generator, count: int, others: int = 0, noisy: bool = True) -> Points:
     """Evaluations of random trials at a constant rate."""
     optimum = math.exp(0.5 * rng.standard_normal())
-    rows, nll, trial = [], [], []
+    rows, losses, trial = [], [], []
     for number in range(count):
         batch, rate = 2.0 ** rng.integers(3, 8), 10 ** rng.uniform(-4, -2)
         kind, total = rng.random(others), 4096 * rng.choice([1, 2, 4]) / batch * 8
         for share in SHARES:
             rows.append([math.log(batch), math.log(rate), math.log(total * share), 1.0, *kind])
-            nll.append(power_law(batch, rate, total * share, kind, optimum, rng if noisy else None))
+            losses.append(power_law(batch, rate, total * share, kind, optimum, rng if noisy else None))
             trial.append(number)
-    return Points(np.array(rows), np.array(nll), np.array(trial))
+    return Points(np.array(rows), np.array(losses), np.array(trial))
 
 
 def subset(points: Points, which: np.ndarray) -> Points:
-    return Points(points.rows[which], points.nll[which], points.trial[which])
+    return Points(points.rows[which], points.losses[which], points.trial[which])
 
 
 @pytest.mark.parametrize("others", [0, 2])
 def test_the_gradient_is_that_of_the_objective(others: int) -> None:
     rng = np.random.default_rng(others)
-    model = CurveModel(trials(rng, 5, others), CENTRE, effort=3)
+    model = CurveModel(trials(rng, 5, others), PERPLEXITY, CENTRE, effort=3)
     for _ in range(4):
         place = model._prior[:, 0] + 0.7 * model._prior[:, 1] * rng.standard_normal(9 + others)
         _, gradient = model._objective(place)
@@ -53,9 +54,9 @@ def test_the_gradient_is_that_of_the_objective(others: int) -> None:
 
 def test_predictions_go_through_what_was_measured_and_know_less_away_from_it() -> None:
     points = trials(np.random.default_rng(0), 8, noisy=False)
-    model = CurveModel(points, CENTRE)
+    model = CurveModel(points, PERPLEXITY, CENTRE)
     mean, spread = model.predict(points.rows, points.trial)
-    np.testing.assert_allclose(np.exp(mean), points.nll, rtol=0.02)
+    np.testing.assert_allclose(np.exp(mean), points.losses, rtol=0.02)
     away = points.rows[-1] + np.array([[0, index, 0, 0] for index in range(6)])
     assert (np.diff(model.predict(away)[1]) > 0).all(), "further in the rate"
     assert model.predict(points.rows)[1].min() >= spread.min(), "another seed is less certain than the trial itself"
@@ -63,7 +64,7 @@ def test_predictions_go_through_what_was_measured_and_know_less_away_from_it() -
 
 def test_nothing_measured_is_the_prior() -> None:
     nothing = Points(np.zeros((0, CORE)), np.zeros(0), np.zeros(0, dtype=int))
-    model = CurveModel(nothing, CENTRE)
+    model = CurveModel(nothing, PERPLEXITY, CENTRE)
     rows = np.array([[*CENTRE, math.log(100), 1.0], [*CENTRE, math.log(1000), 1.0]])
     mean, spread = model.predict(rows)
     assert mean[1] < mean[0], "more steps, less loss"
@@ -72,7 +73,7 @@ def test_nothing_measured_is_the_prior() -> None:
 
 
 def test_draws_are_spread_as_predictions_are() -> None:
-    model = CurveModel(trials(np.random.default_rng(3), 6), CENTRE)
+    model = CurveModel(trials(np.random.default_rng(3), 6), PERPLEXITY, CENTRE)
     rows = trials(np.random.default_rng(4), 3).rows[7::8]
     mean, spread = model.predict(rows)
     drawn = model.sample(rows, 20_000, np.random.default_rng(5))
@@ -82,23 +83,23 @@ def test_draws_are_spread_as_predictions_are() -> None:
 
 def test_a_spike_does_not_spoil_its_neighbours() -> None:
     points = trials(np.random.default_rng(7), 8)
-    spiked = Points(points.rows, points.nll.copy(), points.trial)
+    spiked = Points(points.rows, points.losses.copy(), points.trial)
     place = 8 * 3 + 4  # in the middle of the fourth trial
-    spiked.nll[place] *= 1.5
-    others = np.delete(np.arange(len(points.nll)), place)
-    mean, _ = CurveModel(spiked, CENTRE).predict(points.rows[others], points.trial[others])
-    np.testing.assert_allclose(np.exp(mean), points.nll[others], rtol=0.04)
+    spiked.losses[place] *= 1.5
+    others = np.delete(np.arange(len(points.losses)), place)
+    mean, _ = CurveModel(spiked, PERPLEXITY, CENTRE).predict(points.rows[others], points.trial[others])
+    np.testing.assert_allclose(np.exp(mean), points.losses[others], rtol=0.04)
 
 
 def test_what_a_running_trial_shows_of_itself_is_taken_in_and_old_spikes_stay_distrusted() -> None:
     points = trials(np.random.default_rng(1), 6)
     known = subset(points, points.trial < 5)
-    own = subset(points, (points.trial == 5) & (SHARES[np.arange(len(points.nll)) % 8] <= 0.5))
-    spiked = Points(known.rows, known.nll.copy(), known.trial)
-    spiked.nll[8 * 3 + 4] *= 1.5
+    own = subset(points, (points.trial == 5) & (SHARES[np.arange(len(points.losses)) % 8] <= 0.5))
+    spiked = Points(known.rows, known.losses.copy(), known.trial)
+    spiked.losses[8 * 3 + 4] *= 1.5
     end = points.rows[-1:]
-    truth = math.log(points.nll[-1])
-    clean, model = CurveModel(known, CENTRE), CurveModel(spiked, CENTRE)
+    truth = math.log(points.losses[-1])
+    clean, model = CurveModel(known, PERPLEXITY, CENTRE), CurveModel(spiked, PERPLEXITY, CENTRE)
     mean, spread = model.given(own).predict(end, [5])
     assert spread < model.predict(end)[1], "its own curve tells something"
     assert spread < 2 * clean.given(own).predict(end, [5])[1], "the spike doesn't count as noise of all"
@@ -109,15 +110,15 @@ def left_out() -> Iterator[float]:
     """How many standard deviations the ends of trials lie off, told from 10 others and half their own curve or none."""
     for seed in range(12):
         points = trials(np.random.default_rng([99, seed]), 16)
-        known = CurveModel(subset(points, points.trial < 10), CENTRE)
+        known = CurveModel(subset(points, points.trial < 10), PERPLEXITY, CENTRE)
         for number in range(10, 16):
-            own = (points.trial == number) & (np.arange(len(points.nll)) % 8 < 4)
+            own = (points.trial == number) & (np.arange(len(points.losses)) % 8 < 4)
             end = np.flatnonzero(points.trial == number)[-1:]
             for mean, spread in (
                 known.predict(points.rows[end]),
                 known.given(subset(points, own)).predict(points.rows[end], [number]),
             ):
-                yield float((math.log(points.nll[end[0]]) - mean[0]) / spread[0])
+                yield float((math.log(points.losses[end[0]]) - mean[0]) / spread[0])
 
 
 def test_ninety_percent_intervals_hold_about_as_many() -> None:

@@ -12,6 +12,7 @@ import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.trial import FrozenTrial
 
+from carbonopt.core.quality import PERPLEXITY
 from carbonopt.engines.replay import read_table
 from carbonopt.search.front import expected_improvement, front, hypervolume, on_front, propose_for_front
 from carbonopt.search.observation import CURVE, TOTAL_STEPS, Observation
@@ -77,7 +78,7 @@ def trial(values: dict, distributions: dict[str, BaseDistribution]) -> FrozenTri
 
 def searched(space: dict[str, BaseDistribution], trials: int, run: Callable[..., FrozenTrial]) -> optuna.Study:
     """A study of so many whole trials; its target, which nothing meets, does not matter."""
-    sampler = CarbonSampler(1.0, goal="front")
+    sampler = CarbonSampler("perplexity", 1.0, goal="front")
     study = optuna.create_study(directions=["minimize"] * 2)
     for number in range(trials):
         values = sampler.plan(study.trials, space, number).values
@@ -127,14 +128,15 @@ def test_an_uncertain_point_adds_what_its_draws_add_in_the_mean(
 
 def test_stopped_trials_and_those_of_unknown_cost_are_on_no_front() -> None:
     one, other = EVERY[0], EVERY[3]
-    shown = on_front([ran(0, one, complete=False), ran(1, one, cost=None), ran(2, other), ran(3, other)])
+    told = [ran(0, one, complete=False), ran(1, one, cost=None), ran(2, other), ran(3, other)]
+    shown = on_front(Knowledge(PERPLEXITY, SPACE, told))
     assert [observation.number for observation in shown] == [2]
 
 
 def test_with_much_known_the_one_that_adds_most_is_next() -> None:
     left = EVERY[::5]
     known = [values for values in EVERY if values not in left]
-    knowledge = Knowledge(SPACE, [ran(number, values) for number, values in enumerate(known)])
+    knowledge = Knowledge(PERPLEXITY, SPACE, [ran(number, values) for number, values in enumerate(known)])
     every = np.array(list(map(point, EVERY)))
     ends = every[front(every)]
     span = np.ptp(ends, axis=0)
@@ -154,7 +156,7 @@ def test_what_ran_out_of_memory_is_left_alone_while_anything_else_is_left() -> N
         ran(1, fitting[-1], peak_memory_gib=10.0),
         ran(2, full[0], **none),
     ]
-    knowledge = Knowledge(SPACE, told)
+    knowledge = Knowledge(PERPLEXITY, SPACE, told)
     left = [*full[1:], *fitting[1:-1]]
     assert left[propose_for_front(left, knowledge)]["micro_batch_size_per_gpu"] == 8
     assert 0 <= propose_for_front(full[1:], knowledge) < len(full) - 1, "nothing else is left"
@@ -198,7 +200,7 @@ def test_the_lowest_perplexity_and_the_cheapest_run_of_a_recorded_table_are_foun
 
 def test_a_proposal_takes_little_time() -> None:
     """CPU time, the best of three, with room for a slow machine: twice the limit of a second."""
-    sampler = CarbonSampler(8.0, goal="front")
+    sampler = CarbonSampler("perplexity", 8.0, goal="front")
     space = {**SPACE, "learning_rate": FloatDistribution(1e-4, 1e-2, log=True)}
     rng = np.random.default_rng(0)
     study = optuna.create_study(directions=["minimize"] * 2)

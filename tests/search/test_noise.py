@@ -8,6 +8,7 @@ import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 
+from carbonopt.core.quality import PERPLEXITY
 from carbonopt.search.observation import COST_PER_STEP, CURVE, TOTAL_STEPS, Observation
 from carbonopt.search.proposal import Knowledge
 from carbonopt.search.sampler import CarbonSampler
@@ -49,7 +50,7 @@ def test_lucky_neighbours_of_what_misses_are_not_tried_for_ever(confirmed: bool,
     ends = [truth(dict(zip(SPACE, one, strict=True))) for one in whole]
     cheapest = min(cost for _, cost, nll in ends if math.exp(nll) <= TARGET)
     rng = np.random.default_rng(seed)
-    sampler = CarbonSampler(TARGET, confirmed=confirmed, search_space=SPACE, seed=seed)
+    sampler = CarbonSampler("perplexity", TARGET, confirmed=confirmed, search_space=SPACE, seed=seed)
     study = optuna.create_study(directions=["minimize"] * 2, sampler=sampler)
     study.optimize(lambda trial: run(trial, rng), n_trials=18)
     holds = [truth(one.params)[1] for one in study.trials if math.exp(truth(one.params)[2]) <= TARGET]
@@ -65,7 +66,7 @@ def test_a_lucky_run_meets_the_target_only_where_nothing_is_to_be_confirmed() ->
         luck = math.log(TARGET * 0.999) / mean if number == 3 else math.exp(NOISE / 3 * rng.standard_normal())
         curve = tuple((part / 8, mean * (1 + 0.9 * (1 - part / 8) ** 1.5) * luck) for part in range(1, 9))
         observations.append(Observation(number, params, curve, steps, cost / steps, cost, complete=True))
-    knowledge = Knowledge(SPACE, observations)
+    knowledge = Knowledge(PERPLEXITY, SPACE, observations)
     target_nll = math.log(TARGET)
     assert [one.number for one in knowledge.meeting(target_nll, by_mean=False)] == [3]
     assert knowledge.meeting(target_nll, by_mean=True) == []

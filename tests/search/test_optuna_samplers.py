@@ -46,7 +46,7 @@ def keys(study: optuna.Study) -> list[tuple]:
 
 def test_values_alone_are_enough_to_find_the_cheapest(tmp_path: Path) -> None:
     storage = JournalStorage(JournalFileBackend(str(tmp_path / "journal")))
-    study = study_with(CarbonSampler(TARGET), storage=storage)
+    study = study_with(CarbonSampler("perplexity", TARGET), storage=storage)
     study.optimize(finite, n_trials=8)
     assert len(set(keys(study))) == 8, "a configuration was proposed twice"
     every = [values_of(*one) for one in itertools.product((16, 32), (3e-4, 1e-3, 3e-3), (1, 2))]
@@ -67,7 +67,7 @@ def mixed(trial: optuna.Trial) -> tuple[float, float]:
 
 
 def test_every_kind_of_dimension_and_names_of_ones_own() -> None:
-    study = study_with(CarbonSampler(TARGET, seed=1))
+    study = study_with(CarbonSampler("perplexity", TARGET, seed=1))
     study.optimize(mixed, n_trials=20)
     assert all(one.state == optuna.trial.TrialState.COMPLETE for one in study.trials)
     assert len(set(keys(study))) == 20
@@ -77,14 +77,14 @@ def test_every_kind_of_dimension_and_names_of_ones_own() -> None:
 def test_the_seed_decides_the_proposals() -> None:
     runs = {}
     for name, seed in (("one", 3), ("same", 3), ("other", 4)):
-        study = study_with(CarbonSampler(TARGET, seed=seed))
+        study = study_with(CarbonSampler("perplexity", TARGET, seed=seed))
         study.optimize(mixed, n_trials=5)
         runs[name] = keys(study)
     assert runs["one"] == runs["same"] != runs["other"]
 
 
 def test_trials_that_failed_or_have_no_finite_values_teach_what_they_can() -> None:
-    study = study_with(CarbonSampler(TARGET, search_space=FINITE))
+    study = study_with(CarbonSampler("perplexity", TARGET, search_space=FINITE))
     results = iter([math.nan, math.inf, RuntimeError(), None, None, math.inf, None])
 
     def objective(trial: optuna.Trial) -> tuple[float, float]:
@@ -107,29 +107,29 @@ def test_trials_that_failed_or_have_no_finite_values_teach_what_they_can() -> No
 
 
 def test_a_cost_that_is_infinite_or_not_above_zero() -> None:
-    study = study_with(CarbonSampler(TARGET, search_space=FINITE))
+    study = study_with(CarbonSampler("perplexity", TARGET, search_space=FINITE))
     study.optimize(lambda trial: (math.inf, finite(trial)[1]), n_trials=2)
     study.optimize(finite, n_trials=2)
     study.optimize(lambda trial: (0.0, finite(trial)[1]), n_trials=1)
-    with pytest.raises(ValueError, match=r"must be above 0, but trial 4 has 0 and \d"):
+    with pytest.raises(ValueError, match=r"cost must be above 0 and perplexity at least 1 .*, but trial 4 has 0 and \d"):
         study.optimize(finite, n_trials=1)
 
 
 @pytest.mark.parametrize("directions", [["minimize"], ["minimize", "maximize"]])
 def test_other_objectives_are_refused(directions: list[str]) -> None:
-    study = optuna.create_study(directions=directions, sampler=CarbonSampler(TARGET))
-    with pytest.raises(ValueError, match="cost and perplexity, both to minimize, but has minimize"):
+    study = optuna.create_study(directions=directions, sampler=CarbonSampler("perplexity", TARGET))
+    with pytest.raises(ValueError, match="cost to minimize and perplexity to minimize, but has minimize"):
         study.ask(FINITE)
 
 
 def test_a_study_that_goes_on_gets_what_is_untried_and_then_anything() -> None:
-    study = study_with(CarbonSampler(TARGET, search_space=FINITE))
+    study = study_with(CarbonSampler("perplexity", TARGET, search_space=FINITE))
     study.optimize(finite, n_trials=SIZE + 1)
     assert len(set(keys(study))) == SIZE
 
 
 def test_queued_trials_have_the_values_they_were_queued_with() -> None:
-    study = study_with(CarbonSampler(TARGET, search_space=FINITE))
+    study = study_with(CarbonSampler("perplexity", TARGET, search_space=FINITE))
     queued = {"global_batch_size": 32, "learning_rate": 3e-3, "epochs": 2}
     first = study.ask(FINITE)
     study.enqueue_trial(queued)
@@ -144,14 +144,14 @@ def test_queued_trials_have_the_values_they_were_queued_with() -> None:
 
 
 def test_threads_never_run_the_same_configuration() -> None:
-    study = study_with(CarbonSampler(TARGET, search_space=FINITE))
+    study = study_with(CarbonSampler("perplexity", TARGET, search_space=FINITE))
     study.optimize(finite, n_trials=SIZE, n_jobs=2)
     assert len(set(keys(study))) == SIZE
 
 
 def work(journal: str, begin: multiprocessing.synchronize.Barrier) -> None:
     storage = JournalStorage(JournalFileBackend(journal))
-    study = optuna.load_study(study_name="shared", storage=storage, sampler=CarbonSampler(TARGET, search_space=FINITE))
+    study = optuna.load_study(study_name="shared", storage=storage, sampler=CarbonSampler("perplexity", TARGET, search_space=FINITE))
     for _ in range(SIZE // 2):
         begin.wait()  # both plan at the same time, again and again
         study.optimize(finite, n_trials=1)
@@ -159,7 +159,7 @@ def work(journal: str, begin: multiprocessing.synchronize.Barrier) -> None:
 
 def test_processes_never_run_the_same_configuration(tmp_path: Path) -> None:
     journal = str(tmp_path / "journal")
-    study = study_with(CarbonSampler(TARGET), storage=JournalStorage(JournalFileBackend(journal)), study_name="shared")
+    study = study_with(CarbonSampler("perplexity", TARGET), storage=JournalStorage(JournalFileBackend(journal)), study_name="shared")
     context = multiprocessing.get_context("spawn")
     begin = context.Barrier(2)
     workers = [context.Process(target=work, args=(journal, begin)) for _ in range(2)]
@@ -173,7 +173,7 @@ def test_processes_never_run_the_same_configuration(tmp_path: Path) -> None:
 
 
 def test_of_two_equal_claims_the_higher_number_withdraws() -> None:
-    study = study_with(CarbonSampler(TARGET, search_space=FINITE))
+    study = study_with(CarbonSampler("perplexity", TARGET, search_space=FINITE))
     values = {"global_batch_size": 32, "learning_rate": 3e-3, "epochs": 2}
     frozen = {}
     for number in (0, 1):

@@ -9,6 +9,7 @@ import optuna
 import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 
+from carbonopt.core.quality import PERPLEXITY
 from carbonopt.search.observation import CURVE, TOTAL_STEPS, Observation
 from carbonopt.search.proposal import TIE, Knowledge, first, propose
 from carbonopt.search.sampler import CarbonSampler
@@ -60,10 +61,8 @@ def ran(number: int, values: dict, evaluations: int = 8, **changes: object) -> O
 
 
 def proposed(candidates: list[dict], known: list[dict], target_nll: float, best: float = math.inf, seed: int = 0):
-    observations = [ran(number, values) for number, values in enumerate(known)]
-    return propose(
-        candidates, Knowledge(SPACE, observations), target_nll, best, np.random.default_rng(seed), by_mean=False
-    )
+    knowledge = Knowledge(PERPLEXITY, SPACE, [ran(number, values) for number, values in enumerate(known)])
+    return propose(candidates, knowledge, target_nll, best, np.random.default_rng(seed), by_mean=False)
 
 
 def test_with_much_known_the_cheapest_that_meets_the_target_is_next() -> None:
@@ -116,7 +115,7 @@ def test_what_ran_out_of_memory_is_left_alone_while_anything_else_is_left() -> N
     fitting = [values for values in EVERY if values["micro_batch_size_per_gpu"] < 16]
     told = [ran(0, fitting[0], peak_memory_gib=10.0), ran(1, fitting[-1], peak_memory_gib=14.0)]
     none = {"curve": (), "cost": None, "cost_per_step": None, "complete": False, "out_of_memory": True}
-    knowledge = Knowledge(SPACE, [*told, ran(2, full[0], **none)])
+    knowledge = Knowledge(PERPLEXITY, SPACE, [*told, ran(2, full[0], **none)])
     rng = np.random.default_rng(0)
     left = [*full[1:], *fitting[1:-1]]
     answer = propose(left, knowledge, max(map(nll, EVERY)), math.inf, rng, by_mean=False)
@@ -139,7 +138,8 @@ def test_the_first_trial_is_short_and_in_the_middle() -> None:
 @pytest.mark.parametrize(("trials", "limit_s"), [(100, 0.5), (200, 1.0)])
 def test_a_proposal_takes_little_time(trials: int, limit_s: float) -> None:
     """CPU time, the best of three, with room for a slow machine: twice the limit."""
-    sampler, space = CarbonSampler(8.0), {**SPACE, "learning_rate": FloatDistribution(1e-4, 1e-2, log=True)}
+    sampler = CarbonSampler("perplexity", 8.0)
+    space = {**SPACE, "learning_rate": FloatDistribution(1e-4, 1e-2, log=True)}
     study = optuna.create_study(directions=["minimize"] * 2)
     rng = np.random.default_rng(0)
     for _ in range(trials):

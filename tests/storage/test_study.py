@@ -16,8 +16,9 @@ import optuna
 import pytest
 
 from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.quality import PERPLEXITY, Target
 from carbonopt.core.space import SearchSpace
-from carbonopt.core.trial import EvalPoint, StopReason, TrialRecord, TrialState
+from carbonopt.core.trial import EvalPoint, QualityResult, StopReason, TrialRecord, TrialState
 from carbonopt.search.strategy import Strategy
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.study import CONSTRAINT, WORST_VIOLATION, violation
@@ -136,19 +137,21 @@ def postgresql_url(tmp_path: Path):
 
 def record(state: TrialState, perplexity: float | None = None, **more: object) -> TrialRecord:
     params = TrialParams(global_batch_size=8, micro_batch_size_per_gpu=8, learning_rate=1e-3, epochs=1)
-    return TrialRecord(trial=0, state=state, seed=0, params=params, perplexity=perplexity, **more)
+    quality = QualityResult(name=PERPLEXITY.name, value=perplexity)
+    return TrialRecord(trial=0, state=state, seed=0, params=params, quality=quality, **more)
 
 
 def test_only_what_meets_the_target_is_feasible() -> None:
-    assert violation(record(TrialState.COMPLETE, 9.0), 10.0) < 0
-    assert violation(record(TrialState.COMPLETE, 10.0), 10.0) == 0
-    assert violation(record(TrialState.COMPLETE, 11.0), 10.0) > 0
-    assert violation(record(TrialState.COMPLETE, float("inf")), 10.0) == WORST_VIOLATION
+    target = Target(PERPLEXITY, 10.0)
+    assert violation(record(TrialState.COMPLETE, 9.0), target) < 0
+    assert violation(record(TrialState.COMPLETE, target), target) == 0
+    assert violation(record(TrialState.COMPLETE, 11.0), target) > 0
+    assert violation(record(TrialState.COMPLETE, float("inf")), target) == WORST_VIOLATION
     for state in (TrialState.INFEASIBLE, TrialState.DIVERGED, TrialState.FAILED, TrialState.TIMEOUT):
-        assert violation(record(state), 10.0) == WORST_VIOLATION
-    point = EvalPoint(step=1, tokens=1, nll_sum=0.5, eval_tokens=1)
+        assert violation(record(state), target) == WORST_VIOLATION
+    point = EvalPoint.of(PERPLEXITY, 0.5, 1, step=1, tokens=1)
     stopped = record(TrialState.PRUNED, evals=(point,), stop_reason=StopReason.TARGET)
-    assert violation(stopped, 10.0) > 0, "a trial that can't reach the target must not look feasible"
+    assert violation(stopped, target) > 0, "a trial that can't reach the target must not look feasible"
 
 
 @pytest.mark.parametrize("name", ["carbon", "tpe", "nsga2", "gp", "random", "grid"])

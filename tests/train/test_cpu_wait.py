@@ -57,7 +57,7 @@ def test_windows_add_up() -> None:
 MAKING_ROOM = """
 import os, sys, threading, time
 import torch
-from carbonopt.train.cores import MakesRoom
+from carbonopt.train.cpu_wait import MakesRoom
 sys.path.insert(0, os.environ["TESTS"])
 from train.test_cpu_wait import busy
 

@@ -17,7 +17,7 @@ from carbonopt.core.errors import BadInput
 from carbonopt.core.files import PreparedFolder
 from carbonopt.train.arguments import check_training_arguments
 from carbonopt.train.data.packing import IGNORED, MicroBatches, open_tokens, sequence_count, sequences, total_steps
-from carbonopt.train.data.prefetch import BatchesAhead
+from carbonopt.train.data.prefetch import PrefetchLoader
 from carbonopt.train.data.text import read_text
 from carbonopt.train.data.tokens import make_encoder
 from carbonopt.train.deepspeed_config import deepspeed_config
@@ -35,6 +35,10 @@ def workload(**changes) -> Workload:
     return Workload(**{**base, "dataset": {"builtin": "python-docs"}, **changes})
 
 
+def plain(**changes) -> dict[str, Any]:
+    return workload(**changes).model_dump(mode="json")
+
+
 @pytest.fixture
 def text_file(tmp_path):
     path = tmp_path / "text.txt"
@@ -45,7 +49,7 @@ def text_file(tmp_path):
 def refusal(tmp_path, **changes) -> str:
     target = tmp_path / "prepared"
     with pytest.raises(BadInput) as refused:
-        prepare(PrepareSpec(workload=workload(**changes), space=SPACE, prepared_dir=str(target), fingerprint="x"))
+        prepare(PrepareSpec(workload=plain(**changes), space=SPACE, prepared_dir=str(target), fingerprint="x"))
     assert not target.exists() and not list(tmp_path.glob(".prepared*")), "a refusal leaves nothing behind"
     return str(refused.value)
 
@@ -128,7 +132,7 @@ def test_an_evaluation_takes_as_many_sequences_as_pay_and_fit(memory_gib, vocab_
 def test_batches_made_ahead_are_the_same_in_the_same_order(tmp_path):
     np.save(tmp_path / "tokens.npy", np.arange(230, dtype=np.uint16))
     batches = MicroBatches(open_tokens(tmp_path / "tokens.npy"), 4, 8, 2, 5, 3, 1, 2)
-    ahead = BatchesAhead(batches, torch.device("cpu"), num_workers=0)
+    ahead = PrefetchLoader(batches, torch.device("cpu"), num_workers=0)
     assert len(ahead) == len(batches) == 10
     for _ in range(2):
         for expected, found in zip(batches, ahead, strict=True):
@@ -235,7 +239,7 @@ def test_end_of_text_stands_between_documents_only():
 
 def test_prepare_counts_and_reuses(tmp_path, text_file):
     changes = {"dataset": {"train_files": [str(text_file)]}}
-    spec = PrepareSpec(workload=workload(**changes), space=SPACE, prepared_dir=str(tmp_path / "p"), fingerprint="one")
+    spec = PrepareSpec(workload=plain(**changes), space=SPACE, prepared_dir=str(tmp_path / "p"), fingerprint="one")
     made = prepare(spec)
     folder = PreparedFolder(tmp_path / "p")
     train, evaluation = open_tokens(folder.train), open_tokens(folder.evaluation)
@@ -266,7 +270,7 @@ def test_prepare_counts_and_reuses(tmp_path, text_file):
 def test_prepare_leaves_a_folder_alone_that_is_not_its_own(tmp_path):
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "thesis.tex").write_text("years of work")
-    spec = PrepareSpec(workload=workload(), space=SPACE, prepared_dir=str(tmp_path / "p"), fingerprint="x")
+    spec = PrepareSpec(workload=plain(), space=SPACE, prepared_dir=str(tmp_path / "p"), fingerprint="x")
     with pytest.raises(BadInput, match="must be empty or a prepared data set"):
         prepare(spec)
     assert (tmp_path / "p" / "thesis.tex").exists()

@@ -13,7 +13,7 @@ from carbonopt.engines.process.environment import rank_environments, work_enviro
 TRAIN = """
 import json, sys
 import deepspeed, torch
-from carbonopt.train.steps import install_fast_step
+from carbonopt.train.fast_step import install_fast_step
 
 def train(stage, precision, clip, hastened, search=False):
     torch.manual_seed(0)

@@ -9,6 +9,9 @@ from carbonopt.core.errors import BadInput
 from carbonopt.train import output_layer
 from carbonopt.train.model import check_output_layer, fuse_output_layer
 from carbonopt.train.output_layer import IGNORED, FusedOutputLayer
+from carbonopt.train.tasks.causal_lm import CausalLM
+
+KIND = CausalLM.model_kind
 
 HIDDEN = 32
 
@@ -115,11 +118,12 @@ def tiny(model_type: str, **fields):
 @pytest.mark.parametrize("kind", ["fused", "fused_fp8"])
 def test_models_that_can_have_one(model_type, kind):
     config = tiny(model_type, **SMALL_AND_STEADY[model_type])
-    check_output_layer(config, kind, trust_remote_code=False)
+    check_output_layer(KIND, config, kind, trust_remote_code=False)
     model = AutoModelForCausalLM.from_config(config)
     embedding = model.get_input_embeddings().weight
     tied = model.get_output_embeddings().weight is embedding
-    fused = fuse_output_layer(model, kind, compiled=False)
+    fuse_output_layer(model, kind, compiled=False)
+    fused = model.get_output_embeddings()
     assert model.get_output_embeddings() is fused
     assert (fused.weight is embedding) == tied
     ids = torch.randint(96, (2, 8))
@@ -142,6 +146,6 @@ def test_models_that_can_have_one(model_type, kind):
     ids=["caps its logits", "scales them", "has a bias", "too odd for float8"],
 )  # fmt: skip
 def test_models_that_cannot(config, kind, because):
-    check_output_layer(config, "standard", trust_remote_code=False)
+    check_output_layer(KIND, config, "standard", trust_remote_code=False)
     with pytest.raises(BadInput, match=because):
-        check_output_layer(config, kind, trust_remote_code=False)
+        check_output_layer(KIND, config, kind, trust_remote_code=False)

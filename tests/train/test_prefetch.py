@@ -10,16 +10,27 @@ import pytest
 import torch
 from transformers import GPT2Config, set_seed
 
+from carbonopt.core.config import Workload
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.events import FINGERPRINT
 from carbonopt.core.files import PreparedFolder
 from carbonopt.core.trial import Prepared, TrialSpec
-from carbonopt.train import imports as warm
-from carbonopt.train import prefetch as ahead
+from carbonopt.train import forked_rank, prefetch
 from carbonopt.train.model import random_model
+from carbonopt.train.tasks.causal_lm import CausalLM
 
 SIZES = {"n_layer": 2, "n_head": 2, "n_embd": 64, "n_positions": 64, "vocab_size": 384}
 
+TASK = CausalLM(
+    Workload.model_validate(
+        {
+            "model": {"from_config": {"model_type": "gpt2"}},
+            "tokenizer": {"kind": "byte"},
+            "dataset": {"builtin": "python-docs"},
+            "sequence_length": 8,
+        }
+    )
+)
 SUMMARY = Prepared(
     fingerprint="f", train_sequences=1, eval_sequences=1, train_tokens=9, eval_tokens=9, sequence_length=8,
     vocab_size=384, model_parameters=130_000, versions={},
@@ -31,7 +42,7 @@ def prepared(tmp_path: Path):
     folder = PreparedFolder(tmp_path)
     GPT2Config(**SIZES).save_pretrained(folder.model_config)
     yield folder
-    ahead._drawn = None
+    prefetch._prefetched = None
 
 
 def spec_of(prepared: PreparedFolder, seed: int, attention: str | None = None) -> TrialSpec:
@@ -54,38 +65,38 @@ def state(model: torch.nn.Module) -> list[torch.Tensor]:
 
 def test_it_is_the_model_that_the_trial_would_draw_and_so_is_all_that_follows(prepared: PreparedFolder) -> None:
     set_seed(7)
-    expected = state(random_model(GPT2Config(**SIZES), attention=None, trust_remote_code=False))
-    ahead.draw(prepared, SUMMARY, 7)
+    expected = state(random_model(CausalLM.model_kind, GPT2Config(**SIZES), attention=None, trust_remote_code=False))
+    prefetch.prefetch_model(TASK, prepared, SUMMARY, 7)
     random.random(), np.random.rand(), torch.rand(5)  # whatever the process does until it is told
     set_seed(7)
-    model = ahead.taken(spec_of(prepared, 7))
+    model = prefetch.take_prefetched_model(spec_of(prepared, 7))
     assert model is not None and model.training
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(state(model), expected, strict=True))
 
 
 @pytest.mark.parametrize("other", ["seed", "folder", "attention"])
 def test_another_trial_draws_its_own(other: str, prepared: PreparedFolder) -> None:
-    ahead.draw(prepared, SUMMARY, 7)
+    prefetch.prefetch_model(TASK, prepared, SUMMARY, 7)
     spec = spec_of(
         PreparedFolder(prepared.root / "other") if other == "folder" else prepared,
         8 if other == "seed" else 7,
         "eager" if other == "attention" else None,
     )
     before = torch.get_rng_state()
-    assert ahead.taken(spec) is None
+    assert prefetch.take_prefetched_model(spec) is None
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_it_is_given_once_for_it_will_be_trained(prepared: PreparedFolder) -> None:
-    ahead.draw(prepared, SUMMARY, 7)
-    assert ahead.taken(spec_of(prepared, 7)) is not None
-    assert ahead.taken(spec_of(prepared, 7)) is None
+    prefetch.prefetch_model(TASK, prepared, SUMMARY, 7)
+    assert prefetch.take_prefetched_model(spec_of(prepared, 7)) is not None
+    assert prefetch.take_prefetched_model(spec_of(prepared, 7)) is None
 
 
 def test_one_that_would_fill_the_memory_is_not_drawn(prepared: PreparedFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "_MOST_PARAMETERS", 100_000)
-    ahead.draw(prepared, SUMMARY, 7)
-    assert ahead.taken(spec_of(prepared, 7)) is None
+    monkeypatch.setattr(prefetch, "_MOST_PARAMETERS", 100_000)
+    prefetch.prefetch_model(TASK, prepared, SUMMARY, 7)
+    assert prefetch.take_prefetched_model(spec_of(prepared, 7)) is None
 
 
 def test_a_process_waits_for_its_data_and_no_longer_than_for_its_trial(
@@ -95,14 +106,14 @@ def test_a_process_waits_for_its_data_and_no_longer_than_for_its_trial(
     monkeypatch.setenv(FINGERPRINT, "f")
     gate, opens = os.pipe()
     with ThreadPoolExecutor(1) as other:
-        waits = other.submit(warm._data, folder, gate)
+        waits = other.submit(forked_rank._prepared, folder, gate)
         folder.summary.write_text(SUMMARY.model_copy(update={"fingerprint": "of another workload"}).model_dump_json())
         with pytest.raises(TimeoutError):
             waits.result(timeout=0.5)
         folder.summary.write_text(SUMMARY.model_dump_json())
         assert waits.result(timeout=10) == SUMMARY
         folder.summary.unlink()
-        waits = other.submit(warm._data, folder, gate)
+        waits = other.submit(forked_rank._prepared, folder, gate)
         os.close(opens)
         assert waits.result(timeout=10) is None
     os.close(gate)
@@ -111,5 +122,5 @@ def test_a_process_waits_for_its_data_and_no_longer_than_for_its_trial(
 def test_code_from_elsewhere_is_left_to_the_trial(prepared: PreparedFolder) -> None:
     config = GPT2Config(**SIZES, auto_map={"AutoModelForCausalLM": "modeling_own.Own"})
     config.save_pretrained(prepared.model_config)
-    ahead.draw(prepared, SUMMARY, 7)
-    assert ahead.taken(spec_of(prepared, 7)) is None
+    prefetch.prefetch_model(TASK, prepared, SUMMARY, 7)
+    assert prefetch.take_prefetched_model(spec_of(prepared, 7)) is None

@@ -8,10 +8,11 @@ from carbonopt import __version__
 from carbonopt.analysis.influence import NotKnown
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core.config import Choices, Dimension, Fixed, ReplayLaunch, Workload
-from carbonopt.core.format import count_text, emissions_text, energy_text, perplexity_text, value_text
+from carbonopt.core.format import count_text, emissions_text, energy_text, quality_text, value_text
 from carbonopt.core.study import StudyData
+from carbonopt.core.trial import COMPONENTS
 from carbonopt.core.units import human_duration
-from carbonopt.report.energy import COMPONENTS, is_counted
+from carbonopt.report.energy import is_counted
 from carbonopt.report.facts import Facts
 from carbonopt.report.paper.bibliography import dataset_key, sampler_key
 from carbonopt.report.paper.escape import Tex, escape
@@ -51,7 +52,7 @@ def methods(data: StudyData, facts: Facts, view: View) -> str:
         seed=config.search.seed,
         looked_up=config.carbon.intensity_g_co2e_per_kwh is None,
         stated=_stated(view.provenance),
-        target=perplexity_text(rec.target_perplexity),
+        target=quality_text(rec.target_perplexity),
         trials=_trials(rec),
         space=_listed([f"{name.replace('_', ' ')} {_values(dimension)}" for name, dimension in _space(data)]),
         confirm=config.confirm,
@@ -78,7 +79,7 @@ def statement(data: StudyData, facts: Facts, view: View) -> str:
         "statement.tex",
         replayed=isinstance(data.config.launch, ReplayLaunch),
         met=rec.met,
-        target=perplexity_text(rec.target_perplexity),
+        target=quality_text(rec.target_perplexity),
         run_energy=energy_text(rec.energy_kwh),
         run_emissions=emissions_text(rec.emissions_kg_co2e),
         run_took=human_duration(record.duration_s.total) if record and record.duration_s else None,

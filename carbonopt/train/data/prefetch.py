@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 _AHEAD = 8  # micro batches; a step's are asked for all at once
 
 
-class BatchesAhead(DataLoader):
+class PrefetchLoader(DataLoader):
     """Micro batches on a device: made by a thread while the device computes, copied without waiting for it.
 
     Made when they are asked for, between two steps, they left an H200 idle for 2 to 46 ms a step (GPT-2 124M, four
