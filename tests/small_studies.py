@@ -75,6 +75,7 @@ def study(*records: TrialRecord, name: str = "small", target: float = 6.0, **cha
         "launch": {"kind": "local", "gpus": [0]},
     }
     raw |= changes.pop("raw", {})
+    replayed = raw["launch"]["kind"] == "replay"
     values: dict[str, Any] = {
         "config": parse_study(raw, "test"),
         "records": records,
@@ -83,7 +84,7 @@ def study(*records: TrialRecord, name: str = "small", target: float = 6.0, **cha
             hardware=Hardware(cpu="a CPU", cpu_cores=8, ram_gib=64, gpus=("a GPU",), driver="1.2"),
             versions={"torch": "2.13.0"},
             intensity=Intensity(g_co2e_per_kwh=INTENSITY_G_PER_KWH, source="given in the study file"),
-            energy_source={"gpu": "measured", "cpu": "modelled"},
+            energy_source={"gpu": "recorded"} if replayed else {"gpu": "measured", "cpu": "modelled"},
             study_file=f"name: {name}\n",
         ),
         "ended": "all trials done",

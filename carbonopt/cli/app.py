@@ -142,11 +142,12 @@ def recommend(
     """Print the recommendation alone; another target needs no new trial."""
     paths, data = _read(study_dir, storage)
     if as_json:
-        from carbonopt.analysis.recommend import recommend as recommend_for
-        from carbonopt.report.cpu_contention import doubted
+        from carbonopt.report.assemble import top
+        from carbonopt.report.study_view import StudyView
 
-        recommendation = recommend_for(data, target)
-        answer = {**recommendation.as_json(), "caveats": doubted(data, recommendation)}
+        study = StudyView(data, target)
+        recommendation, caveats = study.recommendation, [caveat.as_json() for caveat in top(study).caveats]
+        answer = {**recommendation.as_json(), "caveats": caveats}
         print(json.dumps(answer, indent=2, allow_nan=False))
         met = recommendation.met
     else:
@@ -355,26 +356,16 @@ def _write_report(data: "StudyData", paths: "StudyPaths", folder: Path) -> Path:
 
 
 def _print_recommendation(data: "StudyData", target: float | None = None, *, running: bool = False) -> bool:
-    from carbonopt.analysis.audit import audit
-    from carbonopt.analysis.recommend import recommend as recommend_for
-    from carbonopt.cli.display import not_ended, recommendation_text
-    from carbonopt.report.cpu_contention import doubted
-    from carbonopt.report.limits import modelled_components
-    from carbonopt.report.unmet import what_is_missing
-    from carbonopt.report.words import audited
+    from carbonopt.cli.display import not_ended
+    from carbonopt.report.assemble import top
+    from carbonopt.report.render import terminal
+    from carbonopt.report.study_view import StudyView
 
-    recommendation = recommend_for(data, target)
-    print(_printable(recommendation_text(recommendation)))
+    study = StudyView(data, target)
+    recommendation = study.recommendation
+    print(_printable(terminal.render(top(study))))
     own = data.config.target.value
     its_own = "" if recommendation.target.value == own else f", whose own target is {own:g},"
-    if data.ended is None:
-        ended = not_ended(data, recommendation, running)
-    else:
-        ended = f"The study{its_own} ended: {data.ended}."
-    missing, doubts = what_is_missing(data, recommendation), doubted(data, recommendation)
-    for line in (*missing, *doubts, audited(data, audit(data)), ended):
-        if line:
-            print(f"  {_printable(line)}")
-    if recommendation.met and "gpu" not in data.provenance.energy_source and (modelled := modelled_components(data)):
-        print(f"  modelled, not measured: the energy of {modelled}; other work on the machine raises it")
+    ended = f"The study{its_own} ended: {data.ended}."
+    print(f"  {_printable(not_ended(data, recommendation, running) if data.ended is None else ended)}")
     return recommendation.met

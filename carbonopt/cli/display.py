@@ -10,13 +10,11 @@ from carbonopt.analysis import confirmation as confirm
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core.config import StudyConfig
 from carbonopt.core.dimensions import DIMENSIONS, TrialParams
-from carbonopt.core.format import count_text, emissions_text, energy_text, percent_text
+from carbonopt.core.format import count_text, emissions_text, energy_text
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import LARGEST_DISAGREEMENT, EvalPoint, StopReason, TrialRecord, TrialSpec, TrialState
 from carbonopt.core.units import human_duration
-from carbonopt.report.cpu_contention import has_cpu_contention
-from carbonopt.report.savings import of_it_repeats, pays_back_from_to, sure_of
-from carbonopt.report.words import confidence, mean_of
+from carbonopt.report.sections.contention import is_contended
 
 
 class LiveDisplay:
@@ -132,40 +130,6 @@ def short(params: TrialParams) -> str:
     return ", ".join(words)
 
 
-def recommendation_text(recommendation: Recommendation) -> str:
-    """The recommendation in a few plain lines."""
-    target = f"{recommendation.target_perplexity:g}"
-    if not recommendation.met or recommendation.params is None:
-        closest = recommendation.closest
-        if closest is None:
-            return f"No trial met perplexity {target}, and none was evaluated."
-        return (
-            f"No trial met perplexity {target}. Closest: trial {closest.trial} with {closest.perplexity:.4g}"
-            f"{mean_of(recommendation)} ({closest.status}: {short(closest.params)})."
-        )
-    assert recommendation.perplexity is not None and recommendation.emissions_kg_co2e is not None
-    lines = [
-        f"Recommended: trial {recommendation.trial}  {short(recommendation.params)}",
-        f"  perplexity {recommendation.perplexity:.4g} (target {target}), "
-        f"{emissions_text(recommendation.emissions_kg_co2e)} for its training",
-        *(f"  {sentence}" for sentence in confidence(recommendation)),
-    ]
-    baseline, saving = recommendation.baseline, recommendation.saving_fraction
-    if baseline is not None and saving is not None:
-        if baseline.trial == recommendation.trial:
-            lines.append(f"  it is the baseline itself ({baseline.why})")
-        else:
-            sure = sure_of(saving, recommendation.saving_interval)
-            kind, share = ("saves", saving) if saving >= 0 else ("emits more by", -saving)
-            lines.append(f"  {kind} {percent_text(share)} ({sure}) against trial {baseline.trial} ({baseline.why})")
-    cost = emissions_text(recommendation.study_emissions_kg_co2e)
-    runs = recommendation.break_even_runs
-    known = pays_back_from_to(recommendation.break_even_interval)
-    paid = "" if runs is None else f"; paid back after {count_text(runs, 'run')}{f' ({known})' if known else ''}"
-    lines.append(f"  the study itself: {cost}{of_it_repeats(recommendation)}{paid}")
-    return "\n".join(lines)
-
-
 def not_ended(data: StudyData, recommendation: Recommendation, running: bool) -> str:
     """What a study that has not ended has still to do, and what its answer lacks until then."""
     budget = data.config.budget.trials
@@ -217,7 +181,7 @@ def _trial_line(record: TrialRecord) -> str:
         parts.append(human_duration(record.duration_s.total))
     if record.gpu_disagreement is not None and abs(record.gpu_disagreement) > LARGEST_DISAGREEMENT:
         parts.append(f"CodeCarbon reads {record.gpu_disagreement:+.1%} against the GPUs' counters")
-    if has_cpu_contention(record):
+    if is_contended(record):
         parts.append(f"other work had the cores for {record.cpu_wait_fraction:.0%} of its time")
     parts.append(short(record.params))
     if record.failure is not None:

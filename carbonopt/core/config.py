@@ -189,6 +189,7 @@ def values_of(domain: Domain | None) -> tuple[Scalar, ...]:
 
 
 def may_be_other_than(domain: Domain | None, value: Scalar) -> bool:
+    """Whether it can have another value than this."""
     return any(choice != value for choice in values_of(domain))
 
 

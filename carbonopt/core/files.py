@@ -106,6 +106,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
+    """As `write_text`, indented; refuses what JSON has no number for."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 

@@ -7,10 +7,10 @@ from decimal import ROUND_CEILING, Decimal
 
 from carbonopt.core import units
 from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.quality import MISSING
 from carbonopt.core.statistics import Spread
 from carbonopt.core.values import Frozen
 
-MISSING = "–"
 _NO_DIFFERENCE = 1e-5  # 0.001 %
 
 
@@ -33,22 +33,17 @@ class Scale(Frozen):
 
 
 def energy_scale(energies_kwh: Iterable[float | None]) -> Scale:
+    """The unit of a column of energies in kWh."""
     largest = _largest(energies_kwh)
     unit, per_kwh = units.energy_unit(largest)
     return Scale(unit=unit, per_base=per_kwh, decimals=_decimals(largest * per_kwh, 3) + 2)
 
 
 def emissions_scale(emissions_kg_co2e: Iterable[float | None]) -> Scale:
+    """The unit of a column of emissions in kg CO2e."""
     largest = _largest(emissions_kg_co2e)
     unit, per_kg = units.emissions_unit(largest)
     return Scale(unit=unit, per_base=per_kg, decimals=_decimals(largest * per_kg, 3) + 2)
-
-
-def quality_text(value: float | None) -> str:
-    """Four significant digits, zeros at the end included, so that a target reads like what is compared with it. As a
-    rule of thumb more would be noise: in recorded runs of a small GPT on an H200, seeds of one configuration differed
-    by 0.2 to 0.8 %."""
-    return MISSING if value is None or not math.isfinite(value) else f"{value:#.4g}".rstrip(".")
 
 
 def energy_text(energy_kwh: float | None) -> str:
@@ -123,6 +118,7 @@ def plus_minus_text(mean: float, deviation: float, scale: Scale | None = None) -
 
 
 def interval_text(lowest: float, highest: float, text: Callable[[float], str]) -> str:
+    """Its two ends, each by `text`."""
     return f"{text(lowest)} to {text(highest)}"
 
 
@@ -132,6 +128,7 @@ def memory_text(memory_gib: float | None) -> str:
 
 
 def seconds_text(duration_s: float) -> str:
+    """Three significant digits, without the unit."""
     return _fixed(duration_s, _decimals(duration_s, 3), 3)
 
 
@@ -156,6 +153,7 @@ def number_from(lowest: float, below: float) -> str:
 
 
 def count_text(count: int, noun: str) -> str:
+    """A number of things: '1 trial', '12 trials'."""
     return f"{_fixed(count, 0, 3)} {noun}{'' if count == 1 else 's'}"
 
 

@@ -9,6 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+MISSING = "–"  # where a figure is not known
+
 
 @dataclass(frozen=True)
 class Quality:
@@ -17,6 +19,7 @@ class Quality:
     Args:
         name: in study files and records.
         label: at the head of a column or an axis.
+        definition: a sentence, for papers.
         direction: of what is better.
         lowest, highest: that a value can have.
         value_of_mean: what becomes of sum ÷ count: its exponential, or itself.
@@ -26,6 +29,7 @@ class Quality:
 
     name: str
     label: str
+    definition: str
     direction: Literal["minimize", "maximize"]
     lowest: float
     highest: float
@@ -36,6 +40,12 @@ class Quality:
     def bound_word(self) -> str:
         """What stands before a target."""
         return "at most" if self.direction == "minimize" else "at least"
+
+    @property
+    def bounds_text(self) -> str:
+        """What a number beyond the bounds is told."""
+        upper = f" and at most {self.highest:g}" if math.isfinite(self.highest) else ""
+        return f"{self.label} is at least {self.lowest:g}{upper}."
 
     @property
     def best(self) -> float:
@@ -85,6 +95,16 @@ class Quality:
         """A standard deviation on that scale as one of the values about this one."""
         return value * deviation if self.value_of_mean == "exp" else deviation
 
+    def worse_by(self, value: float, reference: float) -> float:
+        """The share of a reference by which a value is worse; negative: it is better."""
+        return value / reference - 1 if self.direction == "minimize" else 1 - value / reference
+
+    def text(self, value: float | None) -> str:
+        """Four significant digits, zeros at the end included, so that a target reads like what is compared with it. As
+        a rule of thumb more would be noise: in recorded runs of a small GPT on an H200, seeds of one configuration
+        differed by 0.2 to 0.8 % in perplexity."""
+        return MISSING if value is None or not math.isfinite(value) else f"{value:#.4g}".rstrip(".")
+
     def relaxed(self, value: float, share: float) -> float:
         """A value that is worse by a share of itself."""
         return value * (1 + share if self.direction == "minimize" else 1 - share)
@@ -99,8 +119,27 @@ class Quality:
         return None
 
 
-PERPLEXITY = Quality("perplexity", "Perplexity", "minimize", 1.0, math.inf, "exp", "log")  # 1: each token was certain
-ACCURACY = Quality("accuracy", "Accuracy", "maximize", 0.0, 1.0, "identity", "log")
+PERPLEXITY = Quality(
+    name="perplexity",
+    label="Perplexity",
+    definition="Perplexity is the exponential of the mean negative log-likelihood over all target tokens of the "
+    "evaluation text.",
+    direction="minimize",
+    lowest=1.0,  # each token was certain
+    highest=math.inf,
+    value_of_mean="exp",
+    link="log",
+)
+ACCURACY = Quality(
+    name="accuracy",
+    label="Accuracy",
+    definition="Accuracy is the share of the evaluation examples that were predicted right.",
+    direction="maximize",
+    lowest=0.0,
+    highest=1.0,
+    value_of_mean="identity",
+    link="log",
+)
 
 QUALITIES: dict[str, Quality] = {quality.name: quality for quality in (PERPLEXITY, ACCURACY)}
 

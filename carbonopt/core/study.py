@@ -77,6 +77,11 @@ class Provenance(Frozen):
     )  # of cpu and ram: how what is not measured is modelled, in words
     study_file: str  # its text
 
+    @property
+    def is_replay(self) -> bool:
+        """Energy comes from a table of recorded runs: nothing was trained here."""
+        return "recorded" in self.energy_source.values()
+
 
 class InputFile(Frozen):
     """A file of this machine that trials depend on: one that the study file names, or one in a folder that it names."""

@@ -147,6 +147,9 @@ class QualityResult(Frozen):
 COMPONENTS = ("gpu", "cpu", "ram")  # of which energy is read
 
 
+COMPONENTS = ("gpu", "cpu", "ram")  # of which energy is read
+
+
 class Energy(Frozen):
     """Energy in kWh by phase, of the components that the objective counts; PUE is not in it.
 

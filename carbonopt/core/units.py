@@ -10,10 +10,12 @@ MOST_DIGITS = 9  # before or behind the point; what needs more is a power of ten
 
 
 def kwh_from_joules(energy_j: float) -> float:
+    """Energy in kWh; one is 3.6 MJ."""
     return energy_j / JOULES_PER_KWH
 
 
 def joules_from_kwh(energy_kwh: float) -> float:
+    """Energy in J; one kWh is 3.6 MJ."""
     return energy_kwh * JOULES_PER_KWH
 
 

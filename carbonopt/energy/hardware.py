@@ -174,14 +174,17 @@ def expect(kind: type[Answer], found: object, what: str) -> Answer:
 
 
 def gpu_count(nvml: ModuleType) -> int:
+    """How many GPUs NVML sees."""
     return expect(int, nvml.nvmlDeviceGetCount(), "the number of GPUs")
 
 
 def gpu_name(nvml: ModuleType, handle: Any, index: int) -> str:
+    """The product's name of a GPU."""
     return expect(str, nvml.nvmlDeviceGetName(handle), f"the name of GPU {index}")
 
 
 def gpu_uuid(nvml: ModuleType, handle: Any, index: int) -> str:
+    """The UUID of a GPU, as NVML writes it."""
     return expect(str, nvml.nvmlDeviceGetUUID(handle), f"the UUID of GPU {index}")
 
 

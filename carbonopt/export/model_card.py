@@ -10,13 +10,13 @@ from typing import Any
 
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core.config import Dataset, LocalLaunch, Model, StudyConfig, Workload
-from carbonopt.core.format import count_text, emissions_text, energy_text, intensity_text, params_text, quality_text
+from carbonopt.core.format import count_text, emissions_text, energy_text, intensity_text, params_text
 from carbonopt.core.study import Hardware, StudyData
 from carbonopt.core.trial import COMPONENTS, TrialRecord
 from carbonopt.core.units import GRAMS_PER_KG
 from carbonopt.export import recorded
 from carbonopt.export.settings import as_yaml
-from carbonopt.report.markdown import escape
+from carbonopt.report.render.markdown import escape
 from carbonopt.train.tasks.base import task_class
 
 
@@ -91,9 +91,9 @@ def _words(data: StudyData, recommendation: Recommendation) -> list[str]:
         escape(
             f"Its configuration ({params_text(recommendation.params)}) was chosen by carbonopt as the one with the "
             f"lowest emissions of training among those whose {quality.name} is {quality.bound_word} "
-            f"{quality_text(recommendation.target.value)}, in a study of "
+            f"{quality.text(recommendation.target.value)}, in a study of "
             f"{count_text(len(data.records), 'trial')}. "
-            f"It reached {quality_text(recommendation.value)}"
+            f"It reached {quality.text(recommendation.value)}"
             + (f" (mean over {seeds} seeds)." if seeds > 1 else " (one run).")
             + (" That other seeds reach it, too, is not confirmed." if unconfirmed else "")
         )
@@ -132,7 +132,7 @@ def _again(data: StudyData, record: TrialRecord, needed: dict[str, list[recorded
         "\n".join(("```sh", *steps, "```")),
         escape(
             f"That repeats trial {record.trial} with its seed, {record.seed}, which reached a {record.quality.name} of "
-            f"{quality_text(record.value)}. Another seed gives another one."
+            f"{record.quality.of.text(record.value)}. Another seed gives another one."
         ),
     ]
 

@@ -123,6 +123,7 @@ def observe(trial: FrozenTrial, quality: Quality) -> Observation | None:
 
 
 def of_record(record: TrialRecord) -> Observation:
+    """What a trial of carbonopt's has taught."""
     quality = record.quality.of
     total, energy = record.total_steps, record.energy_kwh
     measured = [(point.train_energy_kwh, point.step) for point in record.evals if point.train_energy_kwh]

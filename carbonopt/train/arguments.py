@@ -121,11 +121,12 @@ def _allowed(known: set[str]) -> set[str]:
 
 
 def max_grad_norm(workload: Workload) -> float:
+    """The norm that gradients are clipped to: the study's, else Hugging Face's default."""
     return float(workload.training_arguments.get("max_grad_norm", MAX_GRAD_NORM))
 
 
 def training_arguments(
-    params: TrialParams, workload: Workload, steps: int, seed: int, on_gpu: bool, folder: str, deepspeed: dict
+    params: TrialParams, workload: Workload, steps: int, seed: int, on_gpu: bool, folder: str, deepspeed: dict[str, Any]
 ) -> "TrainingArguments":
     """The trial's arguments. Making them starts torch.distributed and announces the ZeRO stage to transformers."""
     from transformers import TrainingArguments

@@ -67,8 +67,9 @@ class Speaker:
         message = {"event": type(event).__name__, **event.model_dump(mode="json")}
         self._connection.sendall(json.dumps(message).encode() + b"\n")
 
-    def _answer(self) -> dict:
+    def _answer(self) -> dict[str, Any]:
         line = self._lines.readline()
         if not line:
             raise ConnectionError("the study that started this trial is gone")
-        return json.loads(line)
+        answer: dict[str, Any] = json.loads(line)
+        return answer

@@ -11,7 +11,9 @@ from carbonopt.train.deepspeed_keys import check_deepspeed_keys
 _BUCKET_ELEMENTS = 50_000_000
 
 
-def deepspeed_config(params: TrialParams, workload: Workload, on_gpu: bool, max_grad_norm: float = 1.0) -> dict:
+def deepspeed_config(
+    params: TrialParams, workload: Workload, on_gpu: bool, max_grad_norm: float = 1.0
+) -> dict[str, Any]:
     """DeepSpeed's settings for these parameters, the study's own (`workload.deepspeed`) merged in; plain numbers all.
 
     Raises:

@@ -126,7 +126,7 @@ def _refuse_unasked(block: "_Watched", where: str) -> None:
             _refuse_unasked(value, f"{where}.{key}")
 
 
-class _Watched(dict):
+class _Watched(dict[str, Any]):
     """A dictionary that notes which keys its reader asked for. Read as a whole, it counts as checked by the reader."""
 
     def __init__(self, content: dict[str, Any]) -> None:

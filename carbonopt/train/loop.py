@@ -29,7 +29,7 @@ class TrialTrainer(Trainer):
 
     last_loss: torch.Tensor | None = None  # of this rank's last micro batch, still on its device
 
-    def get_train_dataloader(self) -> DataLoader:
+    def get_train_dataloader(self) -> DataLoader[Any]:
         data: Any = self.train_dataset
         options: Any = {"num_workers": self.args.dataloader_num_workers, "pin_memory": self.args.dataloader_pin_memory}
         if ranks.device().type == "cuda":

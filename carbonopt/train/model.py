@@ -50,7 +50,10 @@ def _pretrained_config(model: Model) -> "PreTrainedConfig":
     if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
         raise BadInput(f"workload.model.name_or_path must be a model's folder, but {name} has no config.json.")
     try:
-        return AutoConfig.from_pretrained(name, revision=model.revision, trust_remote_code=model.trust_remote_code)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            name, revision=model.revision, trust_remote_code=model.trust_remote_code
+        )
+        return config
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise BadInput(unloadable("model", name, error)) from error
 
@@ -144,21 +147,23 @@ def random_model(
     It must be made before TrainingArguments: once those announce ZeRO-3 to transformers, the weights are drawn
     piecewise and in another order, and the same seed would mean another model for each ZeRO stage.
     """
-    return kind.auto().from_config(
+    made: PreTrainedModel = kind.auto().from_config(
         config, dtype=torch.float32, trust_remote_code=trust_remote_code, **_attention(attention)
     )
+    return made
 
 
 def pretrained_model(kind: ModelKind, model: Model, attention: str | None) -> "PreTrainedModel":
     """The model with its trained weights, in float32: DeepSpeed makes the half-precision copy and keeps these as the
     master weights. It must be made after TrainingArguments, so that ZeRO-3 can partition while it loads."""
-    return kind.auto().from_pretrained(
+    made: PreTrainedModel = kind.auto().from_pretrained(
         str(model.name_or_path),
         revision=model.revision,
         trust_remote_code=model.trust_remote_code,
         dtype=torch.float32,
         **_attention(attention),
     )
+    return made
 
 
 def check_output_layer(kind: ModelKind, config: "PreTrainedConfig", layer: str, trust_remote_code: bool) -> None:

@@ -24,4 +24,5 @@ class ModelKind:
         """Those that the class makes."""
         from transformers.models.auto import modeling_auto
 
-        return getattr(modeling_auto, self.mapping).keys()
+        model_types: Collection[str] = getattr(modeling_auto, self.mapping).keys()
+        return model_types

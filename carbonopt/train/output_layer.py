@@ -50,7 +50,8 @@ class FusedOutputLayer(torch.nn.Linear):
         if not self.training:
             return super().forward(hidden)
         assert self.targets is not None
-        return _NllSum.apply(hidden, self.weight, self.targets, self._parts)
+        nll_sum: torch.Tensor = _NllSum.apply(hidden, self.weight, self.targets, self._parts)  # type: ignore[no-untyped-call]
+        return nll_sum
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Does nothing: what gains by it is compiled already, and traced as a whole, the parts would be one again."""

@@ -92,6 +92,7 @@ def _replace(target: Path, made: Path) -> None:
 
 
 def main(spec_path: str) -> int:
+    """The program: prepares what SPEC.json says and tells the study; returns the exit code."""
     speaker = Speaker.inherited()
     with reported(speaker) as outcome:
         gc.disable()  # as in launch.template

@@ -9,7 +9,7 @@ In the environment that trials get. `stack` prints one JSON object, a Stack; `bu
 import os
 import select
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 from carbonopt.core.values import Frozen
 
@@ -39,6 +39,7 @@ class Stack(Frozen):
 
 
 def stack() -> Stack:
+    """Looks at torch, its GPUs and DeepSpeed's compilers and operators; compiles nothing."""
     import torch
 
     from carbonopt.train.deepspeed_ops import op_builders
@@ -93,7 +94,7 @@ def _nvcc() -> tuple[str | None, str | None]:
     return version, None
 
 
-def _op(builder) -> Op:
+def _op(builder: Any) -> Op:
     from deepspeed.git_version_info import installed_ops
     from torch.utils.cpp_extension import LIB_EXT
 
@@ -121,6 +122,7 @@ def build() -> None:
 
 
 def load(answers: TextIO) -> None:
+    """Keeps all visible GPUs busy until standard input is closed."""
     import torch
 
     if not torch.cuda.device_count():
@@ -144,6 +146,7 @@ def load(answers: TextIO) -> None:
 
 
 def main(what: str) -> None:
+    """The program: `what` is stack, build or load."""
     # DeepSpeed and its compilers print; only the answer shall stand on standard output.
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)

@@ -12,14 +12,17 @@ from carbonopt.core.units import BYTES_PER_GIB
 
 
 def rank() -> int:
+    """Of this process, from 0."""
     return int(os.environ.get("RANK", "0"))
 
 
 def world_size() -> int:
+    """How many ranks there are."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def device() -> torch.device:
+    """This rank's: its current GPU, or the CPU."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 

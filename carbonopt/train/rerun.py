@@ -104,7 +104,8 @@ def _trained(task: Task, params: TrialParams, recorded: dict[str, Any], output: 
 def _space(params: TrialParams) -> Space:
     """The space that has these parameters alone."""
     given = params.model_dump(exclude_none=True)
-    return Space.model_validate({name: value for name, value in given.items() if name in SEARCHED})
+    space: Space = Space.model_validate({name: value for name, value in given.items() if name in SEARCHED})
+    return space
 
 
 def _tell(last: EvalPoint, recorded: dict[str, Any], output: Path) -> None:

@@ -59,6 +59,7 @@ def _summary(trained: Trained) -> dict[str, Any]:
 
 
 def main(spec_json: str) -> int:
+    """One rank's program: trains the trial of a TrialSpec in JSON; returns the exit code."""
     speaker = Speaker.inherited() if CHANNEL_FD in os.environ else None
     with reported(speaker, ranks.peak_memory_gib) as outcome:
         spec = TrialSpec(**json.loads(spec_json))

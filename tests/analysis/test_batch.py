@@ -1,6 +1,5 @@
 """The batch's effect on an epoch, against figures worked out by hand and against recorded runs."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,9 @@ from carbonopt.analysis.batch import batch_effect
 from carbonopt.core.trial import Durations, EvalPoint, Failure, StopReason, TrialState
 from carbonopt.core.units import emissions_kg_co2e, joules_from_kwh, kwh_from_joules
 from carbonopt.engines.replay import read_table
-from carbonopt.report import charts
-from carbonopt.report.build import write_report
+from carbonopt.report.document import Figure, Table
+from carbonopt.report.sections.batch import section
+from carbonopt.report.study_view import StudyView
 
 ROOT = Path(__file__).parents[2]
 WHOLE = {"total_steps": 100, "steps_done": 100}
@@ -111,30 +111,22 @@ def held_up(number: int, batch: int, times: float):
     return trial(number, 1e-3 * times, **at(batch), **WHOLE, duration_s=duration)
 
 
-def test_text_table_and_charts_go_by_the_same_value_where_a_run_was_held_up(tmp_path) -> None:
+def test_table_and_figure_go_by_the_same_value_where_a_run_was_held_up() -> None:
     data = study(held_up(0, 8, 0.9), held_up(1, 8, 25), held_up(2, 16, 1.0), held_up(3, 16, 1.1))
-    found = batch_effect(data)
-    assert found is not None
-    write_report(data, tmp_path)
-    text = (tmp_path / "report.md").read_text()
-    assert (
-        "By the lowest of each batch size's trials, an epoch uses the least energy, and so emits the least, at batch "
-        "8; it takes the least time at 8.\n\n"
-        "By the medians, in which slow runs count, too, it would be the least energy at 16 and the least time at 16.\n"
-    ) in text
-    assert "| 8 | 2 | **27.0 (388 to 750)** | – | **0.000450 (0.00648 to 0.0125)** |" in text  # the least first
-    assert "| 16 | 2 | 30.0 (31.5 to 33.0) | – | 0.000500 (0.000525 to 0.000550) |" in text
-    for chart in charts.batch(found):
-        (least,) = (mark for mark in chart.marks if mark.label)
-        assert least.y == max(mark.y for mark in chart.marks)  # downwards
-        assert least.ends is not None and least.ends[0] == least.y
-    page = (tmp_path / "index.html").read_text()
-    circles = [float(y) for y in re.findall(r'<circle cx="[\d.]+" cy="([\d.]+)"', page.partition('id="batch"')[2])[:2]]
-    assert circles[0] > circles[1]
-
-    alike = study(held_up(0, 8, 0.9), held_up(1, 8, 0.95), held_up(2, 16, 1.0), held_up(3, 16, 1.1))
-    write_report(alike, tmp_path / "alike")
-    assert "By the medians" not in (tmp_path / "alike" / "report.md").read_text()
+    shown = section(StudyView(data))
+    assert shown is not None
+    figure, table = shown.blocks
+    assert isinstance(figure, Figure) and isinstance(table, Table)
+    assert [[cell.text for cell in row] for row in table.rows] == [
+        ["8", "2", "27.0 (388 to 750)", "–", "0.000450 (0.00648 to 0.0125)", "0.114 (1.64 to 3.16)"],
+        ["16", "2", "30.0 (31.5 to 33.0)", "–", "0.000500 (0.000525 to 0.000550)", "0.127 (0.133 to 0.139)"],
+    ]
+    assert [[cell.strong for cell in row] for row in table.rows] == [
+        [False, False, True, False, True, True],
+        [False] * 6,
+    ]
+    assert figure.alt.startswith("An epoch over batch sizes 8, 16: least energy at 8, least time at 8.")
+    assert "least energy at 16, least time at 16" in table.note  # by the medians
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,9 @@ from carbonopt.analysis.recommend import recommend
 from carbonopt.core.quality import PERPLEXITY, Target
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialRecord, TrialState
-from carbonopt.report.targets import target_steps
+from carbonopt.report.document import Steps
+from carbonopt.report.sections.front import section
+from carbonopt.report.study_view import StudyView
 
 # Few different values, so that ties are common; perplexities from where the study's target of 10 is.
 EMISSIONS = st.one_of(st.sampled_from([1.0, 2.0, 3.0, math.inf]), st.none(), st.floats(0.5, 4.0))
@@ -126,16 +128,16 @@ def test_a_target_says_how_many_runs_are_behind_its_answer_and_how_sure_its_savi
     data = repeated(
         runs(0, [4.0], [8.0]), runs(1, [2.0, 2.1, 1.9], [9.0, 9.01, 9.02]), runs(2, [3.9], [8.5]), runs(3, [4.1], [7.9])
     )
-    texts = {one.number: one.text for one in target_steps(data, recommendation_by_target(data))}
+    view = StudyView(data)
+    (steps,) = (block for block in section(view).blocks if isinstance(block, Steps))
+    texts = {step.number: step.text for step in steps.steps}
     assert [answer.seeds for answer in recommendation_by_target(data)] == [0, 1, 1, 1, 3]
-    assert "one run, which may have been lucky. 2.44 % lower emissions than the baseline (trial 3; " in texts["8"]
-    assert "confidence: within the noise)" in texts["8"]
-    assert "or more with 95 % confidence, without an upper end: a run may save nothing)" in texts["8"]
-    assert "; means of 3 seeds; with 95 % confidence the mean perplexity is at most 9.0" in texts["9.01"]
-    assert ". 51.2 % lower emissions" in texts["9.01"] and "noise" not in texts["9.01"]
+    assert ", one run · " in texts["8"] and " · saves 2.44 % against trial 3 (" in texts["8"]
+    assert texts["8"].endswith("or more with 95 % confidence)")
+    assert ", mean of 3 seeds, at most 9.0" in texts["9.01"] and "saves 51.2 % against trial 3" in texts["9.01"]
     alone = study(record(0, 4.0, 8.0), record(1, 2.0, 9.0))
-    said = target_steps(alone, recommendation_by_target(alone))[-1].text
-    assert "lucky. 50 % lower emissions than the baseline (trial 0; run-to-run spread not known)" in said
+    (steps,) = (block for block in section(StudyView(alone)).blocks if isinstance(block, Steps))
+    assert "saves 50 % against trial 0 (run-to-run spread not known)" in steps.steps[-1].text
 
 
 def test_ten_thousand_trials_take_less_than_a_second() -> None:

@@ -1,6 +1,5 @@
 """The saving's interval against SciPy's t test, Fieller's theorem and simulated truth; equal quality by hand."""
 
-import json
 import math
 from pathlib import Path
 
@@ -8,24 +7,24 @@ import numpy as np
 import pytest
 from analysis.test_confidence import TARGET, repeated, runs
 from analysis.test_recommend import INTENSITY_G_PER_KWH, PUE, record, study
+from documents import caveats_of, numbers_of, texts_of, written
 from scipy import stats
 
 from carbonopt.analysis.comparison import Comparison, comparison
 from carbonopt.analysis.confidence import LEVEL
-from carbonopt.analysis.footprint import footprint
 from carbonopt.analysis.recommend import recommend
-from carbonopt.analysis.replicates import repeats
 from carbonopt.core.format import percent_text
 from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import EvalPoint, TrialRecord
 from carbonopt.core.units import emissions_kg_co2e
-from carbonopt.report import sections
-from carbonopt.report.build import write_report
-from carbonopt.report.limits import limits
-from carbonopt.report.savings import pay_back
-from carbonopt.report.unmet import what_is_missing
-from carbonopt.report.words import headline, tiles
+from carbonopt.report.assemble import top
+from carbonopt.report.document import Level
+from carbonopt.report.render.terminal import render
+from carbonopt.report.sections.citation import sentence
+from carbonopt.report.sections.comparison import section
+from carbonopt.report.study_view import StudyView
+from carbonopt.report.summary import details, headline, tiles
 
 SURE = [9.0, 9.01, 9.02]
 BETTER = [8.0, 8.01, 8.02]  # the baseline is the most accurate
@@ -164,25 +163,23 @@ def test_both_stopped_at_the_target() -> None:
     assert both.emissions_before_kg_co2e == pytest.approx(0.9)
     assert both.saving_fraction == pytest.approx(1 - 1.2 / 2)
     assert (both.lowest, both.highest) == (pytest.approx(1 - 1.2 / 1), pytest.approx(1 - 0.9 / 2))
-    part = sections.comparison(recommend(data), compared(data))
-    (said,) = [sentence for sentence in part.sentences if sentence.startswith("With both stopped there")]
-    assert "(trial 1) first met the target at step 4, after 1.20 kg CO2e, and so emits 40 % less" in said
-    assert "between 20 % more and 55 % less" in said
-    last = [cell.text for cell in part.tables[0].rows[-1]]
-    assert last[0].startswith("recommended, up to where it met the target") and last[2:] == ["1.20", "40 %"]
+    last = texts_of(section(StudyView(data)), "comparison")[-1]
+    assert last[0].startswith("recommended, up to where it met the target (step 4)")
+    assert last[2:] == ["1.20", "40 %", "-20 % to 55 %"]
 
 
-def all_words(data: StudyData, folder: Path) -> dict[str, str]:
+EQUAL = "equal_quality"
+
+
+def said_of(data: StudyData, folder: Path) -> dict[str, str]:
     """What a reader meets first, by where."""
-    write_report(data, folder)
-    shown = json.loads((folder / "data/report.json").read_text())["shown"]
-    tiles = {tile["label"]: tile["note"] for tile in shown["tiles"]}
+    shown, looked_at = written(data, folder), StudyView(data)
+    statement = (folder / "paper/statement.tex").read_text().replace("~", " ").replace("\\%", "%")
     return {
-        **{name: shown[name] for name in ("headline", "lead", "sentence")},
-        "saving": tiles["Saving on a run"],
-        "pays back": tiles["Pays back after"],
-        "statement": (folder / "paper/statement.tex").read_text().replace("~", " ").replace("\\%", "%"),
-        "terminal": " ".join(what_is_missing(data, recommend(data))),
+        "headline": shown["headline"],
+        "sentence": sentence(looked_at) or "",
+        "statement": statement.replace("$-$", "-"),
+        "terminal": render(top(looked_at)),
     }
 
 
@@ -190,32 +187,29 @@ def test_a_saving_that_is_none_at_equal_quality_says_so_wherever_it_is_said(tmp_
     """1.5 kg save 62.5 % of the baseline's 4 kg, which met the target after 1.2 kg, and not yet after 1 kg."""
     start = record(0, 4.0, 8.0, evals=evals((2, 20.0, 1.0), (3, 9.9, 1.2), (5, 8.0, 4.0)))
     ours = record(1, 1.5, 9.0, evals=evals((3, 11.0, 0.9), (4, 9.8, 1.1), (5, 9.0, 1.5)))
-    words = all_words(study(start, ours, target=TARGET, start=True), tmp_path)
-    clause = "(trial 0), but 25 % to 50 % more than that one had emitted when it first met the target."
-    saved = "with 62.5 % (run-to-run spread not known) lower emissions than the start configuration"
-    assert words["headline"].endswith(f"{saved} {clause}")
-    assert clause.removeprefix("(trial 0)").removesuffix(".") in words["sentence"]
-    said = (
-        "Against the baseline stopped when it first met the target (step 3), a whole run of the recommendation emits "
-        "25 % to 50 % more and does not pay the study back; with both stopped there, it emits 8.33 % less."
-    )
-    assert [words[name].count(said) for name in ("lead", "statement", "terminal")] == [1, 1, 1]
-    assert words["saving"].endswith("; against it stopped when it first met the target: 25 % to 50 % more")
-    assert words["pays back"] == "in place of the baseline's whole runs"
+    data = study(start, ours, target=TARGET, start=True)
+    words = said_of(data, tmp_path)
+    assert words["headline"].startswith("62.5 % less CO2e at the target quality, though not against a baseline stopped")
+    equal = caveats_of(data)[EQUAL]
+    assert equal.level is Level.CRITICAL
+    assert (equal.numbers["step"], equal.numbers["saving"]) == (3, pytest.approx((-0.5, -0.25)))
+    assert "-50 % to -25 % less than that stopped when it first met the target" in words["sentence"]
+    assert equal.text in words["statement"] and equal.text in words["terminal"]
+    assert numbers_of(data, "equal_quality_both_stopped")["saving"] == pytest.approx(1 - 1.1 / 1.2)
 
 
 def test_a_saving_that_may_be_none_at_equal_quality_says_so_too(tmp_path: Path) -> None:
     start = record(0, 4.0, 8.0, evals=evals((2, 20.0, 1.0), (3, 9.9, 2.0), (5, 8.0, 4.0)))
-    words = all_words(study(start, record(1, 1.5, 9.0), target=TARGET, start=True), tmp_path)
-    assert "but between 50 % more and 25 % less than that one had emitted when" in words["headline"]
-    assert words["lead"].endswith("(step 3), a whole run of the recommendation emits between 50 % more and 25 % less.")
+    data = study(start, record(1, 1.5, 9.0), target=TARGET, start=True)
+    assert "though not against a baseline stopped" in said_of(data, tmp_path)["headline"]
+    assert numbers_of(data, EQUAL)["saving"] == pytest.approx((-0.5, 0.25))
 
 
 def test_a_saving_that_lasts_at_equal_quality_is_left_alone(tmp_path: Path) -> None:
     start = record(0, 4.0, 8.0, evals=evals((2, 20.0, 2.0), (3, 9.9, 3.0), (5, 8.0, 4.0)))
-    words = all_words(study(start, record(1, 1.5, 9.0), target=TARGET, start=True), tmp_path)
-    assert words["terminal"] == "" and words["pays back"] == "in place of the baseline"
-    assert not any("first met the target" in text for text in words.values())
+    data = study(start, record(1, 1.5, 9.0), target=TARGET, start=True)
+    assert EQUAL not in caveats_of(data)
+    assert not any("stopped" in said_of(data, tmp_path)[where] for where in ("headline", "sentence", "terminal"))
 
 
 def test_of_a_recommended_run_without_energy_by_step_it_is_not_known() -> None:
@@ -229,7 +223,8 @@ def test_how_many_runs_pay_back_follows_from_the_savings_interval() -> None:
     expected = math.ceil(study_kg / (2.0 * saving.highest)), math.ceil(study_kg / (2.0 * saving.lowest))
     assert rec.break_even_interval == saving.break_even_interval == expected
     assert expected[0] < rec.break_even_runs == 14 < expected[1]
-    assert f"14 runs ({expected[0]} to {expected[1]} with 95 % confidence)" in pay_back(rec)
+    paid = {tile.label: (tile.text, tile.note) for tile in tiles(StudyView(data))}["Pays back after"]
+    assert paid == ("14 runs", f"{expected[0]} to {expected[1]} with 95 % confidence")
 
 
 def test_a_saving_within_the_noise_has_no_upper_end_of_pay_back_and_is_called_so() -> None:
@@ -238,21 +233,20 @@ def test_a_saving_within_the_noise_has_no_upper_end_of_pay_back_and_is_called_so
     assert found.saving.lowest < 0 < found.saving.fraction < found.saving.highest
     fewest, most = rec.break_even_interval
     assert most is None and fewest == math.ceil(rec.study_emissions_kg_co2e / (2.0 * found.saving.highest))
-    assert "without an upper end: a run may save nothing" in pay_back(rec)
-    assert "confidence, 3 seeds each: within the noise) lower emissions than" in headline(rec, found)
-    assert "That is within the noise." in sections.comparison(rec, found).sentences[0]
-    notes = {tile.label: tile.note for tile in tiles(rec, found)}
-    assert notes["Saving on a run"].endswith("within the noise") and "no" not in notes["The study itself"]
-    assert "without an upper end" in notes["Pays back after"]
+    assert headline(StudyView(data)).startswith("2.5 % less CO2e at the target quality, within the noise: ")
+    noise = caveats_of(data)["saving_within_noise"]
+    assert noise.level is Level.CRITICAL
+    assert noise.numbers == {"lowest": found.saving.lowest, "highest": found.saving.highest}
+    notes = {tile.label: tile.note for tile in tiles(StudyView(data))}
+    assert notes["Saving on a run"].endswith("confidence, 3 seeds each")
+    assert notes["Pays back after"] == f"{fewest} or more with 95 % confidence"
 
 
 def test_a_baseline_that_ran_once_lends_its_spread_and_that_is_said() -> None:
     ours = runs(0, [1.0, 1.1, 0.9], SURE)
     for theirs, said in ((runs(1, [2.0], BETTER[:1]), True), (runs(1, [2.1, 2.0, 1.9], BETTER), False)):
         data = repeated(ours, theirs)
-        rec, spent = recommend(data), footprint(data)
-        found = limits(data, rec, spent, repeats(data.records), None)
-        assert any("The baseline ran once: the interval" in limit for limit in found) is said
+        assert ("baseline_single_run" in caveats_of(data)) is said
 
 
 def test_an_excess_within_the_noise_is_no_plain_fact_either() -> None:
@@ -264,19 +258,21 @@ def test_an_excess_within_the_noise_is_no_plain_fact_either() -> None:
     rec, found = recommend(data), compared(data)
     assert rec.break_even_runs is None and found.saving.fraction < 0 < found.saving.highest
     assert rec.break_even_interval == (math.ceil(rec.study_emissions_kg_co2e / (2.0 * found.saving.highest)), None)
-    said = f"{percent_text(-found.saving.highest)} to {percent_text(-found.saving.lowest)} with 95 %"
-    assert f"2.5 % ({said}" in headline(rec, found) and "within the noise) higher emissions than" in headline(
-        rec, found
-    )
-    assert "within the noise, so it can't be said that the study pays back" in pay_back(rec)
+    assert headline(StudyView(data)).startswith("2.5 % more CO2e at the target quality, within the noise: ")
+    noise = caveats_of(data)["saving_within_noise"].text
+    assert f"{percent_text(found.saving.lowest)} to {percent_text(found.saving.highest)}" in noise
+    paid = {tile.label: tile.text for tile in tiles(StudyView(data))}["Pays back after"]
+    assert paid == "not known"
 
 
 def test_a_clear_excess_pays_nothing_back() -> None:
     data = study(record(0, 1.0, 20.0), record(1, 3.0, 9.0), start=True)
     rec = recommend(data)
     assert (rec.saving_interval, rec.break_even_interval) == (None, None)
-    assert pay_back(rec) == "A run saves nothing against the baseline, so the study does not pay back."
-    assert "200 % (run-to-run spread not known) higher emissions than" in headline(rec, compared(data))
+    view = StudyView(data)
+    assert headline(view).startswith("200 % more CO2e at the target quality, which the baseline misses: ")
+    assert details(view)[0].startswith("Saving: run-to-run spread not known; against trial 0, the start")
+    assert {tile.label: tile.text for tile in tiles(view)}["Pays back after"] == "never"
 
 
 def test_equal_quality_at_the_first_evaluation_has_no_lower_bound() -> None:

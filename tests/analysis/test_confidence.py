@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from analysis.test_recommend import record, study
+from documents import caveats_of
 from scipy import stats
 
 from carbonopt.analysis.confidence import LEVEL, Evidence, Standing, pooled
@@ -13,7 +14,7 @@ from carbonopt.analysis.replicates import repeats
 from carbonopt.core.quality import PERPLEXITY, Target
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialRecord, TrialState
-from carbonopt.report.words import confidence
+from carbonopt.report.document import Level
 
 TARGET = 10.0
 AT_TARGET = Target(PERPLEXITY, TARGET)
@@ -62,7 +63,8 @@ def test_runs_that_differ_beyond_all_bounds_have_none() -> None:
     data = repeated(runs(0, [1.0, 1.0], [9.0, 1e100]), seeds=2)
     rec = recommend(data, 1e60)
     assert (rec.confidence.value_bound, rec.confidence.confirmed) == (None, False)
-    assert "Its 2 runs differ beyond all bounds" in " ".join(confidence(rec))
+    found = caveats_of(data, 1e60)["unbounded"]
+    assert (found.level, found.numbers) == (Level.CRITICAL, {"seeds": 2})
 
 
 def test_what_was_repeated_and_is_in_doubt_is_better_known_than_what_ran_once() -> None:
@@ -76,16 +78,19 @@ def test_what_was_repeated_and_is_in_doubt_is_better_known_than_what_ran_once() 
 def test_the_runner_up_of_a_winner_in_doubt_is_surer_and_nearly_as_cheap() -> None:
     in_doubt = runs(0, [1.0, 1.01, 0.99], [9.8, 10.0, 10.1])
     surer = runs(1, [1.04, 1.03, 1.05], [9.7, 9.9, 10.0])
-    rec = recommend(repeated(in_doubt, surer))
+    data = repeated(in_doubt, surer)
+    rec = recommend(data)
     assert rec.trial == 0 and not _holds(rec)
     other = rec.confidence.safer_alternative
     assert (other.trial, other.seeds) == (1, 3)
     assert other.value_mean == pytest.approx(stats.gmean([9.7, 9.9, 10.0]))
     assert TARGET < other.value_bound < rec.confidence.value_bound
     assert other.emissions_kg_co2e == pytest.approx(1.04) and other.emissions_difference == pytest.approx(0.04)
-    assert (
-        "Trial 1 emits 4 % more" in (text := " ".join(confidence(rec))) and "which does not confirm it either" in text
-    )
+    found = caveats_of(data)
+    assert found["not_confirmed"].numbers["bound"] == rec.confidence.value_bound
+    surer_one = found["surer_runner_up"].numbers
+    assert (surer_one["trial"], surer_one["bound"]) == (1, other.value_bound)
+    assert surer_one["difference"] == pytest.approx(0.04)
     assert rec.as_json()["confidence"]["safer_alternative"]["trial"] == 1
 
 

@@ -7,14 +7,18 @@ from pathlib import Path
 
 import pytest
 import yaml
+from documents import numbers_of
 
 from carbonopt.analysis.recommend import Recommendation, recommend
 from carbonopt.cli.check import describe_study
-from carbonopt.cli.display import recommendation_text
 from carbonopt.core.errors import BadInput, StudyInterrupted
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import EvalPoint, StopReason, TrialRecord, TrialState
+from carbonopt.report.assemble import top
 from carbonopt.report.build import write_report
+from carbonopt.report.render.terminal import render
+from carbonopt.report.sections.confirmation import section
+from carbonopt.report.study_view import StudyView
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.study import StudyStorage
 from carbonopt.storage.url import connect, storage_url
@@ -132,15 +136,16 @@ def test_the_words_say_how_sure_it_is(tmp_path: Path) -> None:
     data = replayed.run()
     rec = recommend(data)
     (tie,) = rec.ties
-    text = recommendation_text(rec)
-    assert "(mean ± standard deviation of one run, pooled or its own, the larger)." in text
-    assert "Over 3 seeds: 13.9 ± 0.6 mg CO2e and perplexity 9.50 ± 0.02 (mean" in text
-    assert "With 95 % confidence its mean perplexity is at most 9.528, which meets the target of 10." in text
-    assert f"A tie with trial {tie}: emissions that differ by less than the error" in text
+    numbers = numbers_of(data, "ties")
+    assert numbers["trials"] == rec.ties == (tie,)
+    text = render(top(StudyView(data)))
+    assert "mean of 3 seeds, at most 9.528 with 95 % confidence: confirmed" in text
+    (spread,) = [table.note for table in section(StudyView(data)).blocks if table.key == "considered"]
+    assert "perplexity 9.50 ± 0.02, 13.9 ± 0.6 mg CO2e (mean ± standard deviation, pooled or its own" in spread
     write_report(data, tmp_path / "report")
     page = (tmp_path / "report/report.md").read_text()
-    assert "With 95 % confidence its mean perplexity is at most 9.528" in page
-    assert f"A tie with trial {tie}" in page and "(means of n = 3" in page and f"trial {rec.trial} with seed 1" in page
+    assert "at most 9.528 with 95 % confidence: confirmed" in page and "n = 3, " in page
+    assert f"trial {rec.trial} with seed 1" in page
     again = yaml.safe_load((tmp_path / "report/winner/rerun.yaml").read_text())
     assert "confirm" not in again and again["budget"] == {"trials": 1}
     described = describe_study(check(parse_study(replayed.study, "test")))
@@ -148,14 +153,18 @@ def test_the_words_say_how_sure_it_is(tmp_path: Path) -> None:
 
 
 def test_words_without_a_recommendation_that_holds(tmp_path: Path) -> None:
-    def text(name: str, *recorded: list[dict]) -> str:
-        return recommendation_text(recommend(Replayed(tmp_path / name, *recorded).run()))
+    def shown(name: str, *recorded: list[dict]) -> tuple[str, set[str]]:
+        document = top(StudyView(Replayed(tmp_path / name, *recorded).run()))
+        return render(document), {caveat.key for caveat in document.caveats}
 
     in_doubt = [rows(2**k, 100 * k, s0=9.9, s1=10.05, s2=9.9) for k in (3, 4)]
-    assert "is at most 10.09, which does not prove that it meets the target of 10." in text("doubt", *in_doubt)
+    text, keys = shown("doubt", *in_doubt)
+    assert "at most 10.09 with 95 % confidence: not confirmed" in text and "not_confirmed" in keys
+    assert ", not confirmed: batch 8, " in text.splitlines()[0]
     above = [rows(2**k, 100 * k, s0=9.9, s1=10.4, s2=10.1) for k in (3, 4, 5, 6)]
-    assert "Closest: trial" in text("above", *above[:3]) and "10.13, mean of 3 seeds" in text("again", *above[:3])
-    assert "It ran with one seed only" in text("more", *above)
+    text, keys = shown("above", *above[:3])
+    assert "the closest had 10.13" in text and "mean of 3 seeds" in text and "target_missed" in keys
+    assert "single_run" in shown("more", *above)[1]
 
 
 @pytest.mark.parametrize("confirm", [{"seeds": 1}, {"runners_up": -1}, {"seeds": 2.5}, {"runs": 3}])
@@ -358,5 +367,4 @@ def test_a_refuted_winner_does_not_end_the_search(tmp_path: Path) -> None:
     assert (16, 1) in repeats(data) and (32, 2) in repeats(data)
     assert [(one.trial, one.seeds) for one in rec.rejected] == [(0, 3)]
     assert rec.rejected[0].value == pytest.approx((9.9 * 10.2 * 10.2) ** (1 / 3))
-    said = "Trial 0 was cheaper and met the target with its first seed, but its mean over 3 seeds (10.10) misses it."
-    assert said in recommendation_text(rec)
+    assert numbers_of(data, "rejected") == {"trials": [0]}

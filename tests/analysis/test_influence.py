@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from documents import texts_of
 from small_studies import study, trial
 
 from carbonopt.analysis.influence import FEWEST, MOST_TRIALS, RESAMPLES, Gap, Influence, NotKnown, influence
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialState
 from carbonopt.engines.replay import RecordedRun, read_table
-from carbonopt.report import influence_tables
+from carbonopt.report.sections.influence import section
+from carbonopt.report.study_view import StudyView
 from carbonopt.study.file import parse_study
 
 TABLES = Path(__file__).parents[2] / "reports" / "search" / "tables"
@@ -243,22 +245,21 @@ def test_where_no_trial_completed_is_said_and_no_effect_given() -> None:
     values = {one.name: [effect.value for effect in one.effects] for one in emissions.parameters}
     assert "warmup_ratio" not in values and values["epochs"] == [1, 2, 4]
     assert max(values["learning_rate"]) == max(tried)  # type: ignore[type-var]
-    said = influence_tables.influence(found).sentences[-1]
-    assert said.startswith("No trial completed with these values, so nothing is said of them: learning_rate outside ")
-    assert said.endswith(
-        "(the space has 1e-05 to 0.01); epochs 8, 16; warmup_ratio other than 0.1 (the space has 0 to 0.2)."
-    )
-    covered = {**SPACE, "learning_rate": {"low": min(tried), "high": max(tried), "log": True}}
-    assert "No trial completed" not in str(influence_tables.influence(influence(data(covered, runs), resamples=2)))
+    untried = texts_of(section(StudyView(data(space, runs), influence=found)), "untried")
+    assert [row[0] for row in untried] == ["learning_rate", "epochs", "warmup_ratio"]
+    assert [row[2] for row in untried] == ["the rest of 1e-05 to 0.01", "8, 16", "the rest of 0 to 0.2"]
+    covered = data({**SPACE, "learning_rate": {"low": min(tried), "high": max(tried), "log": True}}, runs)
+    assert texts_of(section(StudyView(covered, influence=influence(covered, resamples=2))), "untried") == []
 
 
 def test_an_importance_is_never_said_to_be_the_whole() -> None:
-    emissions, perplexity = both(data(SPACE, known(30, seed=1)))
+    made = data(SPACE, known(30, seed=1))
+    emissions, perplexity = both(made)
     first = emissions.parameters[0].model_copy(
         update={"importance": 0.99999, "importance_lowest": 0.9996, "importance_highest": 1.0}
     )
-    part = influence_tables.influence((emissions.model_copy(update={"parameters": (first,)}), perplexity))
-    assert [cell.text for cell in part.tables[0].rows[0]] == ["epochs", "over 99.9 %", "over 99.9 %"]
+    shown = section(StudyView(made, influence=(emissions.model_copy(update={"parameters": (first,)}), perplexity)))
+    assert texts_of(shown, "importance-emissions")[0] == ["epochs", "over 99.9 %", "over 99.9 %"]
 
 
 def test_with_few_trials_it_is_not_known() -> None:
@@ -276,10 +277,8 @@ def test_with_few_trials_it_is_not_known() -> None:
     assert influence(study())[0] == NotKnown(objective="emissions", trials=0, needed=8)
     again = influence(data(SPACE, known(3, seed=6) * 4))
     assert again[0] == NotKnown(objective="emissions", trials=12, repeats=9, needed=8)
-    assert influence_tables.influence(again).sentences[0] == (
-        "What each parameter does to emissions can't be said from 12 complete trials of 3 configurations: it takes "
-        "8 configurations or more that completed, and two values or more of a parameter."
-    )
+    (row, _) = texts_of(section(StudyView(study(), influence=again)), "influence-fit")
+    assert row[:3] == ["emissions", "12", "3"] and "it takes 8 configurations" in row[4]
 
 
 def test_where_nothing_differed_it_is_not_known() -> None:
@@ -306,6 +305,6 @@ def test_ten_thousand_trials_take_seconds() -> None:
     emissions, perplexity = both(many, RESAMPLES)
     assert time.process_time() - started < 12  # 6 on an idle machine
     assert (emissions.trials, emissions.left_out) == (MOST_TRIALS, 10_000 - MOST_TRIALS)
-    said = influence_tables.influence((emissions, perplexity)).sentences[0]
-    assert f"learned from {MOST_TRIALS} complete trials drawn at random from all 10,000, not from" in said
+    shown = texts_of(section(StudyView(many, influence=(emissions, perplexity))), "influence-fit")
+    assert shown[0][:4] == ["emissions", str(MOST_TRIALS), str(MOST_TRIALS), str(10_000 - MOST_TRIALS)]
     assert {one.name for one in perplexity.parameters[:2]} == {"epochs", "learning_rate"}

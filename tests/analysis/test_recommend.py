@@ -11,7 +11,6 @@ from carbonopt.analysis.footprint import footprint
 from carbonopt.analysis.front import pareto_front
 from carbonopt.analysis.recommend import recommend
 from carbonopt.analysis.replicates import repeats
-from carbonopt.cli.display import recommendation_text
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import PERPLEXITY
@@ -27,6 +26,9 @@ from carbonopt.core.trial import (
     TrialState,
 )
 from carbonopt.core.units import emissions_kg_co2e
+from carbonopt.report.assemble import top
+from carbonopt.report.render.terminal import render
+from carbonopt.report.study_view import StudyView
 from carbonopt.study.file import parse_study
 
 INTENSITY_G_PER_KWH = 200.0
@@ -210,11 +212,12 @@ def test_closest_of_unfinished_trials_has_the_lowest_last_evaluation():
     rec = recommend(study(unfinished(0), unfinished(1, 2.0, 6.0), unfinished(2, 5.0), unfinished(3, 3.0, None)))
     assert rec.closest is not None and rec.closest.trial == 2
     assert rec.closest.value == pytest.approx(math.exp(5.0))
-    assert "step 10 of 80" in rec.closest.why and "interrupted" not in recommendation_text(rec)
+    assert "step 10 of 80" in rec.closest.why and "interrupted" not in rec.closest.why
     stopped = {"stop_reason": StopReason.INTERRUPTED}
-    rec = recommend(study(unfinished(0), unfinished(1, 2.0, **stopped)))
+    data = study(unfinished(0), unfinished(1, 2.0, **stopped))
+    rec = recommend(data)
     assert "interrupted and will be run again" in rec.closest.why
-    assert "(interrupted, to be run again: " in recommendation_text(rec)
+    assert rec.closest.why in render(top(StudyView(data)))
 
 
 def test_a_study_without_trials_has_no_answer():

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import os
 import signal
 import sqlite3
@@ -59,20 +60,22 @@ def test_run_reports_and_recommends(finished: Path, write_study) -> None:
     assert 0 < len(before) <= 12
     again = carbonopt("run", finished.parent / "study.yaml", "--out", finished)
     assert again.returncode == 0
-    assert "Recommended: trial" in again.stdout
+    assert "Recommended" in again.stdout and " CO2e at the target quality" in again.stdout
     assert carbonopt("export", finished).stdout.splitlines() == before  # nothing is run twice
 
 
 def test_the_recommendation_has_the_contracts_keys(finished: Path) -> None:
     answer = json.loads(carbonopt("recommend", finished, "--json").stdout)
     assert set(answer) == {
-        "target_perplexity", "met", "trial", "params", "perplexity", "emissions_kg_co2e", "energy_kwh", "baseline",
-        "saving_fraction", "pareto_front", "study", "confidence", "ties", "failed_replicates", "rejected",
-        "caveats",
+        "target", "target_perplexity", "met", "trial", "params", "quality", "perplexity", "emissions_kg_co2e",
+        "energy_kwh", "baseline", "saving_fraction", "pareto_front", "study", "confidence", "ties", "failed_replicates",
+        "rejected", "caveats",
     }  # fmt: skip
     assert set(answer["study"]) == {"trials", "energy_kwh", "emissions_kg_co2e", "break_even_runs"}
     assert answer["met"] is True
     assert answer["perplexity"] <= answer["target_perplexity"]
+    assert answer["target"] == {"quality": "perplexity", "at_most": answer["target_perplexity"]}
+    assert answer["quality"] == {"name": "perplexity", "value": answer["perplexity"]}
     # emissions = energy × 500 g/kWh × PUE 1.2
     assert answer["emissions_kg_co2e"] == pytest.approx(answer["energy_kwh"] * 0.5 * 1.2)
 
@@ -98,21 +101,24 @@ def test_at_another_target_it_says_for_which_one_the_study_ended(capsys) -> None
 def test_a_recommendation_by_modelled_energy_says_so(finished: Path, capsys) -> None:
     known = study().provenance.model_copy(update={"energy_source": {"cpu": "modelled", "ram": "modelled"}})
     assert _print_recommendation(study(trial(0), provenance=known))
-    assert capsys.readouterr().out.splitlines()[-1] == (
-        "  modelled, not measured: the energy of CPU and RAM; other work on the machine raises it"
-    )
-    assert "modelled" not in carbonopt("recommend", finished).stdout
+    assert "Modelled, not measured: the energy of CPU and RAM" in capsys.readouterr().out
+    assert "Modelled" not in carbonopt("recommend", finished).stdout
     _print_recommendation(study(trial(0)))  # on a GPU
-    assert "modelled" not in capsys.readouterr().out
+    assert "Modelled" not in capsys.readouterr().out
 
 
 def test_records_have_the_contracts_fields(finished: Path) -> None:
     records = [json.loads(line) for line in carbonopt("export", finished, "--format", "jsonl").stdout.splitlines()]
     assert [record["trial"] for record in records] == list(range(len(records)))
     for record in records:
+        quality = {"name": "perplexity", "value": record["perplexity"], "sum": record["nll_sum"]}
+        assert record["quality"] == {**quality, "count": record["eval_tokens"]}
+        for point in record["evals"]:
+            assert (point["sum"], point["count"]) == (point["nll_sum"], point["eval_tokens"])
+            assert point["value"] == pytest.approx(math.exp(point["nll_sum"] / point["eval_tokens"]))
         assert {
-            "trial", "state", "stop_reason", "attempt", "seed", "params", "perplexity", "nll_sum", "eval_tokens",
-            "emissions_kg_co2e", "energy_kwh", "duration_s", "evals", "peak_memory_gib", "failure",
+            "trial", "state", "stop_reason", "attempt", "seed", "params", "quality", "perplexity", "nll_sum",
+            "eval_tokens", "emissions_kg_co2e", "energy_kwh", "duration_s", "evals", "peak_memory_gib", "failure",
         } <= set(record)  # fmt: skip
         assert {"train", "setup", "eval", "total", "train_gpu", "train_cpu", "train_ram"} == set(record["energy_kwh"])
         assert {
@@ -142,7 +148,7 @@ def test_no_trial_meets_the_target(replay_study: dict, write_study, tmp_path: Pa
     replay_study["target"]["perplexity"] = 1.01
     done = carbonopt("run", write_study(replay_study), "--out", tmp_path / "out")
     assert done.returncode == 3
-    assert "No trial met perplexity 1.01" in done.stdout
+    assert "No trial reached the target, perplexity at most 1.010" in done.stdout
 
 
 def test_trials_and_seed_can_be_given(replay_study: dict, write_study, tmp_path: Path) -> None:
@@ -221,7 +227,7 @@ def test_one_trial_is_not_all_of_them(replay_study: dict, write_study, tmp_path:
 
 @pytest.mark.parametrize("target", ["0.5", "nan", "inf"])
 def test_a_target_that_no_perplexity_can_be_is_refused(target: str, finished: Path) -> None:
-    assert "must be a number from 1 up" in refusal("recommend", finished, "--target", target)
+    assert f"must be a perplexity from 1 to inf, but is {target}" in refusal("recommend", finished, "--target", target)
 
 
 def test_help_and_refusals_take_less_than_a_second(tiny_study: dict, write_study) -> None:

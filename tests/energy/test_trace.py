@@ -16,8 +16,9 @@ from carbonopt.analysis.recommend import recommend
 from carbonopt.analysis.repricing import Repricing, repricing
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
+from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.study import CarbonTrace, Intensity, Provenance, SessionLedger, StudyData
-from carbonopt.core.trial import Durations, Energy, TrialRecord, TrialState
+from carbonopt.core.trial import Durations, Energy, QualityResult, TrialRecord, TrialState
 from carbonopt.energy import trace
 from carbonopt.energy.trace import read_trace
 from carbonopt.storage.paths import StudyPaths
@@ -263,16 +264,17 @@ def study(rates, run_min=60.0, sessions=(), local=True, **winner) -> StudyData:
     params = TrialParams(global_batch_size=8, micro_batch_size_per_gpu=4, learning_rate=1e-3, epochs=1)
     common = {"state": TrialState.COMPLETE, "seed": 0, "params": params}
     complete = {
-        "perplexity": 9.0,
+        "quality": QualityResult(name=PERPLEXITY.name, value=9.0),
         "emissions_kg_co2e": 2.25,
         "energy_kwh": Energy(train=3.0, setup=50.0, eval=50.0, total=103.0),
         "duration_s": Durations(train=run_min * 60, setup=9e5, eval=9e5, total=9e6),
     }
+    missing = QualityResult(name=PERPLEXITY.name, value=99.0)
     intensity = Intensity(g_co2e_per_kwh=500, source="given in the study file")
     return StudyData(
         config=parse_study(raw, "test"),
         records=(
-            TrialRecord(trial=0, perplexity=99.0, emissions_kg_co2e=0.1, **common),
+            TrialRecord(trial=0, quality=missing, emissions_kg_co2e=0.1, **common),
             TrialRecord(trial=1, **common, **{**complete, **winner}),
         ),
         sessions=sessions,
@@ -369,7 +371,8 @@ def test_a_run_of_seconds_over_an_hours_end_is_exact_in_a_long_trace():
 
 
 def test_there_is_no_repricing_without_a_trace_or_a_recommended_run_that_was_measured():
-    for data in (study(None), study((1.0,), perplexity=11.0), study((1.0,), duration_s=None)):
+    missing = QualityResult(name=PERPLEXITY.name, value=11.0)
+    for data in (study(None), study((1.0,), quality=missing), study((1.0,), duration_s=None)):
         assert repricing(data, recommend(data)) is None
 
 

@@ -5,28 +5,34 @@ import re
 from pathlib import Path
 
 import pytest
-from analysis.test_confirmation import CLEAR, TARGET, Replayed, batch, rows
+from documents import caveats_of, texts_of
+from test_confirm import CLEAR, TARGET, Replayed, batch, rows
 
 from carbonopt.analysis.confidence import Evidence
 from carbonopt.analysis.recommend import recommend
-from carbonopt.cli.display import recommendation_text
-from carbonopt.core.format import quality_text
 from carbonopt.report.build import write_report
+from carbonopt.report.sections.confirmation import section
+from carbonopt.report.study_view import StudyView
 
 
 def test_what_was_set_aside_is_said_of_a_winner_that_ran_once_too(tmp_path: Path) -> None:
     lucky = [rows(2**k, 100 * k, s0=9.9, s1=10.4, s2=10.1) for k in (3, 4, 5)]
-    rec = recommend(Replayed(tmp_path, *lucky, rows(64, 600, s0=9.9)).run())
+    data = Replayed(tmp_path, *lucky, rows(64, 600, s0=9.9)).run()
+    rec = recommend(data)
     assert batch(rec) == 64 and rec.confidence is not None and rec.confidence.seeds == 1
-    text = recommendation_text(rec)
-    assert "It ran with one seed only: whether it meets the target of 10" in text
-    assert text.count("was cheaper and met the target with its first seed") == len(rec.rejected) == 3
+    found = caveats_of(data)
+    assert found["rejected"].numbers["trials"] == [one.trial for one in rec.rejected] and len(rec.rejected) == 3
+    assert "single_run" in found and "not_confirmed" not in found
+    shown = texts_of(section(StudyView(data)), "considered")
+    assert [row[:2] for row in shown[1:]] == [
+        [str(one.trial), "cheaper, but its mean misses the target"] for one in rec.rejected
+    ]
 
 
 def test_one_whose_other_seed_diverged_is_set_aside_for_that(tmp_path: Path) -> None:
     table = (rows(16, 100, s0=9.0, s1=math.inf, s2=9.2), rows(32, 200, s0=9.3, s1=9.33, s2=9.31))
-    text = recommendation_text(recommend(Replayed(tmp_path, *table).run()))
-    assert "with its first seed, but with another one it diverged or did not fit in memory." in text
+    shown = texts_of(section(StudyView(Replayed(tmp_path, *table).run())), "considered")
+    assert [row[1] for row in shown] == ["recommended", "failed with another seed"]
 
 
 def test_the_repeats_cost_is_said_beside_the_studys(tmp_path: Path) -> None:
@@ -39,13 +45,10 @@ def test_the_repeats_cost_is_said_beside_the_studys(tmp_path: Path) -> None:
     assert rec.study_energy_kwh == pytest.approx((1206 + 1055) / 3.6e6)
     write_report(data, tmp_path / "report")
     page = (tmp_path / "report/report.md").read_text()
-    assert "2.26 kJ, or 0.314 g CO2e, every trial" in page
-    assert "of which 1.21 kJ, or 0.168 g CO2e for 6 repeats with other seeds" in page
-    assert "(2.26 kJ, 5 trials and 6 repeats; the repeats: 0.168 g CO2e of it)" in page
-    assert "Of 5 trials and 6 repeats with carbonopt" in page
-    assert "lower emissions than the most accurate complete trial, trial " in page.partition("## For a paper")[2]
-    statement = (tmp_path / "report/paper/statement.tex").read_text()
-    assert "5 trials and 6 repeats" in statement and "for 6 repeats with other seeds" in statement
+    assert "**0.314 g CO2e** (2.26 kJ, 5 trials and 6 repeats; the repeats: 0.168 g CO2e of it)" in page
+    assert "Of 5 trials and 6 repeats with carbonopt" in page.partition("## For a paper")[2]
+    statement = (tmp_path / "report/paper/statement.tex").read_text().replace("~", " ")
+    assert "5 trials and 6 repeats" in statement and "1.21 kJ, or 0.168 g CO" in statement
 
 
 def test_the_table_of_repeats_says_how_each_stands(tmp_path: Path) -> None:

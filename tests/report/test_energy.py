@@ -1,11 +1,11 @@
 """What a report says of energy: by two readings, how sure it is, what it adds up to, and its price at other hours."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+from documents import caveats_of, numbers_of, rows_of, tables_of, written
 from small_studies import REPLAY, SAME, TRACE, gpu_study, on_gpu, pruned, study, trial
 
 from carbonopt.analysis.replicates import Spread
@@ -13,19 +13,14 @@ from carbonopt.cli.display import LiveDisplay
 from carbonopt.core.format import difference_text, emissions_scale, energy_scale, spread_text, uncertainty_text
 from carbonopt.core.study import StudyData
 from carbonopt.core.units import kwh_from_joules
-from carbonopt.report import energy
-from carbonopt.report.build import write_report
+from carbonopt.report.sections import energy
+from carbonopt.report.sections.citation import sentence
+from carbonopt.report.study_view import StudyView
 
 
-def shown_of(data: StudyData, folder: Path) -> dict[str, Any]:
-    write_report(data, folder)
-    return json.loads((folder / "data/report.json").read_text())["shown"]
-
-
-def rows_of(table: dict[str, Any]) -> list[dict[str, str]]:
-    """Each row's texts by column."""
-    labels = [column["label"] for column in table["columns"]]
-    return [dict(zip(labels, (cell["text"] for cell in row), strict=True)) for row in table["rows"]]
+def shown_of(data: StudyData, folder: Path) -> dict[str, dict[str, Any]]:
+    """The report's tables."""
+    return tables_of(written(data, folder))
 
 
 def test_both_readings_their_difference_and_what_is_idle(tmp_path):
@@ -54,8 +49,8 @@ def test_both_readings_their_difference_and_what_is_idle(tmp_path):
     assert second["CodeCarbon differs by"] == "-3 %"
     marked = [[cell["text"] for cell in row if cell.get("strong")] for row in shown["components"]["rows"]]
     assert marked == [[], ["-3 %"]]
-    assert "CodeCarbon and the GPUs' counters disagree by 3 % on trial 1." in shown["limits"]
-    assert "10.0 kJ ± 0.25 %" in shown["answer"][1] and "differs by +0.5 %" in shown["answer"][1]
+    data = gpu_study(on_gpu(0), on_gpu(1, 20e3, disagreement=-0.03, perplexity=4.0))
+    assert numbers_of(data, "readings_disagree") == {"count": 1, "trial": 1, "difference": -0.03}
 
 
 def test_a_net_of_idle_that_can_not_be_is_not_known_and_says_why(tmp_path):
@@ -63,8 +58,7 @@ def test_a_net_of_idle_that_can_not_be_is_not_known_and_says_why(tmp_path):
     assert [row["GPU net of idle (kJ)"] for row in rows_of(shown["components"])] == ["–", "17.0"]
     training = next(row for row in rows_of(shown["readings"]) if row["Phase"] == "training")
     assert (training["Idle share"], training["Net of idle (kJ)"]) == ("27.3 %", "16.0")  # of both: 22 and 6 kJ
-    why = "by the idle power measured before the study the GPUs would have used more idle than their counters say"
-    assert f"not known, because {why}" in shown["answer"][1]
+    why = energy.NET_NOTE
     assert why in shown["components"]["note"] and why not in shown["readings"]["note"]
 
     shown = shown_of(gpu_study(on_gpu(0, 2e3)), tmp_path)
@@ -79,9 +73,9 @@ def test_the_time_within_which_codecarbon_is_deaf_is_its_own(tmp_path, monkeypat
 
 
 def test_closure_of_the_gpus_and_of_the_whole(tmp_path):
-    shown = shown_of(gpu_study(on_gpu(0), outer=1.004), tmp_path)
-    assert "checks the book-keeping" in shown["closure"] and "the same model on both" in shown["closure"]
-    assert [(row["Phase"], row["of it GPUs (kJ)"]) for row in rows_of(shown["by_phase"])] == [
+    data = gpu_study(on_gpu(0), outer=1.004)
+    shown = shown_of(data, tmp_path)
+    assert [(row["Phase"], row["of it GPUs (kJ)"]) for row in rows_of(shown["by-phase"])] == [
         ("preparation, at each start of carbonopt run", "0"),
         ("between trials", "0.300"),
         ("start-up of trials", "1.00"),
@@ -89,27 +83,26 @@ def test_closure_of_the_gpus_and_of_the_whole(tmp_path):
         ("evaluation", "0.500"),
         ("sum", "11.8"),
     ]
-    assert "add up to 99.60 % of it" in shown["closure"] and "add up to 100.00 % of it" in shown["closure"]
-    assert not any("add up to" in limit for limit in shown["limits"])
-    shown = shown_of(gpu_study(on_gpu(0), outer=0.99), tmp_path)
-    assert [limit for limit in shown["limits"] if "add up to" in limit] == [
-        "The parts of the GPUs' energy add up to 101.01 % of one reading of the whole: the study's total is uncertain "
-        "by that much."
-    ]
-    assert shown_of(study(trial(0)), tmp_path)["closure"] == "The sum was not checked by a reading of the whole."
+    assert [row["The parts add up to"] for row in rows_of(shown["closure"])] == ["99.60 %", "100.00 %"]
+    assert not {"closure_gpus", "closure_whole"} & caveats_of(data).keys()
+    found = caveats_of(gpu_study(on_gpu(0), outer=0.99))
+    assert found["closure_gpus"].numbers == {"fraction": pytest.approx(1 / 0.99)} and "closure_whole" not in found
+    assert "101.01 %" in found["closure_gpus"].text
+    assert "closure" not in shown_of(study(trial(0)), tmp_path)
+    assert "closure" not in shown_of(study(trial(0), raw=REPLAY), tmp_path)
 
 
 def test_where_only_the_gpus_count_the_rest_is_shown_and_says_so(tmp_path):
     carbon = {"country": "USA", "intensity_g_co2e_per_kwh": 230, "pue": 1.0, "objective": "gpu"}
     shown = shown_of(gpu_study(on_gpu(0), raw={"carbon": carbon}), tmp_path)
-    assert [row["Share"] for row in rows_of(shown["by_component"])] == ["100 %", "–", "–"]
+    assert [row["Share"] for row in rows_of(shown["by-component"])] == ["100 %", "–", "–"]
     assert rows_of(shown["components"])[0]["RAM modelled, not counted (kJ)"] == "0.900"
     facts = {row["What"]: row["Value"] for row in rows_of(shown["provenance"])}
     assert facts["Emissions count"] == "the GPUs alone (carbon.objective: gpu)"
     assert facts["PUE"] == "1 (given or the default, not measured)"
     assert facts["Idle power of GPU 0"].startswith("100.0 ± 0.7 W")
-    assert "(GPU measured ± 0.25 % from the counters' resolution)" in shown["sentence"]
-    assert [column["label"] for column in shown["by_phase"]["columns"]][1:3] == ["Energy (kJ)", "Emissions (g CO2e)"]
+    assert "gpus_only" in caveats_of(gpu_study(on_gpu(0), raw={"carbon": carbon}))
+    assert [column["label"] for column in shown["by-phase"]["columns"]][1:3] == ["Energy (kJ)", "Emissions (g CO2e)"]
 
 
 def test_a_repeated_configuration_shows_its_spread(tmp_path):
@@ -119,43 +112,39 @@ def test_a_repeated_configuration_shows_its_spread(tmp_path):
     assert (row["Trials"], row["n"], row["Seeds"], row["Perplexity"]) == ("0, 1", "2", "3, 4", "5.10 ± 0.14")
     # 11 and 12 kJ × 230 g/kWh × 1.1: 0.773 and 0.843 g
     assert row["Emissions (g CO2e)"] == "0.81 ± 0.05"
-    assert "n = 2, 0.81 ± 0.05 g CO2e and perplexity 5.10 ± 0.14" in shown["answer"][1]
-    assert (
-        "(one of n = 2, 0.81 ± 0.05 g CO2e and perplexity 5.10 ± 0.14 (mean ± standard deviation)" in shown["sentence"]
-    )
-    assert not any("ran once" in limit or "One run each" in limit for limit in shown["limits"])
-    other = trial(2, 1e-5, 5.5)
-    shown = shown_of(study(trial(0, **SAME), trial(1, **SAME), other), tmp_path)
-    limits = " ".join(shown["limits"])
-    assert "The recommended configuration ran once" in limits and "had the same seed" in limits
-    assert "emits the least of 3 that reached the target" in limits
-    assert "n = 1, spread not known; the baseline is one of n = 2" in shown["sentence"]
+    data = gpu_study(on_gpu(0, **SAME), again, on_gpu(2, perplexity=9.0))
+    assert "n = 2, 0.81 ± 0.05 g CO2e and 5.10 ± 0.14, mean ± standard deviation" in sentence(StudyView(data))
+    assert not {"single_run", "single_runs", "one_seed"} & caveats_of(data).keys()
+    data = study(trial(0, **SAME), trial(1, **SAME), trial(2, 1e-5, 5.5))
+    found = caveats_of(data)
+    assert found["single_run"].numbers == {"candidates": 3} and "one_seed" in found
+    assert "(n = 1; the baseline: n = 2, " in sentence(StudyView(data))
 
 
-def test_the_sentence_says_how_many_runs_and_on_what(tmp_path):
+def test_the_sentence_says_how_many_runs_and_on_what():
     two = study().provenance.hardware.model_copy(update={"gpus": ("H200", "H200")})
     data = study(trial(0), trial(1, 2e-3, 4.0))
     data = data.model_copy(update={"provenance": data.provenance.model_copy(update={"hardware": two})})
-    sentence = shown_of(data, tmp_path)["sentence"]
-    assert "2 trials with carbonopt on 2 × H200" in sentence and "(n = 1 each, spread not known)" in sentence
-    assert "that replay recorded runs" in shown_of(study(trial(0), raw=REPLAY), tmp_path)["sentence"]
+    text = sentence(StudyView(data))
+    assert "2 trials with carbonopt on 2 × H200" in text and "(n = 1; the baseline: n = 1)" in text
+    assert "that replay recorded runs" in sentence(StudyView(study(trial(0), raw=REPLAY)))
 
 
 def test_tables_say_where_interrupted_attempts_are(tmp_path):
     again = {"attempt": 2, "earlier_attempts_energy_kwh": 1e-4, "earlier_attempts_gpu_kwh": 1e-4}
     shown = shown_of(gpu_study(on_gpu(0, **again)), tmp_path)
-    assert "with its earlier attempts" in shown["by_state"]["note"] and "not in it" in shown["by_component"]["note"]
-    attempts, total = rows_of(shown["by_phase"])[-2:]
+    assert "with its earlier attempts" in shown["by-state"]["note"] and "not in it" in shown["by-component"]["note"]
+    attempts, total = rows_of(shown["by-phase"])[-2:]
     assert (attempts["of it GPUs (kJ)"], total["of it GPUs (kJ)"]) == ("0.360", "12.2")
     shown = shown_of(gpu_study(on_gpu(0)), tmp_path)
-    assert not shown["by_state"].get("note") and not shown["by_component"].get("note")
+    assert not shown["by-state"].get("note") and not shown["by-component"].get("note")
 
 
 def test_the_same_joules_at_other_hours(tmp_path):
     shown = shown_of(gpu_study(on_gpu(0), trace=TRACE), tmp_path)
-    assert "grid.csv" in shown["repricing"]["caption"]
+    assert "grid.csv" in shown["hours"]["caption"]
     # 11 kJ at 100 and 400 g/kWh × 1.1, mean of the two; the study: 12.8 kJ at 100 g/kWh × 1.1
-    assert [(row["Start (UTC)"], row["Emissions (g CO2e)"]) for row in rows_of(shown["repricing"])] == [
+    assert [(row["Start (UTC)"], row["Emissions (g CO2e)"]) for row in rows_of(shown["hours"])] == [
         ("–", "0.773"),
         ("–", "0.840"),
         ("2026-01-01 00:00", "0.336"),
@@ -163,25 +152,18 @@ def test_the_same_joules_at_other_hours(tmp_path):
         ("–", "0.900"),
         ("–", "0.391"),
     ]
-    assert [row["g CO2e/kWh"] for row in rows_of(shown["repricing"])] == ["230", "250", "100", "400", "230", "100"]
-    assert "from 2026-01-01 00:00 to 2026-01-01 02:00 (UTC)" in shown["repricing"]["note"]
+    assert [row["g CO2e/kWh"] for row in rows_of(shown["hours"])] == ["230", "250", "100", "400", "230", "100"]
+    assert "from 2026-01-01 00:00 to 2026-01-01 02:00 (UTC)" in shown["hours"]["note"]
     facts = {row["What"]: row["Value"] for row in rows_of(shown["provenance"])}
     assert facts["Carbon trace"].startswith("grid.csv: 3 hours from 2026-01-01T00:00:00")
-    assert any("are in the table of other hours alone" in limit for limit in shown["limits"])
-    assert "4 times the lowest" in shown["repricing"]["note"] and "1 hour" in shown["repricing"]["note"]
+    assert "Highest ÷ lowest: 4." in shown["hours"]["note"] and "1 hour" in shown["hours"]["note"]
 
 
-def test_what_is_missing_for_other_hours_is_named_alone(tmp_path):
-    def said(data: StudyData) -> str:
-        shown = shown_of(data, tmp_path)
-        assert shown["repricing"] is None
-        return shown["no_repricing"].removeprefix("By the hour nothing is said: this study has no ")
-
-    assert said(gpu_study(on_gpu(0))) == "hourly trace of the grid (carbon.trace)."
-    assert said(gpu_study(pruned(0), trace=TRACE)) == "recommended run."
-    assert said(gpu_study(pruned(0))) == "hourly trace of the grid (carbon.trace) and no recommended run."
+def test_without_a_trace_or_a_run_nothing_is_said_by_the_hour(tmp_path):
     untimed = gpu_study(on_gpu(0, duration_s=None), trace=TRACE)
-    assert said(untimed) == "recommended run of known energy and duration."
+    for number, data in enumerate((gpu_study(on_gpu(0)), gpu_study(pruned(0), trace=TRACE), untimed)):
+        assert "hours" not in shown_of(data, tmp_path / str(number))
+    assert "carbon.trace" in (tmp_path / "0" / "report.md").read_text()
 
 
 @pytest.mark.parametrize(

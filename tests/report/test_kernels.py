@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from analysis.test_stages import cost, report_of, timed
-from small_studies import trial
+from documents import caveats_of, rows_of, tables_of, written
+from small_studies import study, trial
+from test_stages import PREPARED, cost, report_of, timed
 
 from carbonopt.core.trial import Energy, Kernels, Stage, StopReason, TrialRecord, TrialState
+from carbonopt.report.document import Caveat
 
 
 def compiling(number: int, first_s: float, batch: int = 16, done: int = 10, **changes) -> TrialRecord:
@@ -75,48 +77,34 @@ def test_the_report_says_which_trials_were_stopped_when_they_had_hardly_done_mor
         stopped(6, 9.0, done=2, stop_reason=StopReason.BUDGET),
         compiling(7, 20.0),
     )
-    text = report_of(tmp_path, *records)
-    assert (
-        "Stopped with most of their training energy spent in the first step: "
-        "trial 1 after step 2 of 40 (222 J of 223 J, for compilation); "
-        "trial 2 after step 10 of 40 (20.0 J of 29.0 J, with kernels from the cache); "
-        "trial 5 after step 1 of 40 (90.0 J of 90.0 J, for compilation, or loading from the cache).\n"
-    ) in text
-    assert "Stopped with most" in (tmp_path / "index.html").read_text()
-    more = report_of(tmp_path / "more", *(stopped(number, 22.0, done=2) for number in range(8)))
-    assert "; 3 more.\n" in more and "trial 5 after" not in more
+    document = written(study(*records, prepared=PREPARED), tmp_path)
+    rows = rows_of(tables_of(document)["stopped-early"])
+    assert [tuple(row.values()) for row in rows] == [
+        ("1", "2 of 40", "222 J", "223 J", "compilation"),
+        ("2", "10 of 40", "20.0 J", "29.0 J", "kernels from the cache"),
+        ("5", "1 of 40", "90.0 J", "90.0 J", "compilation or the cache"),
+    ]
 
 
 PLAIN: dict[str, Any] = {"params": {"torch_compile": False}}
+NOT_COMPARED = "compiled_not_compared"
 
 
-def beside(folder: Path, *records: TrialRecord) -> str:
-    return report_of(folder, timed(0, 0, 100, **PLAIN), timed(1, 0, 110, **PLAIN), *records)
+def overhead_cost(*records: TrialRecord) -> dict[str, Caveat]:
+    return caveats_of(study(timed(0, 0, 100, **PLAIN), timed(1, 0, 110, **PLAIN), *records, prepared=PREPARED))
 
 
-def test_what_compiled_trials_that_are_not_compared_would_cost_is_said_and_what_is_not_known_of_them(tmp_path):
+def test_what_compiled_trials_that_are_not_compared_would_cost_is_said_and_what_is_not_known_of_them():
     fast: dict[str, Any] = {"params": {"torch_compile": True}}
     cut: dict[str, Any] = {**fast, "state": TrialState.PRUNED, "stop_reason": StopReason.CAP}
-    less = "it is compiled, and after its first step takes 40 % less energy a token than trial 0, but which perplexity"
-    text = beside(tmp_path / "stopped", timed(2, 400, 60, None, **cut), timed(3, 400, 70, None, **cut))
-    assert "however much longer all runs are. Not compared is trial 2, which was stopped after step 10 of 40: " in text
-    assert f"{less} longer runs of it reach is not known." in text
-
-    text = beside(tmp_path / "above", timed(2, 400, 60, 7.0, **fast))
-    assert f"Not compared is trial 2, which misses the target: {less}" in text
-
-    text = beside(tmp_path / "dearer", timed(2, 400, 99.5, None, **cut), timed(3, 400, 140, 7.0, **fast))
-    assert (
-        "None of the 2 compiled trials that are not compared (stopped, above the target or not confirmed) takes "
-        "clearly less energy a token after its first step than trial 0." in text
-    )
-    text = beside(tmp_path / "one", timed(2, 400, 140, 7.0, **fast))
-    assert "(trial 2) does not take clearly less energy a token after its first step than trial 0." in text
-
-    assert "not compared" not in beside(tmp_path / "plain", timed(2, 0, 60, 7.0, **PLAIN)).lower()
-    diverged = timed(2, 0, 60, None, **fast, state=TrialState.DIVERGED)
-    assert "not compared" not in beside(tmp_path / "diverged", diverged).lower()
-    assert "not compared" not in beside(tmp_path / "in", timed(2, 400, 60, **fast)).lower()  # it is
+    found = beside(timed(2, 400, 60, None, **cut), timed(3, 400, 70, None, **cut))[NOT_COMPARED]
+    assert found.numbers == {"other": 2, "count": 2, "less": pytest.approx(0.4), "trial": 0}
+    assert beside(timed(2, 400, 60, 7.0, **fast))[NOT_COMPARED].numbers["other"] == 2
+    assert NOT_COMPARED not in beside(timed(2, 400, 99.5, None, **cut), timed(3, 400, 140, 7.0, **fast))
+    assert NOT_COMPARED not in beside(timed(2, 400, 140, 7.0, **fast))
+    assert NOT_COMPARED not in beside(timed(2, 0, 60, 7.0, **PLAIN))
+    assert NOT_COMPARED not in beside(timed(2, 0, 60, None, **fast, state=TrialState.DIVERGED))
+    assert NOT_COMPARED not in beside(timed(2, 400, 60, **fast))  # it is
 
 
 def test_real_trials_tell_what_the_compiler_counted(tmp_path: Path, tiny_study, write_study, monkeypatch):

@@ -7,6 +7,9 @@ import re
 
 import pytest
 from browser import Tab, browser
+from carbonopt.report.page import render
+from carbonopt.report.points import scatter
+from carbonopt.report.targets import target_steps
 from facts_by_hand import BATCH, INFLUENCE, REGIONS, RETURNS, comparison
 from small_studies import SAME, pruned, study, trial
 
@@ -15,9 +18,6 @@ from carbonopt.core.format import percent_text
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import EvalPoint, TrialRecord, TrialState
 from carbonopt.report.build import build_view, facts_of, write_report
-from carbonopt.report.page import render
-from carbonopt.report.points import scatter
-from carbonopt.report.targets import target_steps
 
 EVIL = "<script>alert(1)</script>"
 ROWS = "Array.from(document.querySelectorAll('#all-trials tbody tr'), row => row.cells[%d].textContent)"

@@ -9,6 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from carbonopt.report.facts import Facts
+from carbonopt.report.paper.escape import _SHOWN, escape
+from carbonopt.report.paper.tables import MOST_ROWS, tables
+from carbonopt.report.points import scatter
+from carbonopt.report.view import View
 from paper_facts import INFLUENCE, NOT_KNOWN, batch_effect, returns
 from small_studies import REPLAY, gpu_study, on_gpu, pruned, study, trial
 
@@ -16,14 +21,9 @@ from carbonopt import __version__
 from carbonopt.core.study import Hardware, Intensity, StudyData
 from carbonopt.core.trial import TrialState
 from carbonopt.report.build import build_view, facts_of
-from carbonopt.report.facts import Facts
 from carbonopt.report.paper.bibliography import bibliography
-from carbonopt.report.paper.escape import _SHOWN, escape
 from carbonopt.report.paper.files import paper_files
-from carbonopt.report.paper.tables import MOST_ROWS, tables
 from carbonopt.report.paper.text import methods
-from carbonopt.report.points import scatter
-from carbonopt.report.view import View
 
 needs_latex = pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
 NASTY = r"100%_&$#{}~^\ éß漢 --``''<<>>\input{x}$x^2$" + "a_very_long_name" * 4

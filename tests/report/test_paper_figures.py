@@ -10,6 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from carbonopt.report.paper.figures import typeset
+from carbonopt.report.paper.style import WIDTH_IN, Draw, pictures
+from carbonopt.report.points import scatter
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -25,9 +28,6 @@ from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialState
 from carbonopt.report import charts as page_charts
 from carbonopt.report.paper import charts, influence, pareto
-from carbonopt.report.paper.figures import typeset
-from carbonopt.report.paper.style import WIDTH_IN, Draw, pictures
-from carbonopt.report.points import scatter
 
 SMALLEST_PT = 6.5
 needs_poppler = pytest.mark.skipif(shutil.which("pdftotext") is None, reason="needs poppler-utils")

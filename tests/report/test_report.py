@@ -8,6 +8,7 @@ import sys
 from html.parser import HTMLParser
 
 import pytest
+from documents import caveats_of
 from small_studies import INTENSITY_G_PER_KWH, REPLAY, SAME, TRACE, gpu_study, on_gpu, pruned, study, trial
 
 from carbonopt.analysis.recommend import recommend
@@ -15,8 +16,9 @@ from carbonopt.core.format import percent_text
 from carbonopt.core.study import Intensity, Provenance, StudyData
 from carbonopt.core.trial import Failure, TrialState
 from carbonopt.report.build import write_report
-from carbonopt.report.markdown import escape
-from carbonopt.report.points import scatter
+from carbonopt.report.caveats import TEMPLATES
+from carbonopt.report.render.markdown import escape
+from carbonopt.report.study_view import StudyView
 
 EVIL = """<script>alert(1)</script> | `x` [a](javascript:b) "'&{{7*7}} </script>"""
 
@@ -89,7 +91,7 @@ class Page(HTMLParser):
 def test_odd_studies_render(data, tmp_path):
     index = write_report(data, tmp_path)
     page = Page(index.read_text(encoding="utf-8"))
-    headline = json.loads((tmp_path / "data/report.json").read_text())["shown"]["headline"]
+    headline = json.loads((tmp_path / "data/report.json").read_text())["document"]["headline"]
     assert headline in page.text.replace("\N{NO-BREAK SPACE}", " ")
     for word in ("nan", "inf", "None"):
         assert not re.search(rf"(?<![\w.]){re.escape(word)}(?!\w)", (tmp_path / "report.md").read_text()), word
@@ -129,12 +131,13 @@ def test_page_loads_nothing(tmp_path):
 def test_markdown_escapes_what_could_be_markup(tmp_path):
     write_report(evil_study(), tmp_path)
     text = (tmp_path / "report.md").read_text()
-    before, _, rest = text.partition("### The study file")
-    fenced, _, after = rest.rpartition("## What these figures can't tell")
+    before, _, rest = text.partition("The study file:")
+    fenced, _, after = rest.rpartition("## More caveats")
     prose = before + after
     assert "<" not in prose
     assert not re.search(r"(?<!\\)`", prose)
-    assert len(re.findall(r"(?<!\\)\]\(", prose)) == 1  # the figure
+    pictures = re.findall(r"(?<!\\)\]\(([^)]*)\)", prose)
+    assert pictures and all(re.fullmatch(r"paper/figure-\w+\.png", picture) for picture in pictures)
     assert not re.search(r"^# heading", prose, re.MULTILINE)
     for table in re.findall(r"(?:^\|.*\n)+", prose, re.MULTILINE):
         widths = {len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}
@@ -153,19 +156,21 @@ def prose_of(markdown: str) -> list[str]:
 def test_markdown_has_the_pages_parts_in_the_pages_order(kind, tmp_path):
     page = Page(write_report(ODD_STUDIES[kind], tmp_path).read_text(encoding="utf-8"))
     text = " ".join(page.text.replace("\N{NO-BREAK SPACE}", " ").split())
-    parts, at = prose_of((tmp_path / "report.md").read_text()), 0
-    assert len(parts) > 20
+    shown, _, others = (tmp_path / "report.md").read_text().partition("## More caveats")
+    parts, at = prose_of(shown), 0
+    assert len(parts) > 12
     for part in parts:
         at = text.find(part, at)
         assert at >= 0, part
+    assert all(part in text for part in prose_of(others))  # folded at the page's top
 
 
 def test_study_file_can_not_leave_its_code_block(tmp_path):
     data = evil_study()
     provenance = data.provenance.model_copy(update={"study_file": "name: x\n```\n# out\n````\n"})
     write_report(data.model_copy(update={"provenance": provenance}), tmp_path)
-    block = (tmp_path / "report.md").read_text().partition("### The study file")[2]
-    block = block.rpartition("## What these figures can't tell")[0].strip().splitlines()
+    block = (tmp_path / "report.md").read_text().partition("The study file:")[2]
+    block = block.rpartition("## More caveats")[0].strip().splitlines()
     assert block[0] == "`````yaml" and block[-1] == "`````" and "# out" in block[1:-1]
 
 
@@ -177,7 +182,7 @@ def test_escape_of_each_special_character():
 @pytest.mark.parametrize("kind", ["replay", "read twice", "repeated"])
 def test_every_number_of_the_markdown_is_in_the_json(kind, tmp_path):
     write_report(ODD_STUDIES[kind], tmp_path)
-    shown = json.dumps(json.loads((tmp_path / "data/report.json").read_text())["shown"], ensure_ascii=False)
+    shown = json.dumps(json.loads((tmp_path / "data/report.json").read_text())["document"], ensure_ascii=False)
     number = re.compile(r"\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
     markdown = set(number.findall((tmp_path / "report.md").read_text()))
     assert len(markdown) > 30
@@ -189,7 +194,7 @@ def test_figures_of_the_answer(tmp_path):
     values = json.loads((tmp_path / "data/report.json").read_text())
     assert values["recommendation"]["trial"] == 0
     assert values["recommendation"]["saving_fraction"] == pytest.approx(0.5)
-    tiles = {tile["label"]: tile["text"] for tile in values["shown"]["tiles"]}
+    tiles = {tile["label"]: tile["text"] for tile in values["document"]["tiles"]}
     # 1e-3 + 2e-3 + 2e-4 training, 3 × 2e-4 beside it, 1e-5 in gaps: 3.81e-3 kWh; × 0.23 × 1.1 = 0.964 g
     assert tiles["Emissions of a run"] == "0.253 g CO2e"
     assert tiles["The study itself"] == "0.964 g CO2e"
@@ -197,19 +202,25 @@ def test_figures_of_the_answer(tmp_path):
     assert tiles["Pays back after"] == "4 runs"
 
 
-def test_limits_name_what_applies(tmp_path):
+def test_caveats_name_what_applies(tmp_path):
+    found = caveats_of(ODD_STUDIES["replay"])
+    assert {"replay", "few_trials", "running", "single_run", "baseline_not_given"} <= found.keys()
+    assert found["few_trials"].numbers == {"completed": 2} and found["single_run"].numbers == {"candidates": 2}
+    assert not {"modelled_energy", "nothing_measured", "meter_setup", "own_optimizer_step"} & found.keys()
     write_report(ODD_STUDIES["replay"], tmp_path)
-    limits = " ".join(json.loads((tmp_path / "data/report.json").read_text())["shown"]["limits"])
-    for phrase in ("replay", "Few trials: 2", "has not ended", "with one seed"):
-        assert phrase in limits
-    assert "Modelled" not in limits and "set-up" not in limits
-    assert "emits the least of 2 that reached the target, and ran once" in limits
     assert "/somewhere" not in (tmp_path / "report.md").read_text()
-    write_report(study(trial(0, perplexity=5.99), trial(1, 2e-3, 4.0)), tmp_path)
-    limits = " ".join(json.loads((tmp_path / "data/report.json").read_text())["shown"]["limits"])
-    assert "the energy of CPU" in limits and "0.167 % below the target" in limits and "replay" not in limits
-    assert "As a rule of thumb another seed may miss it" in limits and "set-up, 1 to 3 s" in limits
-    assert "step.py" not in limits
+    found = caveats_of(study(trial(0, perplexity=5.99), trial(1, 2e-3, 4.0)))
+    assert found["modelled_energy"].numbers == {"components": "CPU"} and "replay" not in found
+    assert found["near_target_single_run"].numbers["margin"] == pytest.approx(1 - 5.99 / 6)
+    assert "meter_setup" in found and "own_optimizer_step" not in found
+
+
+def test_every_caveat_has_a_level_and_a_template_and_the_gravest_come_first():
+    for key, (level, template) in TEMPLATES.items():
+        assert level in ("critical", "warning", "note") and template.endswith("."), key
+    for data in ODD_STUDIES.values():
+        levels = [caveat.level for caveat in caveats_of(data).values()]
+        assert levels == sorted(levels) and levels
 
 
 @pytest.mark.parametrize(
@@ -226,9 +237,8 @@ def test_an_optimizer_step_that_is_not_deepspeeds_is_said_to_be_none(params, dee
     workload = data.config.workload.model_copy(update={"deepspeed": deepspeed})
     data = data.model_copy(update={"config": data.config.model_copy(update={"workload": workload})})
     write_report(data, tmp_path)
-    report, arguments = ((tmp_path / name).read_text() for name in ("report.md", "winner/training_args.yaml"))
-    assert (r"carbonopt's (winner/carbonopt/train/fast\_step.py), not DeepSpeed's own" in report) is said
-    assert ("bf16 without ZeRO is carbonopt/train/fast_step.py's." in arguments) is said
+    assert ("own_optimizer_step" in caveats_of(data)) is said
+    assert ("bf16 without ZeRO is steps.py's." in (tmp_path / "winner" / "training_args.yaml").read_text()) is said
 
 
 def test_same_data_same_bytes_and_a_new_report_replaces_the_old(tmp_path):
@@ -245,7 +255,7 @@ def test_same_data_same_bytes_and_a_new_report_replaces_the_old(tmp_path):
 
 def test_frame_holds_complete_trials_and_target_and_says_who_is_outside(tmp_path):
     data = study(trial(0), trial(1, 2e-3, 4.0), pruned(2, None), pruned(3))
-    plot = scatter(data, recommend(data))
+    plot = StudyView(data).plot
     assert all(plot.x.holds(point.emissions) for point in plot.points if point.trial in (0, 1))
     assert plot.y.holds(6.0) and plot.unit == "g CO2e"
     assert [point.trial for point in plot.outside()] == [3]  # trial 2's evaluation is not a number: no point

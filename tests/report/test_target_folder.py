@@ -66,7 +66,7 @@ def test_a_report_from_before_it_said_so_has_a_name_to_tell_it_by(tmp_path):
     del facts["study"]
     path.write_text(json.dumps(facts))
     write_report(study(trial(0), **begun(LATER)), tmp_path)
-    path.write_text(json.dumps({**facts, "shown": {**facts["shown"], "name": "other"}}))
+    path.write_text(json.dumps({**facts, "shown": {"name": "other"}}))
     with pytest.raises(BadInput, match=re.escape("another study ('other'); give")):
         write_report(MET, tmp_path)
 

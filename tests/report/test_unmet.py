@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from documents import caveats_of, numbers_of
 from scipy.stats import binomtest
 from small_studies import pruned, study, trial
 
@@ -13,9 +14,8 @@ from carbonopt.core.config import Budget, Search
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import EvalPoint, Failure, StopReason, TrialRecord, TrialState
 from carbonopt.report.build import write_report
+from carbonopt.report.document import Level
 from carbonopt.report.study_text import budget_text, goal_text, pruning_text
-from carbonopt.report.unmet import what_is_missing
-from carbonopt.report.words import audited
 
 SPACE = {
     "global_batch_size": {"choices": [8, 16, 32]},
@@ -38,53 +38,61 @@ def curve(number: int, *perplexities: float, **params) -> TrialRecord:
     return trial(number, perplexity=perplexities[-1], evals=evals, total_steps=10 * len(evals), params=params)
 
 
-def said(data: StudyData, target: float | None = None) -> str:
-    return " ".join(what_is_missing(data, recommend(data, target)))
+@pytest.mark.parametrize(
+    ("epochs", "perplexities", "key"),
+    [
+        (4, (6.0, 5.5, 5.0), "more_epochs"),
+        (2, (6.0, 5.5, 5.0), "loss_still_fell"),  # 4 are in the space
+        (4, (6.0, 5.001, 5.0), "no_direction"),  # flat
+        (4, (5.0,), "no_direction"),  # one evaluation has no slope
+        (4, (6.0, 3.9, 5.0), "loss_rose"),
+    ],
+)
+def test_more_epochs_only_where_the_most_were_tried_and_the_loss_still_fell(epochs, perplexities, key) -> None:
+    found = caveats_of(missed(curve(0, *perplexities, epochs=epochs)))
+    assert found["target_missed"].numbers == {"trial": 0, "worse": pytest.approx(0.25)}
+    assert found.keys() & {"more_epochs", "loss_still_fell", "loss_rose", "no_direction"} == {key}
+    assert found[key].level is Level.CRITICAL
 
 
-def test_more_epochs_only_where_the_most_were_tried_and_the_loss_still_fell() -> None:
-    text = said(missed(curve(0, 6.0, 5.5, 5.0, epochs=4)))
-    assert "Trial 0 is 25 % above the target." in text
-    assert f"{math.log(5 / 4):.3g} nats a token lower" in text
-    assert f"(4), and its loss still fell, by {math.log(5.5 / 5):.3g} nats a token over the last 10 steps" in text
-    assert "allow more epochs" not in said(missed(curve(0, 6.0, 5.5, 5.0, epochs=2)))  # 4 are in the space
-    assert "allow more epochs" not in said(missed(curve(0, 6.0, 5.001, 5.0, epochs=4)))  # flat
-    assert "allow more epochs" not in said(missed(curve(0, 5.0, epochs=4)))  # one evaluation has no slope
+def test_what_is_missing_has_its_figures() -> None:
+    numbers = numbers_of(missed(curve(0, 6.0, 5.5, 5.0, epochs=4)), "more_epochs")
+    assert (numbers["epochs"], numbers["steps"]) == (4, 10)
+    assert (numbers["fell"], numbers["missing"]) == pytest.approx((math.log(5.5 / 5), math.log(5 / 4)))
+    numbers = numbers_of(missed(curve(0, 6.0, 3.9, 5.0, epochs=4)), "loss_rose")
+    assert (numbers["best"], numbers["step"]) == (pytest.approx(3.9), 20)
 
 
 def test_fixed_epochs_can_be_raised_too() -> None:
     data = missed(curve(0, 6.0, 5.5, 5.0))
     data = study(*data.records, target=4.0, raw={"search": {"space": {**SPACE, "epochs": 2}}})
-    assert "allow more epochs" in said(data)
-
-
-def test_a_loss_that_rose_asks_for_less() -> None:
-    text = said(missed(curve(0, 6.0, 3.9, 5.0, epochs=4)))
-    assert "lowest perplexity was 3.900 at step 20, which meets the target: allow fewer epochs" in text
-    assert "more epochs" not in text
+    assert "more_epochs" in caveats_of(data)
 
 
 @pytest.mark.parametrize(
-    ("params", "other", "words"),
+    ("params", "other", "edge"),
     [
-        ({"learning_rate": 1e-2}, {"learning_rate": 1e-3}, "learning_rate was the highest of the space (0.01)"),
-        ({"learning_rate": 1.1e-4}, {}, "learning_rate was the lowest of the space (0.00011)"),
-        ({"global_batch_size": 8}, {"global_batch_size": 16}, "global_batch_size was the lowest of the space (8)"),
-        ({"global_batch_size": 32}, {"global_batch_size": 16}, "global_batch_size was the highest of the space (32)"),
+        ({"learning_rate": 1e-2}, {"learning_rate": 1e-3}, ("learning_rate", "highest", 0.01)),
+        ({"learning_rate": 1.1e-4}, {}, ("learning_rate", "lowest", 0.00011)),
+        ({"global_batch_size": 8}, {"global_batch_size": 16}, ("global_batch_size", "lowest", 8)),
+        ({"global_batch_size": 32}, {"global_batch_size": 16}, ("global_batch_size", "highest", 32)),
         ({"global_batch_size": 8}, {"global_batch_size": 8}, None),  # no other was tried: no evidence
         ({"global_batch_size": 16}, {"global_batch_size": 8}, None),
         ({"learning_rate": 5e-3}, {"learning_rate": 1e-3}, None),
     ],
 )
-def test_an_end_of_the_space_points_beyond_it_if_another_value_was_tried(params, other, words) -> None:
-    text = said(missed(curve(0, 6.0, 5.0, **params), curve(1, 8.0, 7.0, **other)))
-    assert (words in text) if words else "of the space (" not in text
-    assert ("came no closer" in text) == (words is not None)
+def test_an_end_of_the_space_points_beyond_it_if_another_value_was_tried(params, other, edge) -> None:
+    found = caveats_of(missed(curve(0, 6.0, 5.0, **params), curve(1, 8.0, 7.0, **other)))
+    assert ("edge" in found) == (edge is not None)
+    if edge is not None:
+        numbers = found["edge"].numbers
+        assert (numbers["dimension"], numbers["end"], numbers["value"]) == edge
+        assert numbers["wanted"] == {"highest": "higher", "lowest": "lower"}[edge[1]]
 
 
 def test_nothing_is_missing_where_the_target_is_met() -> None:
     data = missed(curve(0, 6.0, 5.0, epochs=4))
-    assert said(data, 5.0) == ""
+    assert not {"target_missed", "more_epochs", "loss_still_fell"} & caveats_of(data, 5.0).keys()
     assert recommend(data, 5.0).shortfall is None
     assert "shortfall" not in recommend(data, 5.0).as_json()
     answer = recommend(data).as_json()["shortfall"]
@@ -99,10 +107,11 @@ def unfinished(number: int, state: TrialState, text: str = "", **changes) -> Tri
 
 def test_no_trial_that_fits_or_ends(capsys) -> None:
     none_fits = missed(*(unfinished(number, TrialState.INFEASIBLE) for number in range(3)))
-    assert said(none_fits) == (
-        "All 3 trials did not fit in memory: allow smaller values of micro_batch_size_per_gpu or offload or "
-        "gradient_checkpointing, or take a shorter workload.sequence_length or a smaller model."
-    )
+    assert numbers_of(none_fits, "out_of_memory") == {
+        "count": 3,
+        "of": 3,
+        "advice": "smaller values of micro_batch_size_per_gpu or offload or gradient_checkpointing",
+    }
     assert not _print_recommendation(none_fits)
     assert "did not fit in memory" in capsys.readouterr().out
     mixed = missed(
@@ -112,21 +121,21 @@ def test_no_trial_that_fits_or_ends(capsys) -> None:
         unfinished(3, TrialState.TIMEOUT),
         unfinished(4, TrialState.FAILED, stop_reason=StopReason.INTERRUPTED),
     )
-    text = said(mixed)
-    assert text.startswith("2 of 4 trials failed. Trial 2: CUDA error: an illegal access; its log says more.")
-    assert "1 of 4 trials diverged" in text and "launch.timeout_s" in text and "/somewhere" not in text
-    stopped = said(missed(pruned(0), pruned(1)))
-    assert "Trial 0 is 200 % above the target, as far as it got. All 2 trials ended early" in stopped
-    assert stopped.count("search.pruning.audit runs a share") == 1
-    assert said(missed()) == ""
+    found = caveats_of(mixed)
+    assert list(found)[:3] == ["failed", "diverged", "timeout"]  # the most frequent first
+    failed = {"count": 2, "of": 4, "trial": 2, "text": "CUDA error: an illegal access"}
+    assert found["failed"].numbers == failed and "/somewhere" not in found["failed"].text
+    stopped = caveats_of(missed(pruned(0), pruned(1)))
+    assert stopped["target_missed"].numbers["worse"] == pytest.approx(2.0)
+    assert stopped["all_pruned"].numbers == {"count": 2, "of": 2}
+    assert not any(caveat.level is Level.CRITICAL for caveat in caveats_of(missed()).values())
 
 
 def test_the_page_of_a_study_in_which_nothing_fits_says_what_to_change(tmp_path) -> None:
     write_report(missed(unfinished(0, TrialState.INFEASIBLE)), tmp_path)
     text = (tmp_path / "report.md").read_text()
-    assert "none was evaluated" in text
-    assert "The only trial did not fit in memory" in text
-    assert "The study ended: all trials done." in text
+    assert "none was evaluated" in text and "1 of 1 trials did not fit in memory" in text
+    assert "| Ended | all trials done |" in text
 
 
 # ---------------------------------------------------------------------------------------------------------- the audit
@@ -150,9 +159,9 @@ def test_the_audits_rate_is_that_of_audited_trials_at_their_end() -> None:
     assert (found.ended, found.mattered, found.cut_short) == (7, 1, 1)
     interval = binomtest(1, 7).proportion_ci(0.95, method="exact")
     assert (found.lowest_rate, found.highest_rate) == pytest.approx((interval.low, interval.high))
-    text = audited(data, found)
-    assert "run to the end: 7, 1 more did not get there; of these met perplexity 4.000: 1 (14.3 %" in text
-    assert f"{100 * interval.low:.3g} % to {100 * interval.high:.3g} %" in text
+    numbers = numbers_of(data, "pruning_audit")
+    assert (numbers["ended"], numbers["mattered"], numbers["cut_short"]) == (7, 1, 1)
+    assert (numbers["lowest"], numbers["highest"]) == (found.lowest_rate, found.highest_rate)
 
 
 @pytest.mark.parametrize("mattered", [0, 3])
@@ -166,22 +175,16 @@ def test_the_interval_at_its_ends(mattered: int) -> None:
 
 def test_of_a_search_for_the_front_those_on_it_mattered() -> None:
     records = (checked(0, 5.0), trial(1, 2e-3, perplexity=4.5), checked(2, 9.0, emissions_kg_co2e=1.0))
-    found = audit(missed(*records, goal="front", pruning={"audit": 0.5}))
+    data = missed(*records, goal="front", pruning={"audit": 0.5})
+    found = audit(data)
     assert found is not None and (found.ended, found.mattered) == (2, 1)
-    assert "ended on the Pareto front: 1" in audited(missed(goal="front", pruning={"audit": 0.5}), found)
+    assert numbers_of(data, "pruning_audit")["did"] == "ended on the Pareto front"
 
 
-def test_an_audit_is_spoken_of_only_where_one_was_asked_for(tmp_path, capsys) -> None:
-    assert audited(missed(trial(0)), audit(missed(trial(0)))) == ""
-    _print_recommendation(missed(trial(0)))
-    assert "Audit" not in capsys.readouterr().out
-    asked = missed(trial(0), pruning={"audit": 0.05})
-    _print_recommendation(asked)
-    line = "Audit of the pruning by target (5 % of what it would stop): none was due."
-    assert f"  {line}\n" in capsys.readouterr().out
-    write_report(asked, tmp_path)
-    assert line in (tmp_path / "report.md").read_text()
-    assert line in (tmp_path / "index.html").read_text().replace("\N{NO-BREAK SPACE}", " ")
+def test_an_audit_is_spoken_of_only_where_one_was_asked_for() -> None:
+    assert not {"pruning_audit", "pruning_audit_none"} & caveats_of(missed(trial(0))).keys()
+    found = caveats_of(missed(trial(0), pruning={"audit": 0.05}))
+    assert found["pruning_audit_none"].numbers == {"share": 0.05, "cut_short": 0}
 
 
 # ----------------------------------------------------------------------------------------------- what a study will do

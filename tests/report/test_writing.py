@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from browser import browser
+from carbonopt.report.points import scatter
 from facts_by_hand import BATCH, INFLUENCE, RETURNS
 from small_studies import gpu_study, on_gpu, pruned, study, trial
 
@@ -23,7 +24,6 @@ from carbonopt.core.units import human_emissions, human_energy
 from carbonopt.report.build import NAMES, build_view, facts_of, write_report
 from carbonopt.report.paper.files import NAMES as PAPER_NAMES
 from carbonopt.report.paper.files import paper_files
-from carbonopt.report.points import scatter
 
 MET = study(trial(0), trial(1, 2e-3, 4.0))
 # A process that fills the folder of its first argument again and again, or dies over it at the second.

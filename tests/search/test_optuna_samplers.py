@@ -111,7 +111,9 @@ def test_a_cost_that_is_infinite_or_not_above_zero() -> None:
     study.optimize(lambda trial: (math.inf, finite(trial)[1]), n_trials=2)
     study.optimize(finite, n_trials=2)
     study.optimize(lambda trial: (0.0, finite(trial)[1]), n_trials=1)
-    with pytest.raises(ValueError, match=r"cost must be above 0 and perplexity at least 1 .*, but trial 4 has 0 and \d"):
+    with pytest.raises(
+        ValueError, match=r"cost must be above 0 and perplexity at least 1 .*, but trial 4 has 0 and \d"
+    ):
         study.optimize(finite, n_trials=1)
 
 
@@ -151,7 +153,9 @@ def test_threads_never_run_the_same_configuration() -> None:
 
 def work(journal: str, begin: multiprocessing.synchronize.Barrier) -> None:
     storage = JournalStorage(JournalFileBackend(journal))
-    study = optuna.load_study(study_name="shared", storage=storage, sampler=CarbonSampler("perplexity", TARGET, search_space=FINITE))
+    study = optuna.load_study(
+        study_name="shared", storage=storage, sampler=CarbonSampler("perplexity", TARGET, search_space=FINITE)
+    )
     for _ in range(SIZE // 2):
         begin.wait()  # both plan at the same time, again and again
         study.optimize(finite, n_trials=1)
@@ -159,7 +163,9 @@ def work(journal: str, begin: multiprocessing.synchronize.Barrier) -> None:
 
 def test_processes_never_run_the_same_configuration(tmp_path: Path) -> None:
     journal = str(tmp_path / "journal")
-    study = study_with(CarbonSampler("perplexity", TARGET), storage=JournalStorage(JournalFileBackend(journal)), study_name="shared")
+    study = study_with(
+        CarbonSampler("perplexity", TARGET), storage=JournalStorage(JournalFileBackend(journal)), study_name="shared"
+    )
     context = multiprocessing.get_context("spawn")
     begin = context.Barrier(2)
     workers = [context.Process(target=work, args=(journal, begin)) for _ in range(2)]

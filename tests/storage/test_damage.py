@@ -102,12 +102,16 @@ def test_what_is_gone_is_damage(statement: str, says: str, folder: Path) -> None
     ("fields", "says"),
     [
         ({"trial": 1}, "trial 2 has the record of trial 1"),
-        ({"perplexity": -5.0}, "trial 2: perplexity: Value error, must be at least 1, but is -5"),
-        ({"perplexity": None}, "trial 2 is complete, but its record has no perplexity"),
+        (
+            {"quality": {"name": "perplexity", "value": -5.0}},
+            "trial 2: quality: Value error, must be at least 1, but is -5",
+        ),
+        ({"quality": {"name": "perplexity"}}, "trial 2 is complete, but its record has no perplexity"),
         ({"energy_kwh": None}, "trial 2 is complete, but its record has no energy_kwh"),
         ({"emissions_kg_co2e": -1e-6}, "trial 2: emissions_kg_co2e"),
         ({"state": "running"}, "trial 2 has ended otherwise than its record says (running)"),
-        ({"evals": [{"step": 50, "tokens": None, "nll_sum": -7.0, "eval_tokens": 1}]}, "evals.0.nll_sum"),
+        ({"evals": [{"step": 50, "tokens": None, "value": 1.0, "sum": -7.0, "count": 1}]}, "evals.0.sum"),
+        ({"quality": {"name": "loss", "value": 5.0}}, "trial 2: quality: Value error, name must be one of perplexity"),
     ],
 )
 def test_what_no_trial_can_have_is_damage(fields: dict, says: str, folder: Path) -> None:

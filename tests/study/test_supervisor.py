@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 
 from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.trial import EvalPoint, Phase, StopReason, TrialRecord, TrialSpec, TrialState
 from carbonopt.energy.meter import ReplayMeter
 from carbonopt.engines.process.processes import WorkProcesses
 from carbonopt.search.cap import passes_cap, will_pass_cap
-from carbonopt.search.pruning import straight_line_nll
+from carbonopt.search.pruning import straight_line_loss
 from carbonopt.study.supervisor import Rules, TrialWatch
 
 SPEAKING = """
-import json, os, socket, sys, time
+import json, math, os, socket, sys, time
 connection = socket.socket(fileno=int(os.environ["CARBONOPT_CHANNEL_FD"]))
 lines = connection.makefile("rb")
 def say(event, **fields):
@@ -27,7 +28,8 @@ def ask(event, **fields):
     return json.loads(lines.readline())["stop"]
 def evaluated(step, nll, total=100, **more):
     ask("PhaseChanged", phase="eval")
-    point = {"step": step, "tokens": step, "nll_sum": nll, "eval_tokens": 1}
+    value = None if nll is None else math.exp(nll)
+    point = {"step": step, "tokens": step, "value": value, "sum": nll, "count": 1}
     stop = ask("Evaluated", point=point, total_steps=total, **more)
     if stop:
         time.sleep(600)  # the study ends a trial that it has stopped
@@ -65,6 +67,7 @@ def watched(script: str, tmp_path: Path, meter: ReplayMeter | None = None, **rul
     stored: list[TrialRecord] = []
     watch = TrialWatch(
         spec=spec,
+        quality=PERPLEXITY.name,
         processes=WorkProcesses(argv, [{}], dict(os.environ), tmp_path / "log.txt"),
         meter=meter,
         rules=Rules(**settings),
@@ -85,7 +88,7 @@ def test_a_trial_that_ends_by_itself_is_complete(tmp_path: Path) -> None:
     script = "evaluated(50, 3.0, peak_memory_gib=2.0)\nevaluated(100, 1.5, peak_memory_gib=2.5)\n"
     record = watched(f'{script}say("Finished", summary={{}})', tmp_path)
     assert (record.state, record.stop_reason, record.failure) == (TrialState.COMPLETE, None, None)
-    assert record.perplexity == pytest.approx(math.exp(1.5))
+    assert record.value == pytest.approx(math.exp(1.5))
     assert [point.step for point in record.evals] == [50, 100]
     assert record.evals[0].train_energy_kwh < record.evals[1].train_energy_kwh
     assert record.peak_memory_gib == 2.5
@@ -100,7 +103,7 @@ class BlindWhileTraining(JoulePerPhase):
 
 def test_a_training_too_short_for_a_reading_is_unmeasured_not_free(tmp_path: Path) -> None:
     record = watched('evaluated(100, 1.5)\nsay("Finished", summary={})', tmp_path, BlindWhileTraining())
-    assert (record.state, record.perplexity, record.failure.kind) == (TrialState.FAILED, None, "unmeasured")
+    assert (record.state, record.value, record.failure.kind) == (TrialState.FAILED, None, "unmeasured")
     # Two windows of training: before the evaluation and after it.
     assert "the GPUs in the 0.04 s that it trained: readings are 50 ms apart; train longer" in record.failure.text
     assert record.energy_kwh.total > 0, "what was measured is kept"
@@ -119,8 +122,9 @@ def test_out_of_memory_is_infeasible(tmp_path: Path) -> None:
 def test_a_loss_that_is_no_number_is_divergence(tmp_path: Path) -> None:
     assert watched('say("Failed", kind="diverged", text="NaN at step 3")', tmp_path).state == TrialState.DIVERGED
     record = watched("evaluated(50, None)", tmp_path)
-    assert (record.state, record.perplexity) == (TrialState.DIVERGED, None)
-    assert record.as_json()["evals"][0]["nll_sum"] is None
+    assert (record.state, record.value) == (TrialState.DIVERGED, None)
+    (point,) = record.as_json()["evals"]
+    assert point["value"] is point["sum"] is point["nll_sum"] is None and point["count"] == point["eval_tokens"] == 1
 
 
 def test_a_crash_keeps_the_logs_last_lines(tmp_path: Path) -> None:
@@ -185,25 +189,28 @@ def test_budget_and_interruption_end_a_running_trial(tmp_path: Path) -> None:
 
 def points(*values: float, every: int = 10) -> list[EvalPoint]:
     return [
-        EvalPoint(step=(index + 1) * every, tokens=None, nll_sum=nll * 7, eval_tokens=7)
-        for index, nll in enumerate(values)
+        EvalPoint.of(PERPLEXITY, nll * 7, 7, step=(index + 1) * every, tokens=None) for index, nll in enumerate(values)
     ]
+
+
+def line(evals: list[EvalPoint], total_steps: int) -> float | None:
+    return straight_line_loss(evals, total_steps, PERPLEXITY)
 
 
 def test_the_straight_line_goes_on_as_steeply_as_the_curve_last_did() -> None:
     # 0.2 a stretch of 10 steps at the steeper of the last two; 50 steps to go.
-    assert straight_line_nll(points(2.3, 2.1, 2.0), 80) == pytest.approx(2.0 - 1.0)
+    assert line(points(2.3, 2.1, 2.0), 80) == pytest.approx(2.0 - 1.0)
     # Past half the way, over the logarithm of the steps: 0.2 for a doubling at the steeper one, 5/3 to go.
-    assert straight_line_nll(points(2.3, 2.1, 2.0), 50) == pytest.approx(2.0 - 0.2 * math.log2(5 / 3))
-    assert straight_line_nll(points(2.0, 2.1, 2.2), 50) == pytest.approx(2.2), "a rising curve promises nothing"
+    assert line(points(2.3, 2.1, 2.0), 50) == pytest.approx(2.0 - 0.2 * math.log2(5 / 3))
+    assert line(points(2.0, 2.1, 2.2), 50) == pytest.approx(2.2), "a rising curve promises nothing"
     # Evaluations close to each other are noise: 0.1 up and down every step, 0.02 down a step.
     noisy = points(*(3 - 0.02 * step + 0.1 * (step % 2) for step in range(50)), every=1)
-    assert straight_line_nll(noisy, 100) > 0.5, "from one step to the next it falls by 0.12: to −4 at the end"
+    assert line(noisy, 100) > 0.5, "from one step to the next it falls by 0.12: to −4 at the end"
 
 
 def test_it_is_too_early_before_three_evaluations_and_a_third() -> None:
-    assert straight_line_nll(points(2.3, 2.1), 30) is None
-    assert straight_line_nll(points(2.3, 2.1, 2.0), 100) is None
+    assert line(points(2.3, 2.1), 30) is None
+    assert line(points(2.3, 2.1, 2.0), 100) is None
 
 
 def test_the_cap_needs_a_feasible_trial_and_is_strict() -> None:

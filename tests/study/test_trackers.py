@@ -11,7 +11,8 @@ import pytest
 
 from carbonopt.core.config import StudyConfig
 from carbonopt.core.dimensions import TrialParams
-from carbonopt.core.trial import Durations, Energy, EvalPoint, TrialRecord, TrialSpec, TrialState
+from carbonopt.core.quality import PERPLEXITY
+from carbonopt.core.trial import Durations, Energy, EvalPoint, QualityResult, TrialRecord, TrialSpec, TrialState
 from carbonopt.study import trackers
 from carbonopt.study.file import parse_study
 from carbonopt.study.trackers import Trackers, open_trackers
@@ -19,7 +20,9 @@ from carbonopt.study.trackers import Trackers, open_trackers
 ROOT = Path(__file__).resolve().parents[2]
 PARAMS = TrialParams(global_batch_size=16, micro_batch_size_per_gpu=8, learning_rate=1e-3, epochs=2, torch_compile=True)
 POINTS = [
-    EvalPoint(step=10 * i, tokens=1000 * i, nll_sum=400.0 - 10 * i, eval_tokens=100, train_energy_kwh=1e-6 * i)
+    EvalPoint.of(PERPLEXITY, 400.0 - 10 * i, 100, step=10 * i, tokens=1000 * i).model_copy(
+        update={"train_energy_kwh": 1e-6 * i}
+    )
     for i in (1, 2, 3)
 ]
 
@@ -61,7 +64,7 @@ def record(number: int, state: TrialState = TrialState.COMPLETE) -> TrialRecord:
         state=state,
         seed=0,
         params=PARAMS,
-        perplexity=POINTS[-1].perplexity,
+        quality=QualityResult(name=PERPLEXITY.name, value=POINTS[-1].value),
         emissions_kg_co2e=3e-7,
         energy_kwh=Energy(train=3e-6, setup=1e-6, eval=1e-6, total=5e-6),
         duration_s=Durations(train=3, setup=1, eval=1, total=5),
@@ -98,7 +101,7 @@ def test_tensorboard_reads_back_what_was_written(tmp_path):
         events = EventAccumulator(str(folder)).Reload()
         perplexities = events.Scalars("perplexity")
         assert [event.step for event in perplexities] == [10, 20, 30]
-        assert [event.value for event in perplexities] == pytest.approx([point.perplexity for point in POINTS])
+        assert [event.value for event in perplexities] == pytest.approx([point.value for point in POINTS])
         assert events.Scalars("emissions_kg_co2e")[-1].value == pytest.approx(3e-7)
         assert events.Scalars("final/total_energy_kwh")[0].value == pytest.approx(5e-6)
         hparams = {
@@ -135,7 +138,7 @@ def test_no_tracker_is_imported_or_started_before_the_first_trial(tmp_path):
     script = (
         "import sys, threading\n"
         "from pathlib import Path\n"
-        "from tests.test_trackers import study\n"
+        "from tests.study.test_trackers import study\n"
         "from carbonopt.study.trackers import open_trackers\n"
         f"tracked = open_trackers(study(wandb={{}}, tensorboard=True), Path({str(tmp_path)!r}) / 'track', print)\n"
         "tracked.close()\n"
@@ -242,7 +245,7 @@ def test_a_server_that_never_answers_holds_up_neither_close_nor_exit(tmp_path):
         "import time\n"
         "from pathlib import Path\n"
         "from carbonopt.study import trackers\n"
-        "from tests.test_trackers import run_trial, study, wandb_services\n"
+        "from tests.study.test_trackers import run_trial, study, wandb_services\n"
         "trackers._CLOSE_S = 0.5\n"
         f"folder = Path({str(tmp_path)!r}) / 'track'\n"
         "tracked = trackers.open_trackers(study(wandb={'mode': 'online'}), folder, lambda text: None)\n"
@@ -264,7 +267,7 @@ def test_wandbs_service_does_not_outlive_a_killed_study(tmp_path):
     script = (
         "import time\n"
         "from pathlib import Path\n"
-        "from tests.test_trackers import spec, study, wandb_services\n"
+        "from tests.study.test_trackers import spec, study, wandb_services\n"
         "from carbonopt.study.trackers import open_trackers\n"
         f"tracked = open_trackers(study(wandb={{}}), Path({str(tmp_path)!r}) / 'track', print)\n"
         "tracked.trial_started(spec(0))\n"

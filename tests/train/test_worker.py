@@ -34,7 +34,8 @@ from carbonopt.core.events import (
     StageBegun,
 )
 from carbonopt.core.files import PreparedFolder
-from carbonopt.core.trial import EvalPoint, Phase, Prepared, Stage, StopReason, perplexity
+from carbonopt.core.quality import PERPLEXITY
+from carbonopt.core.trial import EvalPoint, Phase, Prepared, Stage, StopReason
 from carbonopt.engines.process.channel import Listener
 from carbonopt.engines.process.environment import programs_path
 from carbonopt.train.client import Speaker
@@ -74,7 +75,7 @@ class Run:
 
     @property
     def perplexities(self) -> list[float]:
-        return [point.perplexity for point in self.points]
+        return [point.value for point in self.points]
 
     @property
     def shape(self) -> list:
@@ -179,8 +180,8 @@ def test_a_trial_tells_what_it_does(reference, prepared):
     first, last = reference.points
     assert (first.step, last.step) == (round(steps / 2), steps)
     assert last.tokens == steps * 8 * LENGTH
-    assert first.eval_tokens == last.eval_tokens == summary.eval_tokens
-    assert last.perplexity < first.perplexity < summary.vocab_size
+    assert first.count == last.count == summary.eval_tokens
+    assert last.value < first.value < summary.vocab_size
     finished = reference.only(Finished).summary
     assert (finished["step"], finished["tokens"]) == (last.step, last.tokens)
     assert 0.1 < reference.events[-2].peak_memory_gib < 8
@@ -199,7 +200,7 @@ def test_the_same_seed_gives_the_same_perplexity_to_the_last_digit(reference, tr
 
 def test_another_seed_gives_another(reference, trial):
     (final,) = trial(seed=1, stop=StopReason.CAP).points
-    assert final.nll_sum != reference.points[0].nll_sum
+    assert final.sum != reference.points[0].sum
 
 
 @pytest.mark.parametrize(
@@ -241,7 +242,7 @@ def independent_perplexity(model_folder: Path, tokens: np.ndarray) -> float:
             log_probabilities = model(window[None, :-1]).logits[0].double().log_softmax(-1)
         total -= log_probabilities[torch.arange(len(window) - 1), window[1:]].sum().item()
         count += len(window) - 1
-    return perplexity(total, count)
+    return PERPLEXITY.value(total, count)
 
 
 def test_perplexity_is_what_plain_transformers_computes_on_the_saved_model(saved, prepared):
@@ -330,7 +331,7 @@ def test_what_ends_a_process_is_reported(body, kind, exit_code, capfd):
 @pytest.mark.parametrize("error", ["ValueError", "Diverged", "BadInput"])
 def test_what_ends_a_process_is_reported_also_where_the_log_is_full(error):
     script = f"""
-from carbonopt.channel import Speaker
+from carbonopt.train.client import Speaker
 from carbonopt.train.failures import BadInput, Diverged, reported
 with reported(Speaker.inherited()):
     raise {error}("not as it should be")
@@ -346,4 +347,5 @@ with reported(Speaker.inherited()):
 
 
 def test_perplexity_of_a_divergence_is_no_number():
-    assert math.isnan(EvalPoint(step=1, tokens=1, nll_sum=None, eval_tokens=1).perplexity)
+    point = EvalPoint.of(PERPLEXITY, math.nan, 1, step=1, tokens=1)
+    assert point.value is point.sum is None and math.isnan(point.loss(PERPLEXITY))

@@ -3,14 +3,11 @@
 import re
 
 from carbonopt import __version__
-from carbonopt.core.study import StudyData
-from carbonopt.report.facts import Facts
+from carbonopt.report.document import Document
 from carbonopt.report.paper.bibliography import bibliography
-from carbonopt.report.paper.figures import figures
-from carbonopt.report.paper.tables import tables
-from carbonopt.report.paper.text import document, is_learned, methods, statement
-from carbonopt.report.points import Scatter
-from carbonopt.report.view import View
+from carbonopt.report.paper.text import is_learned, main, methods, statement
+from carbonopt.report.render.latex import tables
+from carbonopt.report.study_view import StudyView
 
 _FIGURES = ("pareto", "batch", "influence", "effects", "returns", "energy")
 _TABLES = ("configuration", "pareto", "energy", "influence")
@@ -31,20 +28,23 @@ _POWER = re.compile(
 )
 
 
-def paper_files(data: StudyData, facts: Facts, view: View, plot: Scatter) -> dict[str, bytes]:
+def paper_files(study: StudyView, document: Document) -> dict[str, bytes]:
     """Contents by file name: figure-*.pdf and .png, table-*.tex, methods.tex, statement.tex, references.bib, main.tex.
 
     What a study can't show has no file. The same data gives the same bytes.
     """
-    drawn, tabled = figures(facts, plot), tables(view)
+    drawn = [figure for figure in document.figures() if figure.paper]
+    tabled = tables(document)
     texts = {
         **{f"table-{name}.tex": text for name, text in tabled.items()},
-        "methods.tex": methods(data, facts, view),
-        "statement.tex": statement(data, facts, view),
-        "references.bib": bibliography(data.config, learned=is_learned(facts)),
-        "main.tex": document(view, list(drawn), list(tabled)),
+        "methods.tex": methods(study, document),
+        "statement.tex": statement(study, document),
+        "references.bib": bibliography(study.data.config, learned=is_learned(study)),
+        "main.tex": main(document, tabled),
     }
-    pictures = {f"figure-{name}.{kind}": made for name, kinds in drawn.items() for kind, made in kinds.items()}
+    pictures = {
+        f"figure-{one.name}.{kind}": made for one in drawn for kind, made in (("pdf", one.pdf), ("png", one.png))
+    }
     return {**pictures, **{name: _finished(name, text).encode() for name, text in texts.items()}}
 
 

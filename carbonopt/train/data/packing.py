@@ -15,12 +15,14 @@ Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
 
 def smallest_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
+    """The smallest type that holds every token id."""
     return np.uint16 if vocab_size <= 2**16 else np.uint32
 
 
 def open_tokens(path: Path) -> Tokens:
     """A token array, mapped: ranks and trials share its pages, and nothing is read before it is needed."""
-    return np.load(path, mmap_mode="r", allow_pickle=False)
+    tokens: Tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+    return tokens
 
 
 def sequence_count(tokens: int, sequence_length: int, keep_tail: bool) -> int:
@@ -70,7 +72,7 @@ def total_steps(train_sequences: int, global_batch_size: int, epochs: float) -> 
     return max(1, round(epochs * steps_per_epoch))
 
 
-class MicroBatches(Dataset):
+class MicroBatches(Dataset[dict[str, torch.Tensor]]):
     """One rank's micro batches in the order of training; item i is one forward pass.
 
     Each epoch cuts the text anew from an offset, and permutes the sequences, both from (seed, epoch), and keeps whole

@@ -1,0 +1,55 @@
+"""Caveats from the templates of caveats.toml, and how these format their numbers."""
+
+import string
+import tomllib
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+from carbonopt.core import format as fmt
+from carbonopt.core.quality import Quality
+from carbonopt.report.document import Caveat, Level
+
+TEMPLATES: dict[str, tuple[str, str]] = tomllib.loads(
+    resources.files("carbonopt.report").joinpath("caveats.toml").read_text("utf-8")
+)
+MOST_NAMED = 5
+
+
+def numbers_text(numbers: Sequence[int]) -> str:
+    """A few in a row, the others counted."""
+    listed = ", ".join(map(str, numbers[:MOST_NAMED]))
+    return f"{listed} and {len(numbers) - MOST_NAMED} more" if len(numbers) > MOST_NAMED else listed
+
+
+def range_text(ends: tuple[float | None, float | None]) -> str:
+    """Of shares; without a lower end, where nothing is sure."""
+    lowest, highest = map(fmt.percent_text, ends)
+    return f"at most {highest}" if ends[0] is None else f"{lowest} to {highest}"
+
+
+class Template(string.Formatter):
+    """`str.format` with the report's formats, and `count NOUN`."""
+
+    def __init__(self, quality: Quality) -> None:
+        self._formats: dict[str, Any] = {
+            "percent": fmt.percent_text,
+            "difference": fmt.difference_text,
+            "range": range_text,
+            "fine_percent": fmt.two_decimals_text,
+            "quality": quality.text,
+            "numbers": numbers_text,
+            "value": fmt.value_text,
+        }
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        kind, _, noun = format_spec.partition(" ")
+        if kind == "count":
+            return fmt.count_text(value, noun)
+        return str(self._formats[kind](value)) if kind in self._formats else str(format(value, format_spec))
+
+
+def caveat(quality: Quality, key: str, /, **numbers: Any) -> Caveat:
+    level, template = TEMPLATES[key]
+    text = Template(quality).format(template, **numbers)
+    return Caveat(key=key, level=Level[level.upper()], text=text, numbers=numbers)

@@ -1,0 +1,1 @@
+"""Figures, one file each: drawn once for the page and for paper."""

@@ -1,0 +1,152 @@
+"""What the figures have in common: as wide as a column, fonts embedded, colours and shapes told apart in grey."""
+
+import io
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from carbonopt.core.format import tick_text
+from carbonopt.report import document
+from carbonopt.report.figures.points import LOG_FROM_RATIO
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+# Matplotlib takes half a second to import: only what draws does.
+
+WIDTH_IN = 3.5  # one column of a two-column paper
+DPI = 300
+STYLE: dict[Any, Any] = {
+    "pdf.fonttype": 42,  # TrueType: text stays text, and publishers' checks pass
+    "svg.fonttype": "none",  # text, in the page's own font
+    "font.size": 7.5,
+    "axes.labelsize": 7.5,
+    "axes.titlesize": 7.5,
+    "xtick.labelsize": 7.0,
+    "ytick.labelsize": 7.0,
+    "legend.fontsize": 7.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "hatch.linewidth": 0.5,
+    "text.parse_math": False,
+}
+# Okabe and Ito's palette, which people with any colour vision tell apart.
+BLUE, ORANGE, GREEN, VERMILION, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#999999"
+TARGET: dict[str, Any] = {"color": PURPLE, "linestyle": "--", "linewidth": 0.9, "zorder": 1}
+
+IN_PAGE_COLOURS = {
+    "#000000": "currentColor",
+    "#ffffff": "var(--paper)",
+    "#cccccc": "var(--line)",
+    "#0072b2": "var(--bar)",
+}
+
+Draw = Callable[["Figure"], None]
+
+
+def drawn(draw: Draw, height_in: float, *, name: str, caption: str, alt: str, paper: bool = True) -> document.Figure:
+    """A figure in every format; the same data gives the same bytes."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_pdf import FigureCanvasPdf
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
+
+    svg, png, pdf = io.StringIO(), io.BytesIO(), io.BytesIO()
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
+        figure = Figure(figsize=(WIDTH_IN, height_in), dpi=DPI, layout="constrained")
+        canvas: Any = FigureCanvasAgg(figure)
+        draw(figure)
+        for text in figure.findobj(Text):  # the 2 of CO2e lowered, as in the text around it
+            if isinstance(text, Text) and "CO2e" in text.get_text():  # findobj's result is of any artist
+                text.set_text(text.get_text().replace("CO2e", "CO₂e"))
+        # Not by savefig, which lays out and draws everything once more for each file.
+        canvas.print_png(png, metadata={"Software": None})
+        figure.set_layout_engine("none")
+        vector: Any = FigureCanvasPdf(figure)
+        vector.print_pdf(pdf, metadata={"CreationDate": None})
+        figure.set_dpi(72)  # of SVG
+        vector = FigureCanvasSVG(figure)
+        vector.print_svg(svg, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    return document.Figure(
+        name=name,
+        caption=caption,
+        alt=alt,
+        paper=paper,
+        svg=_inline(svg.getvalue()),
+        pdf=pdf.getvalue(),
+        png=png.getvalue(),
+    )
+
+
+def _inline(svg: str) -> str:
+    """The element for a page: in its colours, of its width, without names that another figure has, too."""
+    element = svg[svg.index("<svg") :]
+    element = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
+    element = re.sub(r'<g id="[^"]*">', "<g>", element)
+    element = re.sub(
+        r'(<svg [^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg [^>]*?) height="[^"]*"', r"\1", element, count=1)
+    )
+    for fixed, own in IN_PAGE_COLOURS.items():
+        element = element.replace(fixed, own)
+    return re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", element)
+
+
+def legend(figure: "Figure", axes: "Axes") -> None:
+    """Above the figure, of what one of its axes holds, in as many columns as fit."""
+    for columns in (3, 2, 1):
+        made = figure.legend(
+            *axes.get_legend_handles_labels(),
+            loc="outside upper center",
+            ncols=columns,
+            frameon=False,
+            handletextpad=0.4,
+            columnspacing=1.2,
+            borderaxespad=0.2,
+        )
+        if made.get_window_extent().width <= figure.bbox.width:
+            return
+        made.remove()
+
+
+def plain_ticks(axis: "Axis", log: bool, most: int = 5) -> None:
+    """Round numbers without powers of ten, at most so many. After everything is drawn: it goes by the axis' limits."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter
+
+    if not log:
+        axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]))
+        return
+    ticks = _log_ticks(*axis.get_view_interval(), most)
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _log_ticks(low: float, high: float, most: int) -> list[float]:
+    """1, 2 and 5 in each power of ten; fewer where that would be too many."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for digits in ((1, 2, 5), (1, 3), (1,)):
+        ticks = [tick for power in powers for digit in digits if low <= (tick := float(f"{digit}e{power}")) <= high]
+        if len(ticks) <= most:
+            break
+    return ticks[:: -(-len(ticks) // most) or 1]
+
+
+def ticks_at(axis: "Axis", values: Sequence[float], texts: Iterable[str]) -> None:
+    """Exactly these."""
+    from matplotlib.ticker import NullLocator
+
+    axis.set_minor_locator(NullLocator())
+    axis.set_ticks(list(values), list(texts))
+
+
+def wants_log(values: Sequence[float]) -> bool:
+    """Whether a linear axis would crowd the small values."""
+    return min(values) > 0 and max(values) / min(values) >= LOG_FROM_RATIO

@@ -1,0 +1,16 @@
+"""The top of a document as plain text."""
+
+from carbonopt.report.document import MOST_CAVEATS, Document
+
+
+def render(document: Document) -> str:
+    """What to do, what it saves, how sure that is; the most serious caveats, and how many more there are."""
+    lines = [document.headline, *(f"  {line}" for line in document.details)]
+    width = max((len(tile.label) for tile in document.tiles), default=0)
+    lines += [
+        f"  {tile.label:{width}}  {tile.text}{f'  ({tile.note})' if tile.note else ''}" for tile in document.tiles
+    ]
+    lines += [f"  {caveat.level.name.lower()}: {caveat.text}" for caveat in document.caveats[:MOST_CAVEATS]]
+    if more := len(document.caveats) - MOST_CAVEATS:
+        lines += [f"  and {more} more caveats, in the report and in --json"] if more > 0 else []
+    return "\n".join(lines)

@@ -1,0 +1,69 @@
+"""The answer in one sentence with its figures, to be pasted into a paper."""
+
+from collections import Counter
+
+from carbonopt.analysis.replicates import Repeats, repeats_of
+from carbonopt.core import format as fmt
+from carbonopt.report.caveats import range_text
+from carbonopt.report.document import Paragraph, Section
+from carbonopt.report.study_view import StudyView
+from carbonopt.report.summary import baseline_text, sure_text, trials_text, turned
+
+
+def section(study: StudyView) -> Section | None:
+    text = sentence(study)
+    return (
+        None
+        if text is None
+        else Section(key="citation", title="For a paper", blocks=(Paragraph(text=text, style="quote"),))
+    )
+
+
+def sentence(study: StudyView) -> str | None:
+    """None without a recommendation."""
+    rec, quality, provenance = study.recommendation, study.quality, study.data.provenance
+    if rec.params is None:
+        return None
+    saved = ""
+    if rec.baseline is not None and rec.saving_fraction is not None and rec.trial != rec.baseline.trial:
+        than = f"{fmt.percent_text(abs(rec.saving_fraction))} {'less' if rec.saving_fraction >= 0 else 'more'} than"
+        saved = f", {than} {baseline_text(rec.baseline)} ({sure_text(study)})"
+        if equal := turned(study.comparison):
+            saving = range_text((equal.saving_fraction_before, equal.saving_fraction))
+            saved += f", and {saving} less than that stopped when it first met the target"
+    return (
+        f"Of {trials_text(rec)} with carbonopt {_where(study)}, the configuration with the least emissions at a "
+        f"{quality.name} of {quality.bound_word} {quality.text(rec.target.value)} "
+        f"({fmt.params_text(rec.params)}) reached {quality.text(rec.value)} with "
+        f"{fmt.energy_text(rec.energy_kwh)} of training energy, or {fmt.emissions_text(rec.emissions_kg_co2e)} at "
+        f"{fmt.intensity_text(provenance.intensity.g_co2e_per_kwh)} g CO2e/kWh and a PUE of "
+        f"{study.data.config.carbon.pue:.3g}{saved} ({_runs(study)}); the study itself used "
+        f"{fmt.energy_text(rec.study_energy_kwh)}, or {fmt.emissions_text(rec.study_emissions_kg_co2e)}."
+    )
+
+
+def _where(study: StudyView) -> str:
+    hardware = study.data.provenance.hardware
+    if study.data.provenance.is_replay:
+        return "that replay recorded runs"
+    if hardware is None:
+        return "on hardware that was not recorded"
+    gpus = [f"{count} × {name}" for name, count in Counter(hardware.gpus).items()]
+    return f"on {' and '.join(gpus) or f'{hardware.cpu} (no GPU)'}"
+
+
+def _runs(study: StudyView) -> str:
+    """How many complete runs there are of the recommended and of the baseline's configuration, and their spread."""
+    rec = study.recommendation
+    said = _spread(repeats_of(rec.params, study.repeated))
+    if rec.baseline is None or rec.baseline.trial == rec.trial:
+        return said
+    return f"{said}; the baseline: {_spread(repeats_of(rec.baseline.params, study.repeated))}"
+
+
+def _spread(runs: Repeats | None) -> str:
+    if runs is None:
+        return "n = 1"
+    scale = fmt.emissions_scale([runs.emissions_kg_co2e.highest])
+    emissions, reached = fmt.spread_text(runs.emissions_kg_co2e, scale), fmt.spread_text(runs.value)
+    return f"n = {runs.n}, {emissions} {scale.unit} and {reached}, mean ± standard deviation"

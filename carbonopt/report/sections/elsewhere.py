@@ -1,0 +1,99 @@
+"""The same joules on other grids and at other hours."""
+
+from typing import NamedTuple
+
+from carbonopt.analysis.repricing import Repricing
+from carbonopt.core import format as fmt
+from carbonopt.report.document import MISSING, Paragraph, Section, Table, num, table, word
+from carbonopt.report.study_view import StudyView
+
+WELL_KNOWN = {
+    *("Norway", "Sweden", "France", "Canada", "Brazil", "United Kingdom", "Germany", "United States", "Japan", "China"),
+    *("Australia", "India", "Poland", "South Africa"),
+}
+
+
+class _Priced(NamedTuple):
+    what: str
+    start: str
+    g_co2e_per_kwh: float | None
+    emissions_kg_co2e: float | None
+
+
+def section(study: StudyView) -> Section | None:
+    if not study.regions:
+        return None
+    found = study.priced
+    hours = Paragraph(
+        text="By the hour nothing is said: that takes an hourly trace of the grid (carbon.trace).", style="note"
+    )
+    blocks = (_grids(study), hours if found is None else _hours(study, found))
+    return Section(key="elsewhere", title="The same joules elsewhere and at other hours", blocks=blocks)
+
+
+def _grids(study: StudyView) -> Table:
+    """The study's own grid, the lowest, the highest and some that many know."""
+    found = study.regions
+    shown = [row for row in found if row.is_studys_own or row.place in WELL_KNOWN or row in (found[0], found[-1])]
+    run = fmt.emissions_scale(row.run_kg_co2e for row in shown)
+    whole = fmt.emissions_scale(row.study_kg_co2e for row in shown)
+    own = {"strong": lambda row: row.is_studys_own}
+    return table(
+        "grids",
+        "The same joules on other grids",
+        shown,
+        [
+            word("Grid", lambda row: f"{row.place} (this study)" if row.is_studys_own else row.place, **own),
+            num("g CO2e/kWh", lambda row: row.g_co2e_per_kwh, fmt.intensity_text, **own),
+            num(run.label("Recommended run"), lambda row: row.run_kg_co2e, run.text, **own),
+            num(whole.label("Whole study"), lambda row: row.study_kg_co2e, whole.text, **own),
+            word("Source", lambda row: row.source),
+        ],
+        note=f"Of {fmt.count_text(len(found), 'grid')}, by their mean intensity; data/report.json has all. Shares, "
+        "ranks and the recommendation stay as they are: one factor applies to all.",
+    )
+
+
+def _hours(study: StudyView, found: Repricing) -> Table:
+    """The same joules, priced by the hour."""
+    rec, starts, fixed_g = study.recommendation, found.starts, study.data.provenance.intensity.g_co2e_per_kwh
+    run, whole = "the recommended run", "the whole study"
+    rows = [_Priced(f"{run}, at the study's fixed intensity", MISSING, fixed_g, rec.emissions_kg_co2e)]
+    notes = [f"The trace has the hours from {_minute(found.first_hour)} to {_minute(found.last_hour)} (UTC)."]
+    if starts is None:
+        notes.append("It has nowhere as many hours in a row as the recommended run takes.")
+    else:
+        mean = f"{run}, mean of {fmt.count_text(starts.hours, 'hour')} to start at"
+        rows.append(_Priced(mean, MISSING, starts.mean_g_co2e_per_kwh, starts.mean_kg_co2e))
+        for which, hour in (("lowest", starts.lowest), ("highest", starts.highest)):
+            rows.append(_Priced(f"{run}, {which}", _minute(hour.start), hour.g_co2e_per_kwh, hour.emissions_kg_co2e))
+        if starts.lowest.emissions_kg_co2e:
+            notes.append(f"Highest ÷ lowest: {starts.highest.emissions_kg_co2e / starts.lowest.emissions_kg_co2e:.3g}.")
+        notes.append(f"Left out as a start, for want of a value: {fmt.count_text(starts.left_out, 'hour')}.")
+    rows.append(_Priced(f"{whole}, at the study's fixed intensity", MISSING, fixed_g, rec.study_emissions_kg_co2e))
+    own = found.study_g_co2e_per_kwh, found.study_emissions_kg_co2e
+    rows.append(_Priced(f"{whole}, in the hours that it ran in", MISSING, *own))
+    if found.study_unknown is not None:
+        notes.append(f"The study in its own hours: not known, because {found.study_unknown}.")
+    notes.append(
+        "Power is taken as even over a run. The trace may count otherwise (direct or life-cycle emissions) than the "
+        "fixed intensity does: compare its hours with each other."
+    )
+    scale = fmt.emissions_scale(row.emissions_kg_co2e for row in rows)
+    return table(
+        "hours",
+        f"The same joules at other hours, by {found.source}",
+        rows,
+        [
+            word("What", lambda row: row.what),
+            word("Start (UTC)", lambda row: row.start),
+            num("g CO2e/kWh", lambda row: row.g_co2e_per_kwh, fmt.intensity_text),
+            num(scale.label("Emissions"), lambda row: row.emissions_kg_co2e, scale.text),
+        ],
+        note=" ".join(notes),
+    )
+
+
+def _minute(iso: str) -> str:
+    """An instant without its seconds and its offset, which the column's head says."""
+    return iso[:16].replace("T", " ")

@@ -1,0 +1,77 @@
+"""Diminishing returns inside one run, and where to stop."""
+
+from collections.abc import Iterator
+
+from carbonopt.analysis.diminishing_returns import ENOUGH, DiminishingReturns, Milestone
+from carbonopt.core import format as fmt
+from carbonopt.report.document import Block, Section, Table, num, table, word
+from carbonopt.report.figures.returns import returns as returns_figure
+from carbonopt.report.study_view import StudyView
+
+
+def section(study: StudyView) -> Section | None:
+    found = study.diminishing_returns
+    if found is None:
+        return None
+    figure = returns_figure(found, study.recommendation.target.value, study.quality)
+    blocks: list[Block] = [figure] if figure else []
+    blocks += [_milestones(study, found), _evaluations(study, found)]
+    return Section(key="returns", title="Diminishing returns", blocks=tuple(blocks))
+
+
+def _milestones(study: StudyView, found: DiminishingReturns) -> Table:
+    """Where the run could have stopped."""
+    last, quality = found.points[-1], study.quality
+    scale = fmt.emissions_scale([last.emissions_kg_co2e])
+    decays = (
+        " Its learning rate falls over the run, so a run planned to be that short would probably end better than "
+        "this one stood there."
+    )
+    return table(
+        "milestones",
+        f"Where trial {found.trial} could have stopped",
+        list(_named(found, quality.name)),
+        [
+            word("Evaluation", lambda row: row[0]),
+            num("Step", lambda row: row[1].step),
+            num(quality.label, lambda row: row[1].value, quality.text),
+            num(scale.label("Emissions"), lambda row: row[1].emissions_kg_co2e, scale.text),
+            num("Share of the run", lambda row: row[1].share, fmt.percent_text),
+        ],
+        note=f"Of {found.total_steps} steps. Stopped within {fmt.percent_text(ENOUGH)} of the best, the run would have "
+        f"emitted {fmt.percent_text(found.saved_fraction)} less.{decays if found.rate_decays else ''}",
+    )
+
+
+def _named(found: DiminishingReturns, quality: str) -> Iterator[tuple[str, Milestone]]:
+    if found.first_meeting is not None:
+        yield "first at the target", found.first_meeting
+    yield f"within {fmt.percent_text(ENOUGH)} of the best {quality}", found.enough
+    yield f"best {quality}", found.best
+
+
+def _evaluations(study: StudyView, found: DiminishingReturns) -> Table:
+    last, quality = found.points[-1], study.quality
+    scale, energy = fmt.emissions_scale([last.emissions_kg_co2e]), fmt.energy_scale([last.energy_kwh])
+    special = {milestone.step for _, milestone in _named(found, quality.name)}
+
+    def marked(row: Milestone) -> bool:
+        return row.step in special
+
+    def gained(row: Milestone) -> float | None:
+        return None if row.gained_per_kg_co2e is None else row.gained_per_kg_co2e / scale.per_base
+
+    return table(
+        "evaluations",
+        f"Evaluations of trial {found.trial}: what each further step bought",
+        found.points,
+        [
+            num("Step", lambda row: row.step, strong=marked),
+            num("Share of the run", lambda row: row.share, fmt.percent_text),
+            num(energy.label("Energy"), lambda row: row.energy_kwh, energy.text),
+            num(scale.label("Emissions"), lambda row: row.emissions_kg_co2e, scale.text),
+            num(quality.label, lambda row: row.value, quality.text, strong=marked),
+            num(f"{quality.label} gained per {scale.unit}", gained, fmt.rate_text),
+        ],
+        folded=True,
+    )

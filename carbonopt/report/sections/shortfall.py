@@ -1,0 +1,79 @@
+"""What was missing where no trial met the target, and what the trials say could be changed."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from carbonopt.analysis.shortfall import Shortfall
+from carbonopt.core.config import Fixed
+from carbonopt.core.study import StudyData
+from carbonopt.core.trial import StopReason, TrialState
+from carbonopt.report import quality_text
+from carbonopt.report.document import Caveat
+from carbonopt.report.study_view import StudyView
+
+ENDS = {  # why no trial came to its end, by state and what stopped it
+    (TrialState.DIVERGED, None): "diverged",
+    (TrialState.TIMEOUT, None): "timeout",
+    (TrialState.PRUNED, StopReason.TARGET): "all_pruned",
+    (TrialState.PRUNED, StopReason.BUDGET): "budget_used_up",
+}
+
+
+def caveats(study: StudyView) -> Iterator[Caveat]:
+    rec = study.recommendation
+    if rec.met:
+        return
+    if rec.closest is not None:
+        worse = study.quality.worse_by(quality_text.known(rec.closest), rec.target.value)
+        yield study.caveat("target_missed", trial=rec.closest.trial, worse=worse)
+    if rec.shortfall is not None:
+        yield from _of_the_closest(study, rec.shortfall)
+    elif rec.closest is None or rec.closest.state is not TrialState.COMPLETE:
+        yield from _of_the_states(study)
+
+
+def _of_the_closest(study: StudyView, missing: Shortfall) -> Iterator[Caveat]:
+    trend, nll = missing.trend, missing.missing_loss
+    shows = trend is not None and (trend.rises or trend.falls or missing.most_epochs is not None)
+    if trend is not None and shows:
+        fell, steps = trend.fell_by_loss, trend.steps
+        if missing.most_epochs is not None:
+            yield study.caveat("more_epochs", epochs=missing.most_epochs, fell=fell, steps=steps, missing=nll)
+        elif trend.rises:
+            seen = {"quality": study.quality.name, "best": trend.best_value, "step": trend.best_at_step}
+            yield study.caveat("loss_rose", rose=-fell, steps=steps, **seen)
+        else:
+            yield study.caveat("loss_still_fell", fell=fell, steps=steps, missing=nll)
+    for edge in missing.edges:
+        wanted = "higher" if edge.end == "highest" else "lower"
+        yield study.caveat("edge", **edge.model_dump(), wanted=wanted)
+    if not shows and not missing.edges:
+        yield study.caveat("no_direction", missing=nll)
+
+
+def _of_the_states(study: StudyView) -> Iterator[Caveat]:
+    """Why no trial came to its end, and what to change, the most frequent reason first."""
+    records = [record for record in study.data.records if record.stop_reason is not StopReason.INTERRUPTED]
+    for (state, reason), count in Counter((row.state, row.stop_reason) for row in records).most_common():
+        counts = {"count": count, "of": len(records)}
+        if state is TrialState.INFEASIBLE:
+            yield study.caveat("out_of_memory", **counts, advice=" or ".join(_smaller(study.data)))
+        elif state is TrialState.FAILED:
+            last = next(record for record in reversed(records) if record.state is state)
+            text = last.failure.text.strip().partition("\n")[0] if last.failure else "the reason is not known"
+            yield study.caveat("failed", **counts, trial=last.trial, text=text.rstrip("."))
+        elif key := ENDS.get((state, reason if state is TrialState.PRUNED else None)):
+            yield study.caveat(key, **counts)
+
+
+def _smaller(data: StudyData) -> Iterator[str]:
+    """What takes less memory and that the space does not allow yet."""
+    space = data.config.search.space
+    yield "smaller values of micro_batch_size_per_gpu"
+    sharded = any(record.params.world_size > 1 for record in data.records)
+    if sharded and isinstance(stage := space["zero_stage"], Fixed) and stage.value != 3:
+        yield "zero_stage 3"
+    if isinstance(offload := space["offload"], Fixed) and offload.value == "none":
+        yield "offload"
+    if space.gradient_checkpointing is None:
+        yield "gradient_checkpointing"

@@ -1,0 +1,95 @@
+"""What other work on the machine did to the trials is said, first of all where the saving rests on it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from small_studies import study, trial
+
+from carbonopt.analysis.recommend import recommend
+from carbonopt.cli import app as cli
+from carbonopt.cli.app import _print_recommendation
+from carbonopt.report.build import write_report
+from carbonopt.report.document import Caveat, Level
+from carbonopt.report.sections.contention import CONTENDED, caveats
+from carbonopt.report.study_view import StudyView
+
+SAVING, PRUNED = "cpu_contention_saving", "cpu_contention_pruned"
+
+
+def said(*waits: float | None) -> list[Caveat]:
+    """Of trial 0, the baseline, trial 1, the cheapest, and trial 2."""
+    energies = (4e-3, 1e-3, 2e-3)
+    data = study(*(trial(number, energies[number], cpu_wait_fraction=wait) for number, wait in enumerate(waits)))
+    assert recommend(data).trial == 1
+    return list(caveats(StudyView(data)))
+
+
+@pytest.mark.parametrize("waits", [(None, None, None), (0.03, 0.04, CONTENDED - 0.01)])
+def test_nothing_where_none_waited(waits) -> None:
+    assert said(*waits) == []
+
+
+def test_the_one_that_is_recommended_waited_and_the_saving_is_doubtful() -> None:
+    (found,) = said(0.03, 0.366, 0.9)
+    assert (found.key, found.level) == (SAVING, Level.CRITICAL)
+    assert found.numbers == {"count": 2, "trial": 1, "share": 0.366}
+    assert "2 trials" in found.text and "36.6 %" in found.text
+
+
+def test_others_that_waited_cost_too_much_and_no_more() -> None:
+    (found,) = said(0.03, 0.04, 0.5)
+    assert (found.key, found.level) == ("cpu_contention", Level.NOTE)
+    assert found.numbers == {"count": 1, "trial": 2, "share": 0.5}
+
+
+def test_what_the_cap_stopped_while_it_waited_may_be_cheaper() -> None:
+    def found(*stopped: int) -> list[Caveat]:
+        capped = [
+            trial(number, 1.1e-3, state="pruned", stop_reason="cap", cpu_wait_fraction=wait)
+            for number, wait in ((2, 0.03), *((number, 0.4) for number in stopped))
+        ]
+        data = study(trial(0, 4e-3, cpu_wait_fraction=0.03), trial(1, 1e-3, cpu_wait_fraction=0.04), *capped)
+        return list(caveats(StudyView(data)))
+
+    assert found() == []
+    _, pruned = found(3)
+    assert (pruned.key, pruned.level, pruned.numbers) == (PRUNED, Level.CRITICAL, {"trials": [3]})
+    _, pruned = found(3, 4, 5, 6, 7, 8, 9)
+    assert pruned.numbers == {"trials": [3, 4, 5, 6, 7, 8, 9]} and "3, 4, 5, 6, 7 and 2 more" in pruned.text
+
+
+def test_a_repeat_of_what_is_compared_counts() -> None:
+    again = trial(2, 1e-3, repeat_of=1, seed=4, cpu_wait_fraction=0.5, params={"learning_rate": 2e-3})
+    (found,) = caveats(StudyView(study(trial(0, 4e-3), trial(1, 1e-3), again)))
+    assert (found.key, found.numbers["trial"]) == (SAVING, 2)
+
+
+def test_a_caveat_has_the_same_words_everywhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
+) -> None:
+    """On the page, in the Markdown, in the paper, in the model card, in the terminal and in what scripts read."""
+    for wait, doubtful in ((0.04, False), (0.5, True)):
+        data = study(trial(0, 4e-3, 4.5), trial(1, 1e-3, cpu_wait_fraction=wait))
+        write_report(data, tmp_path)
+        report = json.loads((tmp_path / "data" / "report.json").read_text())["document"]["caveats"]
+        keys = [caveat["key"] for caveat in report]
+        assert (SAVING in keys) is doubtful and (not doubtful or keys[0] == SAVING)
+        words = "the saving can't be trusted. Run the study again where nothing else runs."
+        for name in ("index.html", "report.md", "paper/methods.tex", "paper/statement.tex", "winner/model_card.md"):
+            text = " ".join((tmp_path / name).read_text().replace("&#39;", "'").replace("{}", "").split())
+            assert (words in text) is doubtful, name
+        assert _print_recommendation(data)
+        assert (words in capsys.readouterr().out) is doubtful
+
+        monkeypatch.setattr(cli, "_read", lambda *arguments, data=data: (None, data))
+        for target, trusted in ((None, not doubtful), (4.6, True)):  # for 4.6 the baseline is the answer
+            with pytest.raises(typer.Exit):
+                cli.recommend(tmp_path, target=target, as_json=True)
+            answer = json.loads(capsys.readouterr().out)
+            assert answer["trial"] == (1 if target is None else 0)
+            found = {caveat["key"]: caveat for caveat in answer["caveats"]}
+            assert (SAVING not in found) is trusted
+            if target is None:
+                assert answer["caveats"] == report

@@ -1,0 +1,92 @@
+"""The figures of an earlier carbonopt, to the last digit, from three studies that it ran: a small one on a CPU, a replay
+with `confirm`, and the one on an H200 that reports/ shows (tests/frozen)."""
+
+import gzip
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carbonopt.core.study import StudyData
+from carbonopt.report.study_view import StudyView
+
+FROZEN = Path(__file__).parent / "frozen"
+
+# What keys were called when these files were written.
+RENAMED = {
+    "answers": "recommendation_by_target",
+    "returns": "diminishing_returns",
+    "set_aside": "rejected",
+    "lost_repeats": "failed_replicates",
+    "lost": "failed_replicate",
+    "holds": "confirmed",
+    "runner_up": "safer_alternative",
+    "perplexity": "value",
+    "from_perplexity": "from_value",
+    "perplexity_mean": "value_mean",
+    "geometric_mean": "value_mean",
+    "perplexity_deviation": "value_deviation",
+    "perplexity_bound": "value_bound",
+    "perplexity_difference": "value_difference",
+    "missing_nll": "missing_loss",
+    "fell_by_nll": "fell_by_loss",
+    "lowest_perplexity": "best_value",
+    "lowest_at_step": "best_at_step",
+    "core_wait": "cpu_wait_fraction",
+    "known": "energy_source",
+    "rivals": "runners_up",
+}
+
+
+def frozen(name: str) -> Any:
+    return json.loads(gzip.decompress((FROZEN / f"{name}.json.gz").read_bytes()))
+
+
+def study_data(name: str) -> StudyData:
+    raw = frozen(f"{name}-study")
+    raw["provenance"]["energy_source"] = raw["provenance"].pop("known")
+    if raw["config"]["confirm"]:
+        raw["config"]["confirm"]["runners_up"] = raw["config"]["confirm"].pop("rivals")
+    for record in raw["records"]:
+        record["cpu_wait_fraction"] = record.pop("core_wait")
+        value, total, count = (record.pop(key) for key in ("perplexity", "nll_sum", "eval_tokens"))
+        record["quality"] = {"name": "perplexity", "value": value, "sum": total, "count": count}
+        for point in record["evals"]:
+            point["sum"], point["count"] = point.pop("nll_sum"), point.pop("eval_tokens")
+            point["value"] = math.exp(point["sum"] / point["count"])
+    return StudyData.model_validate(raw)
+
+
+def renamed(value: Any, path: str = "") -> Any:
+    if isinstance(value, list):
+        return [renamed(item, path) for item in value]
+    if not isinstance(value, dict):
+        return value
+    new = {RENAMED.get(key, key): renamed(item, f"{path}.{key}") for key, item in value.items()}
+    if path == ".returns":
+        new["best"] = new.pop("lowest")
+    return new
+
+
+def differences(was: Any, now: Any, path: str) -> list[str]:
+    """Where a number is another one, or is gone; words may be others."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        return [found for key in was for found in differences(was[key], now.get(key), f"{path}.{key}")]
+    if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
+        return [
+            found
+            for at, (a, b) in enumerate(zip(was, now, strict=True))
+            for found in differences(a, b, f"{path}[{at}]")
+        ]
+    same = isinstance(now, str) if isinstance(was, str) else was == now
+    return [] if same else [f"{path}: {was!r} was, {now!r} is"]
+
+
+@pytest.mark.parametrize("name", ["demo", "replay-confirm", "h200"])
+def test_every_number_of_a_report_is_as_it_was(name: str) -> None:
+    was = renamed(frozen(f"{name}-report"))
+    now = json.loads(json.dumps(StudyView(study_data(name)).results()))
+    now["recommendation"] |= {"value": now["recommendation"]["quality"]["value"]}
+    assert differences(was, now, name) == []
