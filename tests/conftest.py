@@ -3,7 +3,10 @@
 import json
 import math
 import os
+import shutil
 import signal
+import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -111,3 +114,36 @@ def write_study(tmp_path: Path):
         return path
 
     return write
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def postgresql_url(tmp_path: Path):
+    """A server of our own, as the user that Debian's package made for it."""
+    if shutil.which("pg_ctlcluster") is None or os.geteuid() != 0:
+        pytest.skip("needs an installed PostgreSQL server, and root to become its user")
+    binaries = sorted(Path("/usr/lib/postgresql").glob("*/bin"))[-1]
+    data, port = Path("/tmp") / f"carbonopt-pg-{os.getpid()}", free_port()
+    password = Path("/tmp") / f"carbonopt-pg-{os.getpid()}.pw"
+    password.write_text("s3cret")
+    password.chmod(0o644)
+
+    def as_postgres(*command: object) -> None:
+        subprocess.run(["runuser", "-u", "postgres", "--", *map(str, command)], check=True, stdout=subprocess.DEVNULL)
+
+    try:
+        as_postgres(binaries / "initdb", "-D", data, "-A", "scram-sha-256", "-U", "me", f"--pwfile={password}")
+        options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories=/tmp -c fsync=off"
+        as_postgres(binaries / "pg_ctl", "-D", data, "-o", options, "-l", f"{data}.log", "-w", "start")
+        try:
+            yield f"postgresql+psycopg://me:s3cret@127.0.0.1:{port}/postgres"
+        finally:
+            as_postgres(binaries / "pg_ctl", "-D", data, "-m", "immediate", "stop")
+    finally:
+        password.unlink()
+        shutil.rmtree(data, ignore_errors=True)

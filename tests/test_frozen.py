@@ -1,5 +1,5 @@
-"""The figures of an earlier carbonopt, to the last digit, from three studies that it ran: a small one on a CPU, a replay
-with `confirm`, and the one on an H200 that reports/ shows (tests/frozen)."""
+"""The figures of an earlier carbonopt, to the last digit, from three studies that it ran: a small one on a CPU, a
+replay with `confirm`, and the one on an H200 that reports/ shows (tests/frozen)."""
 
 import gzip
 import json

@@ -117,14 +117,16 @@ def main() -> None:
     options = parser.parse_args()
 
     from carbonopt.core.files import write_json
-    from carbonopt.engines.local import LocalLauncher
+    from carbonopt.engines import agent
     from carbonopt.engines.process.environment import rank_environments
+    from carbonopt.engines.process.launcher import ProcessLauncher
     from carbonopt.engines.process.processes import WorkProcesses
     from carbonopt.storage.paths import StudyPaths
     from carbonopt.study import loop as study
+    from carbonopt.study.check import check
     from carbonopt.study.trackers import open_trackers
 
-    class Timed(LocalLauncher):
+    class Timed(ProcessLauncher):
         def start(self, spec, log):
             spec_file = Path(spec.trial_dir) / "spec.json"
             write_json(spec_file, spec.model_dump(mode="json"))
@@ -137,7 +139,7 @@ def main() -> None:
         def __getattr__(self, name):
             return lambda *_: None
 
-    study.LocalLauncher = Timed
+    agent.ProcessLauncher = Timed
     config = common.study(options.study, options.gpus)
     space = config.search.space.model_copy(update={"epochs": type(config.search.space.epochs)(value=options.epochs)})
     config = config.model_copy(update={"search": config.search.model_copy(update={"space": space})})
@@ -146,7 +148,7 @@ def main() -> None:
         paths = StudyPaths(Path(folder) / "study")
         paths.root.mkdir()
         trackers = open_trackers(config, paths.trackers, print)
-        data = study.run_study(study.check(config), "", paths, None, Silent(), trackers, lambda: False)
+        data = study.run_study(check(config), "", paths, None, Silent(), trackers, lambda: False)
         if data.records[0].failure is not None:
             sys.exit(data.records[0].failure.text)
         timings = json.loads(timings_file.read_text())

@@ -11,11 +11,17 @@ import common
 
 from carbonopt.core.space import SearchSpace
 from carbonopt.core.trial import Phase, TrialSpec
-from carbonopt.energy.hardware import gpu_uuids
-from carbonopt.energy.machine import MachineMeter
-from carbonopt.engines.local import LocalLauncher
+from carbonopt.engines.local import LocalEngine
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.study.supervisor import Rules, TrialWatch
+
+
+class Observer:
+    def warn(self, text: str) -> None:
+        print(text, flush=True)
+
+    def preparing(self, anything: bool) -> None:
+        print("preparing" if anything else "starting", flush=True)
 
 
 def main() -> None:
@@ -29,10 +35,9 @@ def main() -> None:
     records = []
     with tempfile.TemporaryDirectory() as folder:
         paths = StudyPaths(Path(folder))
-        launcher = LocalLauncher(config.launch, gpu_uuids(options.gpus), print)
-        launcher.begin(config, paths, "benchmark")
-        meter = MachineMeter(options.gpus)
-        launcher.prepare(lambda: False)
+        engine = LocalEngine(config)
+        engine.begin(paths, "benchmark", Observer(), lambda: False)
+        engine.prepare(lambda: False)
         for number in range(options.repeats):
             spec = TrialSpec(
                 number=number,
@@ -43,18 +48,17 @@ def main() -> None:
                 prepared_dir=str(paths.prepared),
                 trial_dir=str(paths.trial(number)),
             )
-            meter.enter(Phase.SETUP)
-            processes = launcher.start(spec, paths.trial_log(number, 1))
-            watch = TrialWatch(spec, processes, meter, rules, [], lambda *_: None, lambda record: None)
+            engine.meter.enter(Phase.SETUP)
+            trial = engine.start(spec, paths.trial_log(number, 1))
+            watch = TrialWatch(spec, trial, engine.meter, rules, [], lambda *_: None, lambda record: None)
             record = watch.run()
             if record.failure is not None:
                 sys.exit(record.failure.text)
             print(record.perplexity, record.energy_kwh, flush=True)
             records.append(record.as_json())
-            idle = [one.model_dump() for one in meter.idle]
+            idle = [one.model_dump() for one in engine.meter.idle]
             common.write(options.out, options.gpus, {"idle": idle, "trials": records})
-        launcher.close()
-        meter.close()
+        engine.close()
 
 
 if __name__ == "__main__":

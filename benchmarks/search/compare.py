@@ -25,8 +25,7 @@ from carbonopt.core.config import StudyConfig
 from carbonopt.core.space import SearchSpace
 from carbonopt.core.trial import Phase, StopReason, TrialSpec, TrialState
 from carbonopt.core.units import joules_from_kwh
-from carbonopt.energy.meter import ReplayMeter
-from carbonopt.engines.replay import RecordedRun, ReplayLauncher, read_table
+from carbonopt.engines.replay import RecordedRun, ReplayEngine, read_table
 from carbonopt.search.optuna_samplers import distributions
 from carbonopt.search.strategy import Strategy
 from carbonopt.study.supervisor import Rules, TrialWatch
@@ -152,9 +151,8 @@ def carbon(table: Table, _: str, target: float, seed: int, goal: str = "recommen
     config = table.config(target, seed, budget, goal)
     space = SearchSpace(config.search.space, 1, False)
     strategy = Strategy(config, space, None)
-    meter = ReplayMeter()
     quality = config.target.quality
-    launcher = ReplayLauncher(table.path, config.search.space, quality, meter.advance)
+    engine = ReplayEngine(config)
     study = optuna.create_study(directions=["minimize", quality.direction])
     best_kwh = None
     while True:
@@ -176,9 +174,10 @@ def carbon(table: Table, _: str, target: float, seed: int, goal: str = "recommen
             interrupted=lambda: False,
             timeout_s=math.inf,
         )
-        meter.enter(Phase.SETUP)
-        processes = launcher.start(spec, Path())
-        watch = TrialWatch(spec, quality.name, processes, meter, rules, [], lambda *_: None, lambda _: None)
+        engine.meter.enter(Phase.SETUP)
+        watch = TrialWatch(
+            spec, quality.name, engine.start(spec, Path()), engine.meter, rules, [], lambda *_: None, lambda _: None
+        )
         record = watch.run()
         trial.set_user_attr("record", record.as_json())
         complete = record.state == TrialState.COMPLETE

@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 from statistics import fmean
 
 from carbonopt.analysis.recommend import Recommendation
-from carbonopt.core.config import ReplayLaunch
 from carbonopt.core.study import CarbonTrace, StudyData
 from carbonopt.core.units import emissions_kg_co2e
 from carbonopt.core.values import Frozen
@@ -138,7 +137,7 @@ def _at_hour(emissions_kg: float, start: datetime, rate: float) -> AtHour:
 
 def _study(data: StudyData, hours: _Hours) -> tuple[float | None, str | None]:
     """Emissions of all sessions in kg CO2e, each session's energy spread evenly over it; or why they are not known."""
-    if isinstance(data.config.launch, ReplayLaunch):
+    if data.provenance.is_replay:
         return None, "the study is a replay, whose energy was used at other times than its own"
     if not data.sessions:
         return None, "no session is stored"

@@ -3,7 +3,6 @@
 import statistics
 from collections.abc import Iterable, Mapping
 
-from carbonopt.core.config import LocalLaunch, ReplayLaunch
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import Kernels, Stage, StageCost, StopReason, TrialRecord
@@ -74,29 +73,28 @@ class Stages(Frozen):
 
 
 def stages(data: StudyData) -> Stages:
-    replayed = isinstance(data.config.launch, ReplayLaunch)  # its seconds are those of reading a table
+    replayed = data.provenance.is_replay  # its seconds are those of reading a table
     measured = [] if replayed else [record for record in data.records if record.stages]
     compiled = [record for record in measured if compiles(record.params, data)]
     speeds = (_speed(record, data) for record in measured)
     compiling = {record.trial for record in compiled}
     early = (_stopped_early(record, record.trial in compiling) for record in measured)
-    launch = data.config.launch
     return Stages(
         shares=tuple(_shares(measured)),
         speeds=tuple(one for one in speeds if one is not None),
         stopped_early=tuple(one for one in early if one is not None),
         compiles=bool(compiled),
-        imported_before=isinstance(launch, LocalLaunch) and launch.warm_start and bool(measured),
+        imported_before=data.config.launch.warm_start and bool(measured),
     )
 
 
 def compiles(params: TrialParams, data: StudyData) -> bool:
     """Whether its first step compiles kernels, or loads those that an earlier trial has compiled."""
-    workload, launch = data.config.workload, data.config.launch
+    workload = data.config.workload
     given = workload.training_arguments if workload is not None else {}
     if params.torch_compile or any(given.get(name) for name in _COMPILING_ARGUMENTS):
         return True
-    on_gpu = isinstance(launch, LocalLaunch) and bool(launch.gpus)
+    on_gpu = bool(data.config.launch.gpus)
     return params.attention_implementation == "flex_attention" or (params.has_fused_output_layer and on_gpu)
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from carbonopt.core.config import Confirm, LocalLaunch, Search, StudyConfig
+from carbonopt.core.config import Confirm, Search, StudyConfig
 from carbonopt.core.space import SearchSpace, describe
 from carbonopt.report.study_text import budget_text, goal_text, pruning_text, sampler_text
 from carbonopt.study.check import Checked
@@ -16,7 +16,7 @@ def describe_study(checked: Checked) -> str:
         f"  target      {quality.name} {quality.bound_word} {config.target.value:g}, with the least emissions",
         f"  goal        {goal_text(config.search)}",
         f"  workload    {_workload(config)}",
-        f"  launch      {_launch(config)}",
+        f"  launch      {checked.engine.description}",
         f"  carbon      {_carbon(checked)}",
         f"  sampler     {sampler_text(config.search)}",
         f"  prunes      {pruning_text(config.search)}",
@@ -41,14 +41,6 @@ def _workload(config: StudyConfig) -> str:
     return (
         f"{model} on {source}, {workload.sequence_length} tokens a sequence, {workload.evaluations} evaluations a trial"
     )
-
-
-def _launch(config: StudyConfig) -> str:
-    if not isinstance(config.launch, LocalLaunch):
-        return f"replays {config.launch.table}"
-    if config.launch.gpus:
-        return f"this machine's GPUs {', '.join(map(str, config.launch.gpus))}"
-    return f"this machine's CPU, {config.launch.cpu_ranks} rank(s)"
 
 
 def _carbon(checked: Checked) -> str:
@@ -90,14 +82,14 @@ def _cost(checked: Checked) -> str:
     """The bounds that the budget gives; what a step costs, only a trial can tell."""
     config = checked.config
     budget = config.budget
+    power_w = checked.engine.max_power_w
+    if power_w == 0:
+        return "nothing: recorded energy is added up, none is used"
     bounds = []
     if budget.energy_kwh is not None:
         bounds.append(budget.energy_kwh)
     if budget.emissions_kg_co2e is not None:
         bounds.append(budget.emissions_kg_co2e * 1000 / (checked.intensity.g_co2e_per_kwh * config.carbon.pue))
-    if isinstance(config.launch, LocalLaunch) and config.launch.gpus and budget.hours is not None:
-        # 700 W is the board power of an H100 or H200 SXM, the largest that a rank of this project runs on.
-        bounds.append(budget.hours * 0.7 * len(config.launch.gpus))
-    if not isinstance(config.launch, LocalLaunch):
-        return "nothing: recorded energy is added up, none is used"
+    if power_w is not None and budget.hours is not None:
+        bounds.append(budget.hours * power_w / 1000)
     return f"at most about {min(bounds):.3g} kWh" if bounds else "not bounded by its budget; the first trial will tell"

@@ -1,7 +1,8 @@
 """What a study file holds, as frozen models. What a model can check by itself, it refuses."""
 
+import math
 import re
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -174,7 +175,7 @@ def _domain(raw: Any) -> Any:
     raise ValueError(f"must be a single value, {{choices: [...]}} or {{low: .., high: .., log: true}}, but got {raw!r}")
 
 
-Domain = Annotated[Union[Choices, Range, Fixed], BeforeValidator(_domain)]  # of a dimension
+Domain = Annotated[Choices | Range | Fixed, BeforeValidator(_domain)]  # of a dimension
 
 
 def values_of(domain: Domain | None) -> tuple[Scalar, ...]:
@@ -320,6 +321,9 @@ class Carbon(Frozen):
 class LocalLaunch(Frozen):
     """Trials on this machine: one rank for each GPU; with `gpus: []` on the CPU."""
 
+    trains: ClassVar[bool] = True  # from a workload; false: nothing is run, and nothing is spent
+    files: ClassVar[tuple[str, ...]] = ()  # that its trials read beside the workload's
+
     kind: Literal["local"] = "local"
     gpus: tuple[Annotated[int, Field(ge=0)], ...] = (0,)  # NVML indices, as nvidia-smi numbers them
     cpu_ranks: int = Field(default=1, ge=1, le=64)  # with `gpus: []`
@@ -340,14 +344,24 @@ class LocalLaunch(Frozen):
 
 
 class ReplayLaunch(Frozen):
-    """Trials from a table of recorded runs, one JSON object a line."""
+    """Trials from a table of recorded runs, one JSON object a line. It says of itself what LocalLaunch does, so that
+    nobody has to ask which of them a study has."""
+
+    trains: ClassVar[bool] = False
+    gpus: ClassVar[tuple[int, ...]] = ()
+    world_size: ClassVar[int] = 1
+    timeout_s: ClassVar[float] = math.inf
+    warm_start: ClassVar[bool] = False
 
     kind: Literal["replay"]
     table: Name
 
     @property
-    def world_size(self) -> int:
-        return 1
+    def files(self) -> tuple[str, ...]:
+        return (self.table,)
+
+
+Launch = LocalLaunch | ReplayLaunch
 
 
 class WandbTracking(Frozen):
@@ -371,12 +385,12 @@ class StudyConfig(Frozen):
     budget: Budget
     confirm: Confirm | None = None  # none: the answer rests on one run of each configuration
     carbon: Carbon
-    launch: Annotated[Union[LocalLaunch, ReplayLaunch], Field(discriminator="kind")] = LocalLaunch()
+    launch: Annotated[Launch, Field(discriminator="kind")] = LocalLaunch()
     track: Track = Track()
 
     @model_validator(mode="after")
     def _has_workload(self) -> "StudyConfig":
-        if self.workload is None and not isinstance(self.launch, ReplayLaunch):
+        if self.workload is None and self.launch.trains:
             raise ValueError("workload is missing; only a replay can do without")
         return self
 
@@ -392,7 +406,7 @@ class StudyConfig(Frozen):
 
     @model_validator(mode="after")
     def _has_gpus_to_count(self) -> "StudyConfig":
-        if self.carbon.objective == "gpu" and isinstance(self.launch, LocalLaunch) and not self.launch.gpus:
+        if self.carbon.objective == "gpu" and self.launch.trains and not self.launch.gpus:
             raise ValueError("carbon.objective: gpu needs GPUs to count, but launch.gpus is []")
         return self
 

@@ -97,6 +97,7 @@ class SessionLedger(Frozen):
     """What one call of `carbonopt run` spent beside its trials, in kWh without PUE."""
 
     started_at: str  # ISO 8601, UTC
+    worker: str | None = None  # the call's identity; None: a study from before calls had one
     duration_s: Finite = 0.0
     prepare_kwh: Finite = 0.0
     gap_kwh: Finite = 0.0  # between trials

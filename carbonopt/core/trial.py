@@ -214,6 +214,19 @@ class Failure(Frozen):
     log: str | None = None
 
 
+class Node(Frozen):
+    """A machine, and what a study has of it."""
+
+    name: str  # its host name, as Slurm calls it
+    devices: tuple[str, ...]  # UUIDs of its GPUs, as the driver has them; or "cpu"
+
+
+class NodeReadings(Node):
+    """What one node used for a trial. All nodes' add up to the trial's `energy_kwh`."""
+
+    readings: Energy
+
+
 class TrialRecord(Frozen):
     """One trial as exported: `carbonopt export --format jsonl` prints one a line."""
 
@@ -234,6 +247,8 @@ class TrialRecord(Frozen):
     kernels: Kernels | None = None  # of its first step, by torch's own count; None: it compiles none, or isn't known
     failure: Failure | None = None
     started_at: str | None = None  # ISO 8601, UTC
+    worker: str | None = None  # the call of `carbonopt run` that ran it, as its session has it; None: not noted
+    nodes: tuple[NodeReadings, ...] = ()  # where it ran; none: a replay, or not noted
     gpu_energy_kwh: dict[Phase, GpuEnergy] | None = None  # by setup, train and eval; None: no GPU was measured
     # CodeCarbon's GPU energy ÷ the counters' − 1, where they differ most: over windows of COMPARED_FROM_S and more and
     # over the whole trial. None: no GPU was measured, or nothing was that long.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from carbonopt.core.config import LocalLaunch, StudyConfig, may_be_other_than
+from carbonopt.core.config import StudyConfig, may_be_other_than
 from carbonopt.core.errors import CarbonoptError
 from carbonopt.doctor import build, gpu, host, services
 from carbonopt.doctor.check import Check, Finding, failure
@@ -75,7 +75,7 @@ def before_run(config: StudyConfig, folder: Path) -> list[Check]:
     """
     checks: dict[str, Find] = {"disk for runs": partial(host.disk, folder, _OTHER_DISK)}
     launch = config.launch
-    if isinstance(launch, LocalLaunch):
+    if launch.trains:
         check_gpus(launch.gpus)
         space = config.search.space
         operators = needed_operators(launch, space)

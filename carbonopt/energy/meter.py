@@ -4,8 +4,10 @@ import math
 from collections.abc import Iterable
 from typing import Literal, Protocol
 
+from pydantic import Field
+
 from carbonopt.core.study import EnergySource, IdlePower
-from carbonopt.core.trial import COMPARED_FROM_S, GpuEnergy, Phase
+from carbonopt.core.trial import COMPARED_FROM_S, GpuEnergy, Node, Phase
 from carbonopt.core.values import Frozen
 
 Objective = Literal["all", "gpu"]
@@ -26,6 +28,7 @@ class Reading(Frozen):
     disagreement: float | None = None
     utilisation_sum: float = 0.0  # of the GPUs' utilisation as it was read, 0 to 1
     utilisation_readings: int = 0
+    nodes: dict[Node, "Reading"] = Field(default_factory=dict)  # each node's part, where nodes have meters of their own
 
     @property
     def gpu_utilisation(self) -> float | None:
@@ -63,6 +66,8 @@ class Reading(Frozen):
             disagreement=largest((self.disagreement, other.disagreement)),
             utilisation_sum=self.utilisation_sum + other.utilisation_sum,
             utilisation_readings=self.utilisation_readings + other.utilisation_readings,
+            nodes=self.nodes
+            | {node: self.nodes[node] + part if node in self.nodes else part for node, part in other.nodes.items()},
         )
 
 

@@ -10,8 +10,8 @@ from carbonopt.core.units import BYTES_PER_GIB, now_utc
 from carbonopt.core.values import Frozen
 from carbonopt.energy.hardware import GpuHandles, expect, gpu_count, gpu_name, gpu_uuid, open_nvml
 
-# What the next trial's rank may hold while it waits (see `launch.warm`), which is no leak: CUDA's context, the kernels
-# and NCCL's buffers, up to 1 GiB, and about as much again while it practises a step.
+# What the next trial's rank may hold while it waits (see `engines.process.launcher`), which is no leak: CUDA's context,
+# the kernels and NCCL's buffers, up to 1 GiB, and about as much again while it practises a step.
 WAITING_GIB = 2.0
 # A driver frees the memory of a killed process some time after the process is gone.
 _PATIENCE_S = 10.0

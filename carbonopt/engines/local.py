@@ -1,144 +1,94 @@
 """Trials on this machine, each a fresh set of processes."""
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable
 from pathlib import Path
 
-from carbonopt.core.config import LocalLaunch, StudyConfig
-from carbonopt.core.errors import BEFORE_FIRST_TRIAL, StudyInterrupted
-from carbonopt.core.events import FINGERPRINT, LIKELY_SEED, PREPARED
-from carbonopt.core.files import write_json
+from carbonopt.core.config import LocalLaunch, StudyConfig, Workload
+from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.errors import BadInput
+from carbonopt.core.space import SearchSpace
+from carbonopt.core.study import Hardware
 from carbonopt.core.trial import Prepared, TrialSpec
-from carbonopt.engines.preparation import Preparation
-from carbonopt.engines.process.environment import check_environment, rank_environments, work_environment
-from carbonopt.engines.process.forking import CannotFork, PrelaunchedTrial, Template
-from carbonopt.engines.process.processes import WorkProcesses, run_module
+from carbonopt.energy.meter import Meter
+from carbonopt.engines.agent import Agent
+from carbonopt.engines.base import EngineObserver
+from carbonopt.engines.nodes import NodeMeters
+from carbonopt.engines.process.processes import WorkProcesses
 from carbonopt.storage.paths import StudyPaths
 
-_READY_TICK_S = 0.5
+_GPU_POWER_W = 700.0  # board power of an H100 or H200 SXM, the largest that a rank of this project runs on
 
 
-class LocalLauncher:
-    """Trials are forks of a process that has imported what they need (see `warm`), or programs of their own where that
-    can't be; `note` is told so, once.
+class LocalEngine:
+    """One agent, on this machine. Implements `Engine`."""
 
-    Raises:
-        BadInput: for what in the user's environment every trial would die of.
-    """
+    meter: Meter
+    hardware: Hardware
 
-    def __init__(self, launch: LocalLaunch, gpu_uuids: Sequence[str], note: Callable[[str], None]) -> None:
-        check_environment()
-        self._launch = launch
-        self._gpu_uuids = gpu_uuids
-        self._note = note
-        # The preparation has fetched what a hub has; a trial that went online would measure the network.
-        self._environment = {**work_environment(launch, gpu_uuids), "HF_HUB_OFFLINE": "1"}
-        self._template: Template | None = None
-        self._next: PrelaunchedTrial | None = None
-        self._waiting_logs: Iterator[Path] = iter(())
-        self._of_the_study: dict[str, str] = {}  # environment variables for what can be done before a trial is known
-        self._preparation: Preparation | None = None
+    def __init__(self, config: StudyConfig) -> None:
+        assert isinstance(config.launch, LocalLaunch) and config.workload is not None
+        self._config, self._launch, self._workload = config, config.launch, config.workload
+        gpus = self._launch.gpus
+        self.description = (
+            f"this machine's GPUs {', '.join(map(str, gpus))}"
+            if gpus
+            else f"this machine's CPU, {self._launch.cpu_ranks} rank(s)"
+        )
+        self.max_power_w = _GPU_POWER_W * len(gpus) if gpus else None
+        self._agent: Agent | None = None
 
-    def begin(self, config: StudyConfig, paths: StudyPaths, fingerprint: str) -> bool:
-        """Starts the process that trials are forked from, and the one that prepares their data. Both import for
-        seconds, while the study goes on, and leave the GPUs alone. The caller holds the lock of the study's folder.
+    def check(self, space: SearchSpace) -> None:
+        check_files(self._workload)
 
-        Args:
-            fingerprint: of all that the prepared data depends on.
-
-        Returns:
-            Whether there is anything to prepare.
-        """
-        self._preparation = Preparation(config, self._launch, self._gpu_uuids, paths, fingerprint)
-        if self._launch.warm_start:
-            random_model = config.workload is not None and config.workload.model.from_config is not None
-            self._of_the_study = {
-                PREPARED: str(paths.prepared.resolve()),
-                FINGERPRINT: fingerprint,
-                LIKELY_SEED: str(config.search.seed) if random_model else "",
-            }
-            self._waiting_logs = (paths.waiting_log(number).resolve() for number in itertools.count())
-            self._template = Template("carbonopt.train.forked_rank", self._environment, paths.template_log.resolve())
-        return self._preparation.is_needed
-
-    def close(self) -> None:
-        """Ends what waits for a next trial, what it was forked from, and a preparation that nobody has waited for."""
-        if self._preparation is not None:
-            self._preparation.close()
-        self._end_template()
-
-    def _end_template(self) -> None:
-        self._drop_next()
-        if self._template is not None:
-            self._template.close()
-            self._template = None
-
-    def seed(self, seed: int, params: object) -> int:
-        """Every configuration is trained with the study's seed."""
+    def seed(self, seed: int, params: TrialParams) -> int:
         return seed
 
-    def start(self, spec: TrialSpec, log: Path) -> WorkProcesses:
-        spec_file = Path(spec.trial_dir) / "spec.json"
-        write_json(spec_file, spec.model_dump(mode="json"))
-        if self._template is not None:
-            try:
-                return self._start_warm(self._template, spec, log)
-            except CannotFork as error:
-                self._start_cold(str(error))
-        argv = run_module("carbonopt.train.worker", str(spec_file))
-        return WorkProcesses(argv, rank_environments(self._launch), self._environment, log)
-
-    def _start_warm(self, template: Template, spec: TrialSpec, log: Path) -> WorkProcesses:
-        if self._next is not None and self._next.has_died:
-            self._drop_next()
-        waiting = self._next or self._waiting(template)
-        self._next = None
-        return waiting.begin(spec.model_dump_json(), log)
-
-    def prepare_next(self) -> None:
-        """Has the next trial's processes open the GPUs: that takes longer than all the rest of a set-up. Called at
-        every report of a trial's steps, and not before: two set-ups at once wait for each other in the driver."""
-        if self._template is None or self._next is not None or not self._launch.gpus:
-            return
-        try:
-            self._next = self._waiting(self._template)
-        except CannotFork as error:
-            self._start_cold(str(error))
-
-    def _waiting(self, template: Template) -> PrelaunchedTrial:
-        ranks = [{**rank, **self._of_the_study} for rank in rank_environments(self._launch)]
-        return PrelaunchedTrial(template, ranks, self._environment, next(self._waiting_logs))
-
-    def _drop_next(self) -> None:
-        if self._next is not None:
-            self._next.end()
-            self._next = None
-
-    def _start_cold(self, why: str) -> None:
-        self._note(f"each trial imports everything anew from now on: {why}")
-        self._end_template()
+    def begin(
+        self, paths: StudyPaths, fingerprint: str, observer: EngineObserver, interrupted: Callable[[], bool]
+    ) -> None:
+        self._agent = Agent(self._launch, observer.warn)
+        self.hardware = self._agent.hardware
+        # It imports while the meter is set up, and leaves the GPUs alone, whose idle power is measured then.
+        observer.preparing(self._agent.launcher.begin(self._config, paths, fingerprint))
+        meter = self._agent.open_meter(self._config.carbon.objective, interrupted)
+        self.meter = NodeMeters({self._agent.node: meter})
 
     def prepare(self, interrupted: Callable[[], bool]) -> Prepared:
-        """What `begin` has begun, when trials can be started. The first trial's processes open the GPUs as soon as
-        they can, while the data is still prepared. Raises what a preparation's `result` raises."""
-        assert self._preparation is not None
+        return self._begun.launcher.prepare(interrupted)
 
-        def go_on() -> bool:
-            if self._is_warm(0.0):
-                self.prepare_next()
-            return interrupted()
+    def await_free(self, interrupted: Callable[[], bool]) -> str | None:
+        return self._begun.memory.await_free(interrupted)
 
-        prepared = self._preparation.result(go_on)
-        while not self._is_warm(_READY_TICK_S):
-            if interrupted():
-                raise StudyInterrupted(BEFORE_FIRST_TRIAL)
-        self.prepare_next()
-        return prepared
+    def start(self, spec: TrialSpec, log: Path) -> WorkProcesses:
+        return self._begun.launcher.start(spec, log)
 
-    def _is_warm(self, timeout_s: float) -> bool:
-        """Whether nothing has to be waited for before a trial: the template can fork, or there is none any more."""
-        try:
-            return self._template is None or self._template.ready(timeout_s)
-        except CannotFork as error:
-            self._start_cold(str(error))
-            return True
+    def prepare_next(self) -> None:
+        self._begun.launcher.prepare_next()
+
+    def close(self) -> None:
+        if self._agent is not None:
+            self._agent.close()
+
+    @property
+    def _begun(self) -> Agent:
+        assert self._agent is not None, "begin comes first"
+        return self._agent
+
+
+def check_files(workload: Workload) -> None:
+    """The files that the study names are there; what is in them, the preparation looks at.
+
+    Raises:
+        BadInput: naming the key and the file.
+    """
+    dataset = workload.dataset
+    for key in ("train_files", "eval_files"):
+        for file in getattr(dataset, key) or ():
+            if not os.path.isfile(file):  # noqa: PTH113, it takes any text
+                raise BadInput(f"workload.dataset.{key}: no file {file}; give an existing one.")
+    parts = {"model": workload.model, "tokenizer": workload.tokenizer, "dataset": dataset}
+    for key, part in parts.items():
+        name = part.name_or_path if part is not None else None
+        if name is not None and Path(name).is_absolute() and not os.path.isdir(name):  # noqa: PTH112
+            raise BadInput(f"workload.{key}.name_or_path: no folder {name}; give a local folder or a hub name.")

@@ -4,19 +4,24 @@ compared, and how the whole pipeline runs where there is no GPU."""
 import json
 import math
 from collections.abc import Callable, Generator
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, ValidationError, model_validator
 
-from carbonopt.core.config import Choices, Fixed, Space
+from carbonopt.core.config import Choices, Fixed, ReplayLaunch, Space, StudyConfig
 from carbonopt.core.dimensions import SEARCHED, TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.events import Evaluated, Event, Exited, Finished, PhaseChanged, Progress
 from carbonopt.core.quality import Quality
+from carbonopt.core.space import SearchSpace
 from carbonopt.core.trial import EvalPoint, Phase, StopReason, TrialSpec
 from carbonopt.core.units import kwh_from_joules
 from carbonopt.core.values import Frozen, Scalar
+from carbonopt.energy.meter import ReplayMeter
+from carbonopt.engines.base import EngineObserver
+from carbonopt.storage.paths import StudyPaths
 
 # Between two evaluations a recorded run reports so often; a cap is then noticed within that share of the stretch.
 PROGRESS_REPORTS = 10
@@ -59,50 +64,65 @@ class RecordedRun(Frozen):
     evals: tuple[RecordedEval, ...] = Field(min_length=1)
 
 
-class ReplayLauncher:
-    def __init__(self, table: Path, space: Space, quality: Quality, advance: Advance) -> None:
-        """Reads the table.
+class ReplayEngine:
+    """Trials from the table that `launch.table` names. Implements `Engine`."""
 
-        Args:
-            quality: that was recorded.
-            advance: takes the recorded energy; a replay meter's method.
+    max_power_w = 0.0
+    hardware = None
+
+    def __init__(self, config: StudyConfig) -> None:
+        assert isinstance(config.launch, ReplayLaunch)
+        self._path = Path(config.launch.table)
+        self._space, self._quality = config.search.space, config.target.quality
+        self.description = f"replays {self._path}"
+        self.meter = ReplayMeter()
+
+    @cached_property
+    def _runs(self) -> list[RecordedRun]:
+        return read_table(self._path)
+
+    @property
+    def _keys(self) -> list[str]:
+        return list(self._runs[0].params)
+
+    def check(self, space: SearchSpace) -> None:
+        """Refuses a table that can't be read, and a space with a configuration that was not recorded, naming the
+        nearest rows.
 
         Raises:
-            BadInput: for a table that can't be read, and for a space it can't serve.
+            BadInput
         """
-        self._path, self._quality = table, quality
-        self._runs = read_table(table)
-        self._advance = advance
-        self._keys = list(self._runs[0].params)
-        self._check_space(space)
+        self._check_space(self._space)
+        if space.combinations is None:
+            raise BadInput(
+                f"a replay needs choices in every dimension of search.space; {self._path} holds single points."
+            )
+        for values in space.combinations:
+            self._find(space.params(values), 0)
 
     def seed(self, seed: int, params: TrialParams) -> int:
         """The seed of the run that this configuration will be given: the one asked for, where it was recorded."""
         return self._find(params, seed).seed
 
+    def begin(
+        self, paths: StudyPaths, fingerprint: str, observer: EngineObserver, interrupted: Callable[[], bool]
+    ) -> None:
+        pass
+
+    def prepare(self, interrupted: Callable[[], bool]) -> None:
+        pass
+
+    def await_free(self, interrupted: Callable[[], bool]) -> None:
+        pass
+
     def start(self, spec: TrialSpec, log: Path) -> "ReplayedTrial":
-        return ReplayedTrial(self._find(spec.params, spec.seed), self._quality, self._advance, log)
+        return ReplayedTrial(self._find(spec.params, spec.seed), self._quality, self.meter.advance, log)
 
     def prepare_next(self) -> None:
         pass
 
     def close(self) -> None:
-        pass
-
-    def check_covers(
-        self, combinations: list[dict[str, Scalar]] | None, complete: Callable[[dict], TrialParams]
-    ) -> None:
-        """Refuses a space with a configuration that was not recorded, naming the nearest rows.
-
-        Raises:
-            BadInput
-        """
-        if combinations is None:
-            raise BadInput(
-                f"a replay needs choices in every dimension of search.space; {self._path} holds single points."
-            )
-        for values in combinations:
-            self._find(complete(values), 0)
+        self.meter.close()
 
     def _check_space(self, space: Space) -> None:
         for name, domain in space.domains().items():
@@ -223,17 +243,16 @@ def _same(recorded: Scalar, wanted: Scalar | None) -> bool:
     return math.isclose(recorded, wanted, rel_tol=1e-9)
 
 
-def _distance(recorded: dict, wanted: dict) -> float:
+def _distance(recorded: dict[str, Scalar], wanted: dict[str, Scalar]) -> float:
     """Sum over the dimensions of the ratio (on a logarithm) or, for words, of being different."""
-    total = 0.0
-    for key, value in wanted.items():
-        other = recorded[key]
-        both_positive = all(
-            isinstance(one, int | float) and not isinstance(one, bool) and one > 0 for one in (value, other)
-        )
-        total += abs(math.log(value / other)) if both_positive else float(value != other)
-    return total
+    return math.fsum(_apart(recorded[key], value) for key, value in wanted.items())
 
 
-def _text(params: dict) -> str:
+def _apart(recorded: Scalar, wanted: Scalar) -> float:
+    if isinstance(recorded, str | bool) or isinstance(wanted, str | bool) or min(recorded, wanted) <= 0:
+        return float(recorded != wanted)
+    return abs(math.log(wanted / recorded))
+
+
+def _text(params: dict[str, Scalar]) -> str:
     return ", ".join(f"{key} {value}" for key, value in params.items())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from carbonopt.analysis.recommend import Recommendation
-from carbonopt.core.config import Dataset, LocalLaunch, Model, StudyConfig, Workload
+from carbonopt.core.config import Dataset, Model, StudyConfig, Workload
 from carbonopt.core.format import count_text, emissions_text, energy_text, intensity_text, params_text
 from carbonopt.core.study import Hardware, StudyData
 from carbonopt.core.trial import COMPONENTS, TrialRecord
@@ -114,7 +114,7 @@ def _words(data: StudyData, recommendation: Recommendation) -> list[str]:
 
 def _again(data: StudyData, record: TrialRecord, needed: dict[str, list[recorded.Recorded]]) -> list[str]:
     """How to train it once more."""
-    if not isinstance(data.config.launch, LocalLaunch):
+    if not data.config.launch.trains:
         return ["The study replayed recorded runs and trained nothing itself, so that there is no train.py here: "
                 "how those runs read their data and made their model is not known."]  # fmt: skip
     steps = ["pip install -r requirements.txt", "./run.sh"]

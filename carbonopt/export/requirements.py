@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from carbonopt.core.config import LocalLaunch, Workload
+from carbonopt.core.config import Launch, Workload
 from carbonopt.core.dimensions import TrialParams
 
 _HEAD = """\
@@ -19,7 +19,7 @@ _PYTORCH_BUILD = re.compile(r"cpu|cu\d+|rocm[\d.]+")
 
 
 def requirements(
-    workload: Workload, launch: LocalLaunch, params: TrialParams, versions: dict[str, str], libraries: Collection[str]
+    workload: Workload, launch: Launch, params: TrialParams, versions: dict[str, str], libraries: Collection[str]
 ) -> str:
     """`libraries`: the modules that the copy of carbonopt imports, those among them that only some trainings need."""
     ran_on = [f"{label} {versions[key]}" for key, label in (("python", "Python"), ("cuda", "CUDA")) if key in versions]
@@ -31,7 +31,7 @@ def requirements(
     return _HEAD + "".join(lines)
 
 
-def _compiles(workload: Workload, launch: LocalLaunch, params: TrialParams) -> bool:
+def _compiles(workload: Workload, launch: Launch, params: TrialParams) -> bool:
     """DeepSpeed's operators for CPUs, by the first training on a machine, or what torch.compile makes."""
     given = any(value for key, value in workload.training_arguments.items() if key.startswith("torch_compile"))
     by_torch = bool(params.torch_compile) or given or params.has_fused_output_layer

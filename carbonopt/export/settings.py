@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from carbonopt.core.config import LocalLaunch, StudyConfig, Workload
+from carbonopt.core.config import Launch, StudyConfig, Workload
 from carbonopt.core.dimensions import DIMENSIONS, TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.trial import Prepared, TrialRecord
@@ -191,7 +191,7 @@ def training_settings(config: StudyConfig, record: TrialRecord, versions: dict[s
 
 def has_own_step(config: StudyConfig, params: TrialParams) -> bool:
     """Whether its optimizer steps are not DeepSpeed's (see `carbonopt.train.fast_step`)."""
-    if config.workload is None or not isinstance(config.launch, LocalLaunch):
+    if config.workload is None or not config.launch.trains:
         return False
     given = config.workload.deepspeed.get("bf16")
     keeps_deepspeeds = isinstance(given, dict) and bool(given.get("check_grad_overflow"))
@@ -207,7 +207,7 @@ def training_arguments(config: StudyConfig, record: TrialRecord) -> dict[str, An
     params = record.params
     given = config.workload.training_arguments if config.workload else {}
     arguments: dict[str, Any] = {
-        **(_device_defaults(config.launch, params) if isinstance(config.launch, LocalLaunch) else {}),
+        **(_device_defaults(config.launch, params) if config.launch.trains else {}),
         **given,
         **{
             dimension.argument: value
@@ -224,7 +224,7 @@ def training_arguments(config: StudyConfig, record: TrialRecord) -> dict[str, An
     return arguments
 
 
-def _device_defaults(launch: LocalLaunch, params: TrialParams) -> dict[str, Any]:
+def _device_defaults(launch: Launch, params: TrialParams) -> dict[str, Any]:
     """What a trial has unless the study says otherwise. Without `optim` train.py takes what a trial takes for optimizer
     states that leave a GPU: DeepSpeed's AdamW, which no TrainingArguments can name."""
     defaults: dict[str, Any] = {"deepspeed": DEEPSPEED_CONFIG}
@@ -311,7 +311,7 @@ def accelerate_settings(params: TrialParams) -> str:
     return _ACCELERATE_HEAD + as_yaml(settings)
 
 
-def script(launch: LocalLaunch, has_inputs: bool) -> str:
+def script(launch: Launch, has_inputs: bool) -> str:
     """run.sh. The threads of a rank are as many as in a trial: sums on a CPU depend on their number."""
     return _SCRIPT.format(
         device="" if launch.gpus else _ON_CPU,

@@ -6,7 +6,6 @@ from importlib import resources
 from pathlib import Path
 
 from carbonopt.analysis.recommend import Recommendation
-from carbonopt.core.config import LocalLaunch
 from carbonopt.core.study import StudyData
 from carbonopt.export import copies, inputs, model_card, recorded, requirements, settings
 from carbonopt.train import rerun
@@ -57,7 +56,7 @@ def winner_files(
         CARD: model_card.model_card(data, recommendation, record, needed, caveats),
     }
     workload, launch = data.config.workload, data.config.launch
-    if workload is None or not isinstance(launch, LocalLaunch):
+    if workload is None or not launch.trains:
         return texts
     if needed:
         check = resources.files("carbonopt.export").joinpath(CHECK).read_text(encoding="utf-8")

@@ -28,7 +28,9 @@ def data_files(records: Iterable[TrialRecord]) -> dict[str, bytes]:
     rows = [_flat(record.as_json()) for record in records]
     evaluations = [{"trial": row["trial"], **one} for row in rows for one in row["evals"]]
     return {
-        TRIALS_CSV: _csv([{name: value for name, value in row.items() if name != "evals"} for row in rows]).encode(),
+        TRIALS_CSV: _csv(
+            [{name: value for name, value in row.items() if not isinstance(value, list)} for row in rows]
+        ).encode(),
         TRIALS_PARQUET: _parquet(rows),
         EVALUATIONS_CSV: _csv(evaluations).encode(),
     }

@@ -130,13 +130,15 @@ class StudyStorage:
     def set_ended(self, why: str | None) -> None:
         self.study.set_user_attr("ended", why)
 
-    def set_session(self, index: int, ledger: SessionLedger) -> None:
-        self.study.set_user_attr(f"session {index}", ledger.model_dump(mode="json"))
+    def set_session(self, ledger: SessionLedger) -> None:
+        """By its worker: no other session's ledger is overwritten."""
+        self.study.set_user_attr(f"session {ledger.worker}", ledger.model_dump(mode="json"))
 
     def sessions(self) -> tuple[SessionLedger, ...]:
+        """In the order in which they began."""
         attributes = self.study.user_attrs
-        keys = sorted((key for key in attributes if key.startswith("session ")), key=lambda key: int(key.split()[1]))
-        return tuple(SessionLedger(**attributes[key]) for key in keys)
+        ledgers = (SessionLedger(**attributes[key]) for key in sorted(attributes) if key.startswith("session "))
+        return tuple(sorted(ledgers, key=lambda ledger: ledger.started_at))
 
     def read(self, *, live: bool) -> StudyData:
         """The whole study. `live`: whether a command works on it, so that a trial may be running.
@@ -212,7 +214,8 @@ class StudyStorage:
         self._requeue(trial.number)
 
     def recover(self) -> list[TrialRecord]:
-        """Puts back the trials that a killed command left running, with what they had used as far as it was stored."""
+        """Puts back the trials that a dead worker left running, with what they had used as far as it was stored. The
+        caller is the study's only worker (see `storage_workers`)."""
         recovered = []
         for trial in self.study.get_trials(deepcopy=False, states=(OptunaState.RUNNING,)):
             record = _record(trial, live=False)

@@ -3,18 +3,23 @@
 import json
 import os
 import sqlite3
+import time
 import warnings
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import TypeVar
 
 import optuna
-from optuna.storages import BaseStorage, RDBStorage
+from optuna.storages import RDBStorage
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import write_json
 from carbonopt.storage.paths import StudyPaths
+
+Made = TypeVar("Made")
 
 RESTORE = "restore it from a copy"
 _EXAMPLES = "examples: sqlite:///study.db, postgresql://user@host/db"
@@ -23,6 +28,10 @@ _UNREADABLE = {
     sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR,
     sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_AUTH,
 }  # fmt: skip
+# What databases say of a table that another one is making.
+_MADE_MEANWHILE = ("already exists", "database is locked", "database schema is locked")
+_TRIES, _TRY_AGAIN_S = 10, 0.2
+_OPTUNAS = {"studies", "trials"}  # of the tables that Optuna makes
 # Options of a URL that are shown and kept; any other may be a secret under whatever name its driver gives it.
 _HARMLESS = {"application_name", "charset", "host", "port", "sslmode", "sslrootcert"}
 
@@ -68,7 +77,7 @@ def remember_storage(paths: StudyPaths, given: str | None, study_name: str) -> N
         write_json(paths.storage_pointer, {"url": _shown(_parsed(given)), "study": study_name})
 
 
-def connect(url: str, *, must_exist: bool = False) -> BaseStorage:
+def connect(url: str, *, must_exist: bool = False) -> RDBStorage:
     """Opens a storage by its SQLAlchemy URL. `must_exist`: a missing SQLite file is not made.
 
     Raises:
@@ -87,7 +96,8 @@ def connect(url: str, *, must_exist: bool = False) -> BaseStorage:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             escaped = url.replace("{", "{{").replace("}", "}}")  # Optuna formats it
-            return RDBStorage(escaped, engine_kwargs={"connect_args": arguments, "pool_pre_ping": True})
+            options = {"connect_args": arguments, "pool_pre_ping": True}
+            return made_by_two(lambda: RDBStorage(escaped, engine_kwargs=options))
     except ImportError as error:
         raise BadInput(
             f"--storage {shown}: its driver is missing ({error}); install it, or use sqlite:///FILE."
@@ -97,6 +107,19 @@ def connect(url: str, *, must_exist: bool = False) -> BaseStorage:
         for secret in _secrets(parsed):
             reason = reason.replace(secret, "***")
         raise BadInput(f"{what} can't be opened: {reason}.") from error
+
+
+def made_by_two(make: Callable[[], Made]) -> Made:
+    """Makes tables, which another command may do in the same instant: what failed by that finds them a moment later."""
+    for _ in range(_TRIES):
+        try:
+            return make()
+        except (optuna.exceptions.StorageInternalError, DBAPIError) as error:
+            said = str(error.__cause__ or error)
+            if not isinstance(error, IntegrityError) and not any(sign in said for sign in _MADE_MEANWHILE):
+                raise
+            time.sleep(_TRY_AGAIN_S)
+    return make()
 
 
 def what_is_wrong(error: SQLAlchemyError | sqlite3.Error) -> str:
@@ -125,7 +148,12 @@ def _check_sqlite(url: URL, shown: str, must_exist: bool) -> None:
     try:
         # Not read only: where a process was killed while it wrote, opening has to undo what it had begun.
         with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=rw", uri=True)) as database:
-            tables = {row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            tables = _tables(database)
+            for _ in range(_TRIES):
+                if not tables & _OPTUNAS or tables >= _OPTUNAS:
+                    break
+                time.sleep(_TRY_AGAIN_S)  # another command may be making them, one by one
+                tables = _tables(database)
             ((found,),) = database.execute("PRAGMA quick_check(1)")
     except sqlite3.Error as error:
         raise BadInput(f"the storage {file} {what_is_wrong(error)}.") from error
@@ -134,10 +162,14 @@ def _check_sqlite(url: URL, shown: str, must_exist: bool) -> None:
         raise BadInput(f"the storage {file} is damaged: {first}; {RESTORE}.")
     if not tables and must_exist:
         raise BadInput(f"the storage {file} is damaged: it is empty; {RESTORE}.")
-    if tables and not {"studies", "trials"} <= tables:
+    if tables and not tables >= _OPTUNAS:
         raise BadInput(
             f"the storage {file} is another program's database or a damaged one; {RESTORE}, or give another."
         )
+
+
+def _tables(database: sqlite3.Connection) -> set[str]:
+    return {row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
 
 
 def _shown(url: URL) -> str:

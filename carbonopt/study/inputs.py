@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import carbonopt
-from carbonopt.core.config import ReplayLaunch, StudyConfig
+from carbonopt.core.config import StudyConfig
 from carbonopt.core.errors import BEFORE_FIRST_TRIAL, BadInput, StudyInterrupted
 from carbonopt.core.study import InputFile
 
@@ -40,10 +40,9 @@ def workload_fingerprint(config: StudyConfig, inputs: Sequence[InputFile]) -> st
 
 
 def _input_files(config: StudyConfig) -> Iterator[InputFile]:
-    if isinstance(config.launch, ReplayLaunch):
-        yield _input_file(Path(config.launch.table))
+    yield from (_input_file(Path(file)) for file in config.launch.files)
+    if config.workload is None or not config.launch.trains:
         return
-    assert config.workload is not None
     dataset, model, tokenizer = config.workload.dataset, config.workload.model, config.workload.tokenizer
     yield from (_input_file(Path(file)) for file in (*(dataset.train_files or ()), *(dataset.eval_files or ())))
     for part in (model, tokenizer):

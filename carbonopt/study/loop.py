@@ -8,51 +8,36 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import optuna
+from optuna.storages import RDBStorage
 
 import carbonopt
 from carbonopt.analysis import confirmation as confirm
-from carbonopt.core.config import LocalLaunch, ReplayLaunch, StudyConfig
 from carbonopt.core.dimensions import TrialParams
-from carbonopt.core.errors import BEFORE_FIRST_TRIAL, StudyInterrupted
-from carbonopt.core.study import Hardware, Provenance, SessionLedger, StudyData
+from carbonopt.core.errors import StudyInterrupted
+from carbonopt.core.study import InputFile, Provenance, SessionLedger, StudyData
 from carbonopt.core.trial import TRIAL_PHASES, Phase, StopReason, TrialRecord, TrialSpec
 from carbonopt.core.units import emissions_kg_co2e, now_utc
-from carbonopt.energy.hardware import describe_hardware, gpu_uuids
-from carbonopt.energy.machine import MachineMeter
-from carbonopt.energy.meter import Meter, ReplayMeter
-from carbonopt.energy.occupancy import GpuMemory
-from carbonopt.engines.local import LocalLauncher
-from carbonopt.engines.replay import ReplayLauncher
+from carbonopt.energy.meter import Meter
+from carbonopt.engines.base import Engine, EngineObserver
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.study import REPEAT_OF, SEED, StudyStorage, check_folder_is_free
 from carbonopt.storage.url import connect, remember_storage, storage_url
+from carbonopt.storage.workers import Lease, Worker, leased
 from carbonopt.study.check import Checked
 from carbonopt.study.inputs import check_unchanged, input_files, with_sha256, workload_fingerprint
-from carbonopt.study.supervisor import Rules, TrialObserver, TrialProcesses, TrialWatch
+from carbonopt.study.supervisor import Rules, TrialObserver, TrialWatch
 
 if TYPE_CHECKING:
     from carbonopt.search.strategy import Strategy
 
 
-class Launcher(Protocol):
-    """Starts trials: on this machine, or from a table."""
-
-    def seed(self, seed: int, params: TrialParams) -> int: ...
-    def start(self, spec: TrialSpec, log: Path) -> TrialProcesses: ...
-    def prepare_next(self) -> None: ...
-    def close(self) -> None: ...
-
-
-class StudyDisplay(TrialObserver, Protocol):
+class StudyDisplay(TrialObserver, EngineObserver, Protocol):
     """Who shows a study while it runs."""
 
-    def warn(self, text: str) -> None: ...
     def progress(self, step: int, total_steps: int, train_kwh: float) -> None: ...
-    def preparing(self, anything: bool) -> None: ...
     def study_started(self, data: StudyData) -> None: ...
 
 
@@ -78,58 +63,101 @@ def run_study(
             before the first trial.
 
     Raises:
-        BadInput: before anything was started.
+        BadInput: before anything was started; also where another worker has the study.
         StudyInterrupted: after `interrupted` said so; the running trial has been put back.
         MeasurementError: if no energy can be measured.
     """
-    config = checked.config
     storage = connect(storage_url(paths, url))
-    check_folder_is_free(storage, paths, config.name)
-    found = StudyStorage.load(storage, config.name)
-    where = str(paths.root) if url is None else "the storage"
-    if found is not None:
-        found.check_same(config, where)
-        if (
-            config.budget.trials is not None
-            and found.finished_count() >= config.budget.trials
-            and (config.confirm is None or _is_confirmed(found, config))
-        ):
-            found.set_trace(checked.trace)
-            data = found.read(live=False)
-            if data.ended is None:  # killed before it said so, or interrupted and now given fewer trials
-                found.refresh(config, data.provenance)
-                found.set_ended(_with_confirmation(_all_run(config.budget.trials), found.read(live=False), _any_seed))
-            return found.read(live=False)  # nothing is left to do, and nothing shall be spent on finding that out
-    inputs = input_files(config)
-    noted = None if found is None else found.inputs()
-    if noted is not None:
-        check_unchanged(noted, inputs, where, interrupted)
-        inputs = noted
-    begins()
-    fingerprint = workload_fingerprint(config, inputs)
-    launcher, meter, memory, hardware = _open(config, paths, display, interrupted, fingerprint)
-    try:
-        session = _Session(meter, now_utc())
-        prepared = None
-        inputs = with_sha256(inputs, interrupted)  # here, where what it takes is measured as preparation
+    check_folder_is_free(storage, paths, checked.config.name)
+    with leased(storage, checked.config.name) as lease, contextlib.closing(checked.engine):
+
+        def heard_and_interrupted() -> bool:
+            lease.renew()
+            return interrupted()
+
+        call = _Call(checked, study_file, paths, url, storage, lease, display, heard_and_interrupted)
+        found = StudyStorage.load(storage, checked.config.name)
+        if found is not None:
+            found.check_same(checked.config, call.where)
+            if (data := call.already_done(found)) is not None:
+                return data
+        inputs = call.inputs(found)
+        begins()
+        loop = call.open(found, inputs, meanwhile, trackers)
+        loop.run()
+        return loop.storage.read(live=True)
+
+
+@dataclass
+class _Call:
+    """One call of the command, up to its first trial."""
+
+    checked: Checked
+    study_file: str
+    paths: StudyPaths
+    url: str | None
+    database: RDBStorage
+    lease: Lease
+    display: StudyDisplay
+    interrupted: Callable[[], bool]
+
+    @property
+    def where(self) -> str:
+        return str(self.paths.root) if self.url is None else "the storage"
+
+    def already_done(self, found: StudyStorage) -> StudyData | None:
+        """The study, if nothing is left to do; nothing is spent on finding that out."""
+        checked, trials = self.checked, self.checked.config.budget.trials
+        if trials is None or found.finished_count() < trials or not _is_confirmed(found, checked):
+            return None
+        found.set_trace(checked.trace)
+        data = found.read(live=False)
+        if data.ended is None:  # killed before it said so, or interrupted and now given fewer trials
+            found.refresh(checked.config, data.provenance)
+            confirmed = _with_confirmation(_all_run(trials), found.read(live=False), _available(checked.engine))
+            found.set_ended(confirmed)
+        return found.read(live=False)
+
+    def inputs(self, found: StudyStorage | None) -> tuple[InputFile, ...]:
+        """The files that trials read, as the study's first trial found them; else as they are now."""
+        inputs = input_files(self.checked.config)
+        noted = None if found is None else found.inputs()
+        if noted is None:
+            return inputs
+        check_unchanged(noted, inputs, self.where, self.interrupted)
+        return noted
+
+    def open(
+        self,
+        found: StudyStorage | None,
+        inputs: tuple[InputFile, ...],
+        meanwhile: Callable[[], None],
+        trackers: TrialObserver,
+    ) -> "_Loop":
+        """Starts the engine, prepares, and stores what the study is."""
+        checked, config, engine = self.checked, self.checked.config, self.checked.engine
+        engine.begin(self.paths, workload_fingerprint(config, inputs), self.display, self.interrupted)
+        session = _Session(engine.meter, self.lease.worker)
+        inputs = with_sha256(inputs, self.interrupted)  # here, where what it takes is measured as preparation
         with ThreadPoolExecutor(1) as aside:
             done = aside.submit(meanwhile)
-            if isinstance(launcher, LocalLauncher):
-                prepared = launcher.prepare(interrupted)
+            prepared = engine.prepare(self.interrupted)
+            if prepared is not None:
                 checked.space.check_fits(prepared.train_sequences)
-                meter.enter(Phase.GAP)
+            engine.meter.enter(Phase.GAP)
         done.result()
+        self.lease.renew()
         provenance = Provenance(
-            hardware=hardware,
+            hardware=engine.hardware,
             versions={**_own_versions(), **(prepared.versions if prepared else {})},
             intensity=checked.intensity,
-            energy_source=meter.energy_source,
-            models=meter.models,
-            study_file=study_file,
+            energy_source=engine.meter.energy_source,
+            models=engine.meter.models,
+            study_file=self.study_file,
         )
-        remember_storage(paths, url, config.name)
+        remember_storage(self.paths, self.url, config.name)
         if found is None:
-            found = StudyStorage.create(storage, config, provenance)
+            found = StudyStorage.create(self.database, config, provenance)
         else:
             found.refresh(config, provenance)
         if prepared is not None:
@@ -138,35 +166,32 @@ def run_study(
         found.set_trace(checked.trace)
         from carbonopt.search.strategy import Strategy  # with SciPy: now that the trials' processes have been started
 
-        strategy = Strategy(config, checked.space, None if hardware is None else hardware.gpu_memory_gib)
-        loop = _Loop(checked, found, launcher, meter, memory, paths, session, display, trackers, interrupted, strategy)
-        loop.run()
-        return found.read(live=True)
-    finally:
-        with contextlib.closing(memory), contextlib.closing(launcher):  # also if the meter can't read any more
-            meter.close()
+        memory_gib = None if engine.hardware is None else engine.hardware.gpu_memory_gib
+        strategy = Strategy(config, checked.space, memory_gib)
+        return _Loop(
+            checked, found, self.lease, self.paths, session, self.display, trackers, self.interrupted, strategy
+        )
 
 
 class _Session:
     """What this call of the command spends beside its trials."""
 
-    def __init__(self, meter: Meter, started_at: str) -> None:
+    def __init__(self, meter: Meter, worker: Worker) -> None:
         self._meter = meter
         self._began = time.monotonic()
-        self._index: int | None = None
-        self._ledger = SessionLedger(started_at=started_at)
+        self._ledger = SessionLedger(started_at=now_utc(), worker=worker.id)
         self.hours_before = 0.0  # of earlier calls, for the budget
 
     @property
     def duration_s(self) -> float:
         return time.monotonic() - self._began
 
+    def begin(self, storage: StudyStorage) -> None:
+        self.hours_before = sum(session.duration_s for session in storage.sessions()) / 3600
+        self.store(storage)
+
     def store(self, storage: StudyStorage) -> None:
         """Notes the ledger as it stands. Called while the meter is in GAP or in a trial's phases."""
-        if self._index is None:
-            earlier = storage.sessions()
-            self._index = len(earlier)
-            self.hours_before = sum(session.duration_s for session in earlier) / 3600
         prepare, gap = self._meter.running(Phase.PREPARE), self._meter.running(Phase.GAP)
         outer = self._meter.outer()
         self._ledger = self._ledger.model_copy(
@@ -181,16 +206,14 @@ class _Session:
                 "idle": self._meter.idle,
             }
         )
-        storage.set_session(self._index, self._ledger)
+        storage.set_session(self._ledger)
 
 
 @dataclass
 class _Loop:
     checked: Checked
     storage: StudyStorage
-    launcher: Launcher
-    meter: Meter
-    memory: GpuMemory
+    lease: Lease
     paths: StudyPaths
     session: _Session
     display: StudyDisplay
@@ -198,23 +221,28 @@ class _Loop:
     interrupted: Callable[[], bool]
     strategy: "Strategy"
 
+    @property
+    def engine(self) -> Engine:
+        return self.checked.engine
+
     def run(self) -> None:
         storage = self.storage
         storage.recover()
         storage.set_ended(None)
-        self.session.store(storage)
+        self.session.begin(storage)
         data = storage.read(live=True)
         self.display.study_started(data)
         if self.checked.start is not None and not data.records:
             # It may wait already: this command can have been killed right after queueing it.
             storage.study.enqueue_trial(self.checked.start, skip_if_exists=True)
         while True:
+            self.lease.renew()
             ended = self._why_ended()
             if ended and not self._repeats():
-                storage.set_ended(_with_confirmation(ended, storage.read(live=True), self._available))
+                storage.set_ended(_with_confirmation(ended, storage.read(live=True), _available(self.engine)))
                 self.session.store(storage)
                 return
-            not_free = self.memory.await_free(self.interrupted)
+            not_free = self.engine.await_free(self.interrupted)
             if not_free is not None:
                 self.display.warn(not_free)
             if self.interrupted():
@@ -230,7 +258,7 @@ class _Loop:
         spec = TrialSpec(
             number=trial.number,
             attempt=1 if earlier is None else earlier.attempt + 1,
-            seed=trial.user_attrs.get(SEED, self.launcher.seed(config.search.seed, params)),
+            seed=trial.user_attrs.get(SEED, self.engine.seed(config.search.seed, params)),
             params=params,
             repeat_of=repeat_of,
             workload={} if config.workload is None else config.workload.model_dump(mode="json"),
@@ -240,12 +268,12 @@ class _Loop:
         observers: list[TrialObserver] = [self.display, self.trackers]
         for observer in observers:
             observer.trial_started(spec)
-        self.meter.enter(Phase.SETUP)
+        self.engine.meter.enter(Phase.SETUP)
         watch = TrialWatch(
             spec=spec,
             quality=config.target.quality.name,
-            processes=self.launcher.start(spec, self.paths.trial_log(spec.number, spec.attempt).resolve()),
-            meter=self.meter,
+            trial=self.engine.start(spec, self.paths.trial_log(spec.number, spec.attempt).resolve()),
+            meter=self.engine.meter,
             # The start is the baseline, a repeat says how far runs differ: only whole ones can be compared.
             rules=self._rules(
                 trial.number,
@@ -256,8 +284,10 @@ class _Loop:
             progress=self._progress,
             store=lambda record: self._store(trial, record),
             earlier=earlier,
+            worker=self.lease.worker.id,
         )
         record = watch.run()
+        self.lease.renew()
         if record.stop_reason == StopReason.INTERRUPTED:
             storage.requeue(trial, record)
         else:
@@ -270,9 +300,10 @@ class _Loop:
 
     def _progress(self, step: int, total_steps: int, train_kwh: float) -> None:
         self.display.progress(step, total_steps, train_kwh)
-        self.launcher.prepare_next()
+        self.engine.prepare_next()
 
     def _store(self, trial: optuna.Trial, record: TrialRecord) -> None:
+        self.lease.renew()
         self.storage.save_progress(trial, record)
         self.session.store(self.storage)
 
@@ -284,12 +315,11 @@ class _Loop:
         feasible = (record for record in data.records if record.trial in meeting)
         costs = (record.emissions_kg_co2e for record in feasible if record.emissions_kg_co2e is not None)
         best = min(costs, default=None)
-        timeout_s = config.launch.timeout_s if isinstance(config.launch, LocalLaunch) else float("inf")
         spent_kwh = data.spent_kwh()
         prunes = pruning.target and not to_its_end
 
         def budget_spent() -> bool:
-            running = sum(self.meter.running(phase).total_kwh for phase in TRIAL_PHASES)
+            running = sum(self.engine.meter.running(phase).total_kwh for phase in TRIAL_PHASES)
             return self._spent(spent_kwh + running) is not None
 
         return Rules(
@@ -299,7 +329,7 @@ class _Loop:
             emissions_kg_co2e=self._emissions,
             budget_spent=budget_spent,
             interrupted=self.interrupted,
-            timeout_s=timeout_s,
+            timeout_s=config.launch.timeout_s,
         )
 
     def _why_ended(self) -> str | None:
@@ -315,13 +345,10 @@ class _Loop:
         data = self.storage.read(live=True)
         if data.config.confirm is None or self._spent(data.spent_kwh()) is not None:
             return False
-        due = confirm.plan(data, self._available).next
+        due = confirm.plan(data, _available(self.engine)).next
         if due is not None:
             self.storage.queue_repeat(due.trial, due.seed)
         return due is not None
-
-    def _available(self, seed: int, params: TrialParams) -> bool:
-        return self.launcher.seed(seed, params) == seed
 
     def _spent(self, energy_kwh: float) -> str | None:
         """Which of the budget's limits, but for the number of trials, is used up."""
@@ -346,41 +373,15 @@ class _Loop:
         return emissions_kg_co2e(energy_kwh, self.checked.intensity.g_co2e_per_kwh, self.checked.config.carbon.pue)
 
 
-def _open(
-    config: StudyConfig, paths: StudyPaths, display: StudyDisplay, interrupted: Callable[[], bool], fingerprint: str
-) -> tuple[Launcher, Meter, GpuMemory, Hardware | None]:
-    """Launcher, meter, the GPUs' memory, hardware: together, because a replay's energy comes from its table."""
-    launch = config.launch
-    if isinstance(launch, ReplayLaunch):
-        replay_meter = ReplayMeter()
-        replay = ReplayLauncher(Path(launch.table), config.search.space, config.target.quality, replay_meter.advance)
-        return replay, replay_meter, GpuMemory(()), None
-    hardware = describe_hardware(launch.gpus)
-    with contextlib.ExitStack() as opened:
-        memory = opened.enter_context(contextlib.closing(GpuMemory(launch.gpus)))
-        launcher = LocalLauncher(launch, gpu_uuids(launch.gpus), display.warn)
-        opened.enter_context(contextlib.closing(launcher))
-        # It imports while the meter is set up, and leaves the GPUs alone, whose idle power is measured then.
-        display.preparing(launcher.begin(config, paths, fingerprint))
-        try:
-            meter = MachineMeter(launch.gpus, config.carbon.objective, interrupted)
-        except Exception as error:
-            if interrupted():  # a Ctrl-C also ends the programs that CodeCarbon asks for the CPU, and it fails somehow
-                raise StudyInterrupted(BEFORE_FIRST_TRIAL) from error
-            raise
-        opened.pop_all()
-    return launcher, meter, memory, hardware
+def _is_confirmed(found: StudyStorage, checked: Checked) -> bool:
+    """Whether no repeat is left to run."""
+    data = found.read(live=False).model_copy(update={"config": checked.config})
+    return data.config.confirm is None or confirm.plan(data, _available(checked.engine)).next is None
 
 
-def _is_confirmed(found: StudyStorage, config: StudyConfig) -> bool:
-    """Whether no repeat is left to run; a replay finds that out with its table, at no cost."""
-    data = found.read(live=False).model_copy(update={"config": config})
-    return isinstance(config.launch, LocalLaunch) and confirm.plan(data, _any_seed).next is None
-
-
-def _any_seed(seed: int, params: TrialParams) -> bool:
-    """For `confirm`: what is trained here can be trained with every seed."""
-    return True
+def _available(engine: Engine) -> confirm.Available:
+    """Whether a configuration can be trained with a seed."""
+    return lambda seed, params: engine.seed(seed, params) == seed
 
 
 def _all_run(trials: int) -> str:

@@ -25,6 +25,7 @@ from carbonopt.core.trial import (
     EvalPoint,
     Failure,
     Kernels,
+    NodeReadings,
     Phase,
     QualityResult,
     Stage,
@@ -37,22 +38,12 @@ from carbonopt.core.trial import (
 from carbonopt.core.units import now_utc
 from carbonopt.energy.codecarbon import FRESH_AFTER_S
 from carbonopt.energy.meter import Meter, Reading, disagreement, largest
+from carbonopt.engines.base import RunningTrial
 from carbonopt.search.cap import passes_cap, will_pass_cap
 
 TICK_S = 0.5  # how long to wait for an event before looking at the clock, the cap and the budget again
 STORE_EVERY_S = 2.0  # what a running trial has used is stored so often: that much is lost when the study is killed
 SIGNALLED = 128
-
-
-class TrialProcesses(Protocol):
-    """What a launcher starts."""
-
-    log: Path
-
-    def receive(self, timeout_s: float) -> Event | None: ...
-    def answer(self, stop: StopReason | None = None) -> None: ...
-    def end(self) -> None: ...
-    def log_tail(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -89,13 +80,14 @@ class TrialWatch:
 
     spec: TrialSpec
     quality: str  # its name
-    processes: TrialProcesses
+    trial: RunningTrial
     meter: Meter
     rules: Rules
     observers: list[TrialObserver]
     progress: Callable[[int, int, float], None]  # step, total steps, energy of the training window in kWh
     store: Callable[[TrialRecord], None]
     earlier: TrialRecord | None = None  # of an attempt that was interrupted
+    worker: str | None = None  # who runs it
     _evals: list[EvalPoint] = field(default_factory=list)
     _total_steps: int | None = None
     _step: int | None = None
@@ -129,7 +121,7 @@ class TrialWatch:
             try:
                 self._enter(Phase.SETUP)  # the end of the processes is neither training nor evaluation
             finally:
-                self.processes.end()
+                self.trial.end()
         self._enter(Phase.GAP)
         readings = self.meter.take(*TRIAL_PHASES)
         if outcome.state == TrialState.COMPLETE:
@@ -148,12 +140,12 @@ class TrialWatch:
             f"no energy was measured for {' and '.join(silent)} in the {train.duration_s:.2g} s that it trained: "
             f"readings are {FRESH_AFTER_S * 1000:g} ms apart; train longer (more epochs or more data)"
         )
-        return _Outcome(TrialState.FAILED, failure=Failure(kind="unmeasured", text=text, log=str(self.processes.log)))
+        return _Outcome(TrialState.FAILED, failure=Failure(kind="unmeasured", text=text, log=str(self.trial.log)))
 
     def _listen(self, oom_kills: int) -> _Outcome:
         heard = time.monotonic()
         while True:
-            event = self.processes.receive(TICK_S)
+            event = self.trial.receive(TICK_S)
             if event is not None:
                 heard = time.monotonic()
                 outcome = self._on_event(event, oom_kills)
@@ -163,7 +155,7 @@ class TrialWatch:
                 continue  # the trial is about to ask for its next phase: nothing that takes time before that answer
             reason = self._stop_now()
             if reason is not None:
-                self.processes.answer(stop=reason)
+                self.trial.answer(stop=reason)
                 state = TrialState.FAILED if reason == StopReason.INTERRUPTED else TrialState.PRUNED
                 return _Outcome(state, reason)
             if time.monotonic() - heard > self.rules.timeout_s:
@@ -177,7 +169,7 @@ class TrialWatch:
             case PhaseChanged(phase=phase):
                 # The trial's device is idle and waits. Reading the meter takes a few ms, the counters tick every 0.1 s:
                 # going on first moves a window's edge by less than can be seen, and costs the trial nothing.
-                self.processes.answer()
+                self.trial.answer()
                 self._enter(phase)
             case StageBegun(stage=stage, kernels=kernels):
                 self._kernels = kernels or self._kernels
@@ -214,7 +206,7 @@ class TrialWatch:
         finite = point.value is not None
         stop = finite and point.step < total_steps and self._should_prune(total_steps)
         if finite:  # the trial waits for this: first the answer, then the book-keeping
-            self.processes.answer(stop=StopReason.TARGET if stop else None)
+            self.trial.answer(stop=StopReason.TARGET if stop else None)
         emissions = self.rules.emissions_kg_co2e(train_kwh)
         for observer in self.observers:
             observer.evaluated(self.spec.number, point, emissions)
@@ -287,8 +279,8 @@ class TrialWatch:
         return _Outcome(TrialState.INFEASIBLE, failure=self._failure("out_of_memory", text))
 
     def _failure(self, kind: str, text: str) -> Failure:
-        tail = self.processes.log_tail()
-        return Failure(kind=kind, text=f"{text}\n{tail}" if tail else text, log=str(self.processes.log))
+        tail = self.trial.log_tail()
+        return Failure(kind=kind, text=f"{text}\n{tail}" if tail else text, log=str(self.trial.log))
 
     def _enter(self, phase: Phase) -> None:
         if phase == self._phase:
@@ -353,15 +345,7 @@ class TrialWatch:
                 count=last.count if last else None,
             ),
             emissions_kg_co2e=None if running else self.rules.emissions_kg_co2e(train.total_kwh),
-            energy_kwh=Energy(
-                train=train.total_kwh,
-                setup=setup.total_kwh,
-                eval=evaluation.total_kwh,
-                total=whole.total_kwh,
-                train_gpu=train.gpu_kwh,
-                train_cpu=train.cpu_kwh,
-                train_ram=train.ram_kwh,
-            ),
+            energy_kwh=_energy(readings),
             duration_s=duration_s,
             stages=None if running else self._stages,
             evals=tuple(self._evals),
@@ -369,6 +353,15 @@ class TrialWatch:
             kernels=self._kernels,
             failure=outcome.failure,
             started_at=self._started_at,
+            worker=self.worker,
+            nodes=tuple(
+                NodeReadings(
+                    name=node.name,
+                    devices=node.devices,
+                    readings=_energy({phase: reading.nodes[node] for phase, reading in readings.items()}),
+                )
+                for node in whole.nodes
+            ),
             gpu_energy_kwh=gpu_energy,
             gpu_disagreement=differs,
             gpu_utilisation=train.gpu_utilisation,
@@ -379,6 +372,19 @@ class TrialWatch:
             steps_done=self._step,
             audited_at_step=self._audited_at_step,
         )
+
+
+def _energy(readings: dict[Phase, Reading]) -> Energy:
+    train, setup, evaluation = (readings[phase] for phase in (Phase.TRAIN, Phase.SETUP, Phase.EVAL))
+    return Energy(
+        train=train.total_kwh,
+        setup=setup.total_kwh,
+        eval=evaluation.total_kwh,
+        total=(train + setup + evaluation).total_kwh,
+        train_gpu=train.gpu_kwh,
+        train_cpu=train.cpu_kwh,
+        train_ram=train.ram_kwh,
+    )
 
 
 def _host_oom_kills() -> int:

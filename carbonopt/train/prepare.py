@@ -95,7 +95,7 @@ def main(spec_path: str) -> int:
     """The program: prepares what SPEC.json says and tells the study; returns the exit code."""
     speaker = Speaker.inherited()
     with reported(speaker) as outcome:
-        gc.disable()  # as in launch.template
+        gc.disable()  # as in engines.process.fork_server
         for module in _IMPORTED_AHEAD:
             importlib.import_module(module)
         gc.enable()

@@ -216,7 +216,7 @@ def test_windows_of_a_recorded_counter_and_their_uncertainty(tmp_path: Path) -> 
 
 STUDY = """
 import math
-from carbonopt.launch.processes import WorkProcesses
+from carbonopt.engines.process.processes import WorkProcesses
 from carbonopt.trial import TrialParams, TrialSpec
 from carbonopt.watch import Rules, TrialWatch
 from study.test_supervisor import SPEAKING

@@ -69,12 +69,11 @@ def test_a_trial_waits_until_the_memory_of_the_one_before_is_free(tmp_path: Path
 
 
 STUDY = """
-from carbonopt.study import loop as study
-from carbonopt.checked import check
-from carbonopt.study_file import parse_study
+from carbonopt.study.check import check
+from carbonopt.study.loop import run_study
+from carbonopt.study.file import parse_study
 from search.test_study import Replayed, Silent
-memory, open_all = GpuMemory([0], patience_s=0.5), study._open
-study._open = lambda *arguments: (*open_all(*arguments)[:2], memory, None)
+memory = GpuMemory([0], patience_s=0.5)
 seen, leaks = [], []
 class Display(Silent):
     def warn(self, text):
@@ -87,8 +86,10 @@ class Display(Silent):
 replayed = Replayed(Path(os.environ["FOLDER"]))
 replayed.study["budget"] = {"trials": 4}
 checked = check(parse_study(replayed.study, "test"))
-study.run_study(checked, "", replayed.paths, None, Display(), Silent(), lambda: False)
+checked.engine.await_free = memory.await_free
+run_study(checked, "", replayed.paths, None, Display(), Silent(), lambda: False)
 print(json.dumps(seen))
+memory.close()
 free(*leaks)
 """
 

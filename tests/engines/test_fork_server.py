@@ -18,8 +18,8 @@ from carbonopt.core.config import LocalLaunch
 from carbonopt.core.errors import CarbonoptError
 from carbonopt.core.events import Exited, Progress
 from carbonopt.core.trial import TrialSpec
-from carbonopt.engines.local import LocalLauncher
-from carbonopt.engines.process.forking import CannotFork, PrelaunchedTrial, Template
+from carbonopt.engines.process.forking import CannotFork, ForkServer, PrelaunchedTrial
+from carbonopt.engines.process.launcher import ProcessLauncher
 from carbonopt.engines.process.processes import WorkProcesses
 
 # What ranks are forked from here: quick to import, and it speaks as a trial does.
@@ -49,26 +49,28 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def template(environment: dict[str, str], tmp_path: Path):
-    made = Template("forked_here", environment, tmp_path / "template-log.txt")
+def fork_server(environment: dict[str, str], tmp_path: Path):
+    made = ForkServer("forked_here", environment, tmp_path / "fork-server-log.txt")
     assert made.ready(30)
     yield made
     made.close()
 
 
-def start(template: Template, expression: str, tmp_path: Path, ranks: int = 1) -> WorkProcesses:
-    return waiting(template, tmp_path, ranks).begin(expression, tmp_path / "trial" / "log.txt")
+def start(fork_server: ForkServer, expression: str, tmp_path: Path, ranks: int = 1) -> WorkProcesses:
+    return prelaunched(fork_server, tmp_path, ranks).begin(expression, tmp_path / "trial" / "log.txt")
 
 
-def waiting(template: Template, tmp_path: Path, ranks: int = 1) -> PrelaunchedTrial:
+def prelaunched(fork_server: ForkServer, tmp_path: Path, ranks: int = 1) -> PrelaunchedTrial:
     environments = [{"RANK": str(rank)} for rank in range(ranks)]
-    return PrelaunchedTrial(template, environments, dict(os.environ), tmp_path / "waiting.txt")
+    return PrelaunchedTrial(fork_server, environments, dict(os.environ), tmp_path / "waiting.txt")
 
 
-def test_each_trial_is_a_process_of_its_own_that_imports_nothing(template: Template, tmp_path: Path) -> None:
+def test_each_trial_is_a_process_of_its_own_that_imports_nothing(fork_server: ForkServer, tmp_path: Path) -> None:
     seen = []
     for _ in range(3):
-        work = start(template, "say('Progress', step=os.getpid(), total_steps=imported_by) or print('said')", tmp_path)
+        work = start(
+            fork_server, "say('Progress', step=os.getpid(), total_steps=imported_by) or print('said')", tmp_path
+        )
         heard, ended = until_exit(work)
         work.end()
         assert isinstance(heard, Progress)
@@ -85,27 +87,27 @@ def test_each_trial_is_a_process_of_its_own_that_imports_nothing(template: Templ
     ("expression", "code"),
     [("3", 3), ("os.kill(os.getpid(), 9)", 137), ("os.kill(os.getpid(), 7)", 135), ("1 / 0", 1), ("sys.exit(5)", 1)],
 )
-def test_how_a_forked_trial_ended_is_known(expression: str, code: int, template: Template, tmp_path: Path) -> None:
-    work = start(template, expression, tmp_path)
+def test_how_a_forked_trial_ended_is_known(expression: str, code: int, fork_server: ForkServer, tmp_path: Path) -> None:
+    work = start(fork_server, expression, tmp_path)
     assert until_exit(work) == [Exited(code=code)]
     work.end()
     assert ("ZeroDivisionError" in work.log_tail()) == (expression == "1 / 0")
-    again = start(template, "4", tmp_path)
+    again = start(fork_server, "4", tmp_path)
     assert until_exit(again) == [Exited(code=4)]
     again.end()
 
 
-def test_the_death_of_one_forked_rank_ends_the_others(template: Template, tmp_path: Path) -> None:
-    work = start(template, "78 if os.environ['RANK'] == '1' else time.sleep(600)", tmp_path, ranks=3)
+def test_the_death_of_one_forked_rank_ends_the_others(fork_server: ForkServer, tmp_path: Path) -> None:
+    work = start(fork_server, "78 if os.environ['RANK'] == '1' else time.sleep(600)", tmp_path, ranks=3)
     began = time.monotonic()
     assert until_exit(work)[-1] == Exited(code=78)
     assert time.monotonic() - began < 15
     work.end()
 
 
-def test_end_leaves_no_forked_process(template: Template, tmp_path: Path) -> None:
+def test_end_leaves_no_forked_process(fork_server: ForkServer, tmp_path: Path) -> None:
     expression = "say('Progress', step=__import__('subprocess').Popen(['sleep', '600']).pid, total_steps=os.getpid())"
-    work = start(template, f"{expression} or time.sleep(600)", tmp_path)
+    work = start(fork_server, f"{expression} or time.sleep(600)", tmp_path)
     heard = work.receive(20)
     assert isinstance(heard, Progress)
     guard = psutil.Process(heard.total_steps).parent().pid
@@ -113,15 +115,16 @@ def test_end_leaves_no_forked_process(template: Template, tmp_path: Path) -> Non
     assert [pid for pid in (heard.step, heard.total_steps, guard) if not gone(pid)] == []
 
 
-def test_the_study_killed_takes_template_and_trial_along(environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_study_killed_takes_fork_server_and_trial_along(environment: dict[str, str], tmp_path: Path) -> None:
     script = f"""
 import os, sys, time
 from pathlib import Path
-from carbonopt.launch.warm import Template, PrelaunchedTrial
-template = Template("forked_here", dict(os.environ), Path({str(tmp_path / "t")!r}))
-while not template.ready(1):
+from carbonopt.engines.process.forking import ForkServer, PrelaunchedTrial
+fork_server = ForkServer("forked_here", dict(os.environ), Path({str(tmp_path / "t")!r}))
+while not fork_server.ready(1):
     pass
-first, second = (PrelaunchedTrial(template, [{{}}], dict(os.environ), Path({str(tmp_path)!r}) / name) for name in "ab")
+logs = (Path({str(tmp_path)!r}) / name for name in "ab")
+first, second = (PrelaunchedTrial(fork_server, [{{}}], dict(os.environ), log) for log in logs)
 work = first.begin("say('Progress', step=os.getpid(), total_steps=imported_by) or time.sleep(600)",
                    Path({str(tmp_path / "log")!r}))
 heard = work.receive(20)
@@ -136,10 +139,10 @@ time.sleep(600)
     assert [pid for pid in pids if not gone(pid)] == []
 
 
-def test_a_trial_outlives_its_template(template: Template, tmp_path: Path) -> None:
-    """The template can be what the kernel kills for want of memory; the trial that runs goes on."""
+def test_a_trial_outlives_its_fork_server(fork_server: ForkServer, tmp_path: Path) -> None:
+    """The fork server can be what the kernel kills for want of memory; the trial that runs goes on."""
     work = start(
-        template,
+        fork_server,
         "say('Progress', step=imported_by, total_steps=1) or time.sleep(1) or say('Progress', step=2, total_steps=2)",
         tmp_path,
     )
@@ -149,41 +152,41 @@ def test_a_trial_outlives_its_template(template: Template, tmp_path: Path) -> No
     assert until_exit(work) == [Progress(step=2, total_steps=2), Exited(code=0)]
     work.end()
     with pytest.raises(CannotFork, match="ended with code 137"):
-        start(template, "0", tmp_path)
+        start(fork_server, "0", tmp_path)
 
 
 def open_descriptors() -> set[str]:
     return {path.name for path in Path("/proc/self/fd").iterdir()}
 
 
-def test_a_template_that_dies_over_a_fork_is_noticed_at_once_and_leaves_no_descriptor(
+def test_a_fork_server_that_dies_over_a_fork_is_noticed_at_once_and_leaves_no_descriptor(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     """As it does where there is no process left to be had."""
     no_more = "import os\n\ndef no_fork():\n    raise BlockingIOError(11, 'no process left')\n\nos.fork = no_fork\n"
     module = tmp_path / "forked_here.py"
     module.write_text(no_more + module.read_text())
-    log = tmp_path / "template-log.txt"
+    log = tmp_path / "fork-server-log.txt"
     log.write_text("of an earlier call\n")
-    dying = Template("forked_here", environment, log)
+    dying = ForkServer("forked_here", environment, log)
     try:
         assert dying.ready(30)
         for _ in range(2):  # it dies of the first; the second can't even be sent
             before = open_descriptors()
             began = time.monotonic()
             with pytest.raises(CannotFork, match=r"ended with code 1: BlockingIOError: .*no process left \(log: .*\)"):
-                waiting(dying, tmp_path)
+                prelaunched(dying, tmp_path)
             assert time.monotonic() - began < 5
             assert open_descriptors() == before
     finally:
         dying.close()
 
 
-def test_a_template_that_was_killed_has_its_own_last_words(environment: dict[str, str], tmp_path: Path) -> None:
-    log = tmp_path / "template-log.txt"
+def test_a_fork_server_that_was_killed_has_its_own_last_words(environment: dict[str, str], tmp_path: Path) -> None:
+    log = tmp_path / "fork-server-log.txt"
     log.write_text("of an earlier call\n")
     (tmp_path / "forked_here.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
-    killed = Template("forked_here", environment, log)
+    killed = ForkServer("forked_here", environment, log)
     try:
         with pytest.raises(CannotFork, match="ended with code 137: it said nothing"):
             killed.ready(30)
@@ -199,8 +202,10 @@ def ranks_of(one: PrelaunchedTrial, count: int) -> list[int]:
     return [rank.pid for rank in found]
 
 
-def test_one_that_waits_does_nothing_until_it_is_told_and_can_be_dropped(template: Template, tmp_path: Path) -> None:
-    one = waiting(template, tmp_path, ranks=2)
+def test_one_that_waits_does_nothing_until_it_is_told_and_can_be_dropped(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    one = prelaunched(fork_server, tmp_path, ranks=2)
     guard = one.work._guard.pid
     processes = [guard, *ranks_of(one, 2)]
     time.sleep(0.5)
@@ -211,8 +216,8 @@ def test_one_that_waits_does_nothing_until_it_is_told_and_can_be_dropped(templat
     assert not (tmp_path / "waiting.txt").exists()
 
 
-def test_one_that_died_while_it_waited_is_noticed(template: Template, tmp_path: Path) -> None:
-    one = waiting(template, tmp_path)
+def test_one_that_died_while_it_waited_is_noticed(fork_server: ForkServer, tmp_path: Path) -> None:
+    one = prelaunched(fork_server, tmp_path)
     (rank,) = ranks_of(one, 1)
     os.kill(rank, signal.SIGKILL)
     deadline = time.monotonic() + 10
@@ -222,15 +227,15 @@ def test_one_that_died_while_it_waited_is_noticed(template: Template, tmp_path: 
     one.end()
 
 
-def launcher_of(template: Template, tmp_path: Path, gpus: list[int]) -> LocalLauncher:
-    launcher = LocalLauncher(LocalLaunch(kind="local", gpus=gpus), ["GPU-a"] * len(gpus), pytest.fail)
-    launcher._template = template
-    launcher._waiting_logs = (tmp_path / f"waiting-{number}.txt" for number in itertools.count())
+def launcher_of(fork_server: ForkServer, tmp_path: Path, gpus: list[int]) -> ProcessLauncher:
+    launcher = ProcessLauncher(LocalLaunch(kind="local", gpus=gpus), ["GPU-a"] * len(gpus), pytest.fail)
+    launcher._fork_server = fork_server
+    launcher._prelaunch_logs = (tmp_path / f"waiting-{number}.txt" for number in itertools.count())
     return launcher
 
 
-def test_one_trial_waits_for_the_next_and_is_replaced_if_it_dies(template: Template, tmp_path: Path) -> None:
-    launcher = launcher_of(template, tmp_path, [0])
+def test_one_trial_waits_for_the_next_and_is_replaced_if_it_dies(fork_server: ForkServer, tmp_path: Path) -> None:
+    launcher = launcher_of(fork_server, tmp_path, [0])
     params = {"global_batch_size": 1, "micro_batch_size_per_gpu": 1, "learning_rate": 1e-3, "epochs": 1}
     spec = TrialSpec(number=0, attempt=1, seed=0, params=params, workload={}, prepared_dir="", trial_dir=str(tmp_path))
     launcher.prepare_next()
@@ -271,8 +276,8 @@ class Preparing:
         self.closed = True
 
 
-def test_the_first_trial_waits_while_its_data_is_still_prepared(template: Template, tmp_path: Path) -> None:
-    launcher = launcher_of(template, tmp_path, [0])
+def test_the_first_trial_waits_while_its_data_is_still_prepared(fork_server: ForkServer, tmp_path: Path) -> None:
+    launcher = launcher_of(fork_server, tmp_path, [0])
     launcher._preparation = Preparing(until=lambda: launcher._next is not None)
     assert launcher.prepare(lambda: False) == "prepared"
     assert launcher._next is not None and not launcher._next.has_died
@@ -283,46 +288,46 @@ def test_the_preparation_goes_on_where_there_is_nothing_to_fork_from(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     notes: list[str] = []
-    launcher = LocalLauncher(LocalLaunch(kind="local", gpus=[]), [], notes.append)
-    launcher._template = Template("no_such_module", environment, tmp_path / "template-log.txt")
+    launcher = ProcessLauncher(LocalLaunch(kind="local", gpus=[]), [], notes.append)
+    launcher._fork_server = ForkServer("no_such_module", environment, tmp_path / "fork-server-log.txt")
     launcher._preparation = Preparing(until=lambda: notes)
     assert launcher.prepare(lambda: False) == "prepared"
-    assert "no_such_module" in notes[0] and launcher._template is None
+    assert "no_such_module" in notes[0] and launcher._fork_server is None
     launcher.close()
 
 
-def test_without_gpus_none_waits(template: Template, tmp_path: Path) -> None:
-    launcher = launcher_of(template, tmp_path, [])
+def test_without_gpus_none_waits(fork_server: ForkServer, tmp_path: Path) -> None:
+    launcher = launcher_of(fork_server, tmp_path, [])
     launcher.prepare_next()
     assert launcher._next is None
 
 
-def test_a_template_that_still_imports_dies_with_the_study(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_fork_server_that_still_imports_dies_with_the_study(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(600)\n")
     study = f"""
 import os, pathlib, time
-from carbonopt.launch.warm import Template
-template = Template("slow_to_import", os.environ, pathlib.Path({str(tmp_path / "log")!r}))
-print(template._process.pid, flush=True)
+from carbonopt.engines.process.forking import ForkServer
+fork_server = ForkServer("slow_to_import", os.environ, pathlib.Path({str(tmp_path / "log")!r}))
+print(fork_server._process.pid, flush=True)
 time.sleep(600)
 """
     with subprocess.Popen([sys.executable, "-c", study], env=environment, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        template = int(parent.stdout.readline())
-        while "slow_to_import" not in psutil.Process(template).cmdline():
+        fork_server = int(parent.stdout.readline())
+        while "slow_to_import" not in psutil.Process(fork_server).cmdline():
             time.sleep(0.05)
         time.sleep(1.0)
-        assert not gone(template)
+        assert not gone(fork_server)
         parent.kill()
     deadline = time.monotonic() + 5
-    while not gone(template):
+    while not gone(fork_server):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
-def test_a_template_that_cant_says_why(environment: dict[str, str], tmp_path: Path) -> None:
-    unfit = Template("forked_here", {**environment, "UNFIT": "it has opened a GPU"}, tmp_path / "log")
-    broken = Template("no_such_module", environment, tmp_path / "log")
+def test_a_fork_server_that_cant_says_why(environment: dict[str, str], tmp_path: Path) -> None:
+    unfit = ForkServer("forked_here", {**environment, "UNFIT": "it has opened a GPU"}, tmp_path / "log")
+    broken = ForkServer("no_such_module", environment, tmp_path / "log")
     try:
         with pytest.raises(CannotFork, match="it has opened a GPU"):
             unfit.ready(30)

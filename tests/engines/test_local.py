@@ -15,10 +15,10 @@ from carbonopt.core.config import LocalLaunch
 from carbonopt.core.errors import BadInput, StudyInterrupted
 from carbonopt.core.events import Exited, Failed, PhaseChanged, Progress
 from carbonopt.core.trial import Phase, StopReason
-from carbonopt.engines.local import LocalLauncher
 from carbonopt.engines.process import environment
 from carbonopt.engines.process.environment import check_environment, rank_environments, work_environment
 from carbonopt.engines.process.extensions import locks_of, wait_for
+from carbonopt.engines.process.launcher import ProcessLauncher
 from carbonopt.engines.process.processes import WorkProcesses
 
 SPEAKING = """
@@ -131,7 +131,7 @@ def test_the_study_killed_takes_the_trial_along(busy: str, tmp_path: Path) -> No
     parent = f"""
 import os, sys, time
 from pathlib import Path
-from carbonopt.launch.processes import WorkProcesses
+from carbonopt.engines.process.processes import WorkProcesses
 script = {SPEAKING + textwrap.dedent(script)!r}
 log = Path({str(tmp_path / "log")!r})
 WorkProcesses([sys.executable, "-c", script], [{{"PIDS": {str(pids)!r}}}], dict(os.environ), log)
@@ -175,7 +175,7 @@ def test_what_launchers_tell_their_workers_is_not_for_ranks() -> None:
 def test_a_number_of_threads_that_trials_would_die_of(value: str, monkeypatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", value)
     with pytest.raises(BadInput, match=f"OMP_NUM_THREADS must be one whole number.*{value!r}.*unset OMP_NUM_THREADS"):
-        LocalLauncher(LocalLaunch(gpus=()), (), print)
+        ProcessLauncher(LocalLaunch(gpus=()), (), print)
 
 
 def test_a_number_of_threads_that_is_one() -> None:
@@ -206,7 +206,7 @@ def test_what_is_compiled_is_kept_where_it_can_be(tmp_path: Path, monkeypatch) -
     for bad in ("/proc/nope/cache", str(tmp_path / "file"), str(tmp_path / "file" / "in it")):
         monkeypatch.setenv(name, bad)
         with pytest.raises(BadInput, match=f"{name} must be a folder .*{bad!r}.*unset {name}"):
-            LocalLauncher(launch, (), print)
+            ProcessLauncher(launch, (), print)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to become another user")
@@ -226,7 +226,7 @@ def test_a_user_without_name_and_home_gets_torchs_own_folder(tmp_path: Path) -> 
 CHOICE = """
 import sys
 {without}
-from carbonopt.launch.processes import run_module
+from carbonopt.engines.process.processes import run_module
 print(" ".join(run_module("a.module", "x")[1:]))
 """
 WITHOUT_EDITABLE = "sys.meta_path[:] = [one for one in sys.meta_path if 'editable' not in repr(one).lower()]"
@@ -284,7 +284,7 @@ def test_the_first_process_of_a_container_can_end_a_trial(tmp_path: Path) -> Non
     script = f"""
 import os, sys, time
 from pathlib import Path
-from carbonopt.launch.processes import WorkProcesses
+from carbonopt.engines.process.processes import WorkProcesses
 work = WorkProcesses([sys.executable, "-c", "import time; time.sleep(600)"], [{{}}] * 2, dict(os.environ),
                      Path({str(tmp_path / "log")!r}))
 time.sleep(1)
@@ -318,7 +318,7 @@ def test_an_interrupted_compilation_leaves_neither_compilers_nor_its_lock(how: s
     script = f"""
 import os, sys, time
 from pathlib import Path
-from carbonopt.launch.processes import WorkProcesses
+from carbonopt.engines.process.processes import WorkProcesses
 argv = [sys.executable, "-c", {COMPILING!r}, {str(own)!r}]
 work = WorkProcesses(argv, [{{}}], dict(os.environ), Path({str(log)!r}), scratch=({str(root)!r}, ".prepared.*"))
 sys.stdin.readline()

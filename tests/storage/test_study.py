@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import socket
 import sqlite3
 import subprocess
@@ -84,10 +83,6 @@ def test_the_target_is_optunas_constraint(replay_study: dict, write_study, tmp_p
     assert all(trial.values[1] <= target for trial in study.best_trials)
 
 
-@pytest.mark.skipif(
-    shutil.which("pg_ctlcluster") is None or os.geteuid() != 0,
-    reason="needs an installed PostgreSQL server, and root to become its user",
-)
 def test_a_study_in_postgresql(replay_study: dict, write_study, tmp_path: Path, postgresql_url: str) -> None:
     study, folder = write_study(replay_study), tmp_path / "out"
     done = run(study, folder, "--storage", postgresql_url, "--trials", "5")
@@ -103,33 +98,6 @@ def test_a_study_in_postgresql(replay_study: dict, write_study, tmp_path: Path, 
     refused = run(study, tmp_path / "other", "--storage", postgresql_url.replace("s3cret", "wr0ng"))
     assert refused.returncode == 2
     assert "wr0ng" not in refused.stderr
-
-
-@pytest.fixture
-def postgresql_url(tmp_path: Path):
-    """A server of our own, as the user that Debian's package made for it."""
-    binaries = sorted(Path("/usr/lib/postgresql").glob("*/bin"))[-1]
-    data, port = Path("/tmp") / f"carbonopt-pg-{os.getpid()}", free_port()
-    password = tmp_path / "password"
-    password.write_text("s3cret")
-    shared = Path("/tmp") / f"carbonopt-pg-{os.getpid()}.pw"
-    shared.write_text("s3cret")
-    shared.chmod(0o644)
-
-    def as_postgres(*command: object) -> None:
-        subprocess.run(["runuser", "-u", "postgres", "--", *map(str, command)], check=True, stdout=subprocess.DEVNULL)
-
-    try:
-        as_postgres(binaries / "initdb", "-D", data, "-A", "scram-sha-256", "-U", "me", f"--pwfile={shared}")
-        options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories=/tmp -c fsync=off"
-        as_postgres(binaries / "pg_ctl", "-D", data, "-o", options, "-l", f"{data}.log", "-w", "start")
-        try:
-            yield f"postgresql+psycopg://me:s3cret@127.0.0.1:{port}/postgres"
-        finally:
-            as_postgres(binaries / "pg_ctl", "-D", data, "-m", "immediate", "stop")
-    finally:
-        shared.unlink()
-        shutil.rmtree(data, ignore_errors=True)
 
 
 # ------------------------------------------------------------------------------------------------------------ sampling

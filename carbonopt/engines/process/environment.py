@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from carbonopt.core.config import LocalLaunch
+from carbonopt.core.config import Launch
 from carbonopt.core.errors import BadInput
 from carbonopt.core.events import GPU_UUIDS
 from carbonopt.engines.process.extensions import cache_folder
@@ -49,9 +49,7 @@ def check_environment(base: Mapping[str, str] = os.environ) -> None:
         )
 
 
-def work_environment(
-    launch: LocalLaunch, gpu_uuids: Sequence[str], base: Mapping[str, str] = os.environ
-) -> dict[str, str]:
+def work_environment(launch: Launch, gpu_uuids: Sequence[str], base: Mapping[str, str] = os.environ) -> dict[str, str]:
     """What all ranks share: exactly the launch's devices visible, nothing that changes with the user's shell.
 
     The user's variables pass, but for what launchers set (torchrun, accelerate, MPI). A value of the user's own stands
@@ -103,7 +101,7 @@ def programs_path(base: Mapping[str, str] = os.environ) -> str:
     return os.pathsep.join([str(Path(sys.executable).parent), base.get("PATH", os.defpath)])
 
 
-def rank_environments(launch: LocalLaunch) -> list[dict[str, str]]:
+def rank_environments(launch: Launch) -> list[dict[str, str]]:
     """What each rank has for itself: torch.distributed's variables, with a port nobody listens on."""
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(launch.world_size)}
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(launch.world_size)]
@@ -129,4 +127,5 @@ def _why_not_written(folder: Path) -> str | None:
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        port: int = probe.getsockname()[1]
+        return port

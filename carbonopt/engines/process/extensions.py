@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from carbonopt.core.config import LocalLaunch, Space, may_be_other_than
+from carbonopt.core.config import Launch, Space, may_be_other_than
 from carbonopt.core.errors import BEFORE_FIRST_TRIAL, BadInput, CarbonoptError, StudyInterrupted
 from carbonopt.core.units import human_duration
 from carbonopt.core.values import Frozen
@@ -68,7 +68,7 @@ def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
     return Path(environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # noqa: PTH111
 
 
-def needed_operators(launch: LocalLaunch, space: Space) -> tuple[str, ...]:
+def needed_operators(launch: Launch, space: Space) -> tuple[str, ...]:
     """The names of those that trials load, as `carbonopt.train.deepspeed_ops` has their builders."""
     if not launch.gpus:
         return ("deepspeed_shm_comm",)
@@ -92,8 +92,8 @@ def _accelerator() -> str:
     """What this torch was built for, as torch has it in its folder's name."""
     built = runpy.run_path(str(_package("torch") / "version.py"))
     if built.get("hip") is not None:
-        return "rocm" + built["hip"].replace(".", "")
-    return "cpu" if built["cuda"] is None else "cu" + built["cuda"].replace(".", "")
+        return f"rocm{built['hip'].replace('.', '')}"
+    return "cpu" if built["cuda"] is None else f"cu{built['cuda'].replace('.', '')}"
 
 
 def _package(name: str) -> Path:

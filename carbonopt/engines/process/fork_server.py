@@ -21,13 +21,14 @@ import sys
 import warnings
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 from carbonopt.core.events import CHANNEL_FD, GATE_FD, SPEC_FD
 from carbonopt.engines.process import guard
 
 MESSAGE_BYTES = 1 << 20
 _PR_SET_NAME = 15
-DESCRIPTORS = 6  # of a job: lifeline, channel, status, log, gate, specification
+DESCRIPTORS = 6  # of a job: lifeline, channel, status, log, start barrier, specification
 
 
 class ForkedRank:
@@ -73,7 +74,14 @@ def main(control_fd: int, module_name: str) -> None:
 
 
 def _lead(
-    module: ModuleType, job: dict, lifeline: int, channel: int, status: int, log: int, gate: int, spec: int
+    module: ModuleType,
+    job: dict[str, Any],
+    lifeline: int,
+    channel: int,
+    status: int,
+    log: int,
+    start_barrier: int,
+    spec: int,
 ) -> None:
     """A guard's life. It says its number, which is the session's, and at its end its exit code."""
     code = 1
@@ -86,14 +94,16 @@ def _lead(
         for source, target in ((nowhere, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
 
-        def start(argv: list[str], environment: dict, its_channel: int | None, begin: Callable[[], None]) -> guard.Rank:
+        def start(
+            argv: list[str], environment: dict[str, str], its_channel: int | None, begin: Callable[[], None]
+        ) -> guard.Rank:
             pid = os.fork()
             if pid == 0:
                 begin()
                 for mine in (lifeline, status, *((channel,) if its_channel is None else ())):
                     os.close(mine)
                 # By their numbers in this process.
-                environment = {**environment, GATE_FD: str(gate), SPEC_FD: str(spec)}
+                environment = {**environment, GATE_FD: str(start_barrier), SPEC_FD: str(spec)}
                 if its_channel is not None:
                     environment[CHANNEL_FD] = str(its_channel)
                 _work(module, environment)
@@ -101,7 +111,7 @@ def _lead(
 
         code = guard.main(lifeline, channel, job, start)
         os.write(status, f"{code}\n".encode())
-    except BaseException as error:  # noqa: BLE001, nothing of this may reach the template's own loop
+    except BaseException as error:  # noqa: BLE001, nothing of this may reach the fork server's own loop
         sys.excepthook(type(error), error, error.__traceback__)
     finally:
         os._exit(code)

@@ -1,4 +1,4 @@
-"""The study's side of the template process (see `template`): trials that need not import anything."""
+"""The study's side of the fork server (see `fork_server`): trials that need not import anything."""
 
 import contextlib
 import json
@@ -23,14 +23,14 @@ _END_S = 2.0  # that a process takes to end, once its descriptors are closed
 
 
 class CannotFork(CarbonoptError):
-    """There is no template process, or its forks can't train; the message says why."""
+    """There is no fork server, or its forks can't train; the message says why."""
 
 
-class Template:
+class ForkServer:
     """Starts the process, which imports `module` while the study goes on.
 
     Args:
-        environment: of the template, and so of every rank that is forked from it.
+        environment: of the fork server, and so of every rank that is forked from it.
         log: takes its output.
     """
 
@@ -70,20 +70,20 @@ class Template:
         return True
 
     def fork(self, job: dict[str, Any], *descriptors: int) -> "ForkedGuard":
-        """A guard with forked ranks, whose environment is the template's.
+        """A guard with forked ranks, whose environment is the fork server's.
 
         Args:
-            descriptors: of its lifeline, its channel, its output, and its ranks' gate and specification.
+            descriptors: of its lifeline, its channel, its output, and its ranks' start barrier and specification.
 
         Raises:
-            CannotFork: if the template has died, or doesn't answer.
+            CannotFork: if the fork server has died, or doesn't answer.
         """
-        lifeline, channel, log, gate, spec = descriptors
+        lifeline, channel, log, start_barrier, spec = descriptors
         status, theirs = os.pipe()
         try:
             try:
                 job_text = json.dumps(job).encode()
-                socket.send_fds(self._control, [job_text], [lifeline, channel, theirs, log, gate, spec])
+                socket.send_fds(self._control, [job_text], [lifeline, channel, theirs, log, start_barrier, spec])
             finally:
                 os.close(theirs)  # before the answer is waited for: what dies with it in hand then ends the pipe
             return ForkedGuard(status)
@@ -120,26 +120,28 @@ class PrelaunchedTrial:
         log: takes their output until they are told.
 
     Raises:
-        CannotFork: if the template has died.
+        CannotFork: if the fork server has died.
     """
 
     def __init__(
-        self, template: Template, ranks: list[dict[str, str]], environment: Mapping[str, str], log: Path
+        self, fork_server: ForkServer, ranks: list[dict[str, str]], environment: Mapping[str, str], log: Path
     ) -> None:
         log.unlink(missing_ok=True)  # of a study that was killed
         self._spec = tempfile.TemporaryFile()  # noqa: SIM115, it lives until the trial is told
-        gate, self._gate = os.pipe()
+        start_barrier, self._start_barrier = os.pipe()
 
-        def start(job: dict, _: Mapping[str, str], lifeline: int, channel: int, output: IO[bytes]) -> ForkedGuard:
-            return template.fork(job, lifeline, channel, output.fileno(), gate, self._spec.fileno())
+        def start(
+            job: dict[str, Any], _: Mapping[str, str], lifeline: int, channel: int, output: IO[bytes]
+        ) -> ForkedGuard:
+            return fork_server.fork(job, lifeline, channel, output.fileno(), start_barrier, self._spec.fileno())
 
         try:
             self.work = WorkProcesses([], ranks, environment, log, start=start)
         except BaseException:
-            self._open_gate()
+            self._lift_barrier()
             raise
         finally:
-            os.close(gate)
+            os.close(start_barrier)
 
     @property
     def has_died(self) -> bool:
@@ -157,22 +159,22 @@ class PrelaunchedTrial:
         self.work.log = self.work.log.rename(log)
         self._spec.write(spec.encode())
         self._spec.flush()
-        self._open_gate()
+        self._lift_barrier()
         return self.work
 
     def end(self) -> None:
         """For those that nobody needs any more."""
         self.work.end()
-        self._open_gate()
+        self._lift_barrier()
         self.work.log.unlink(missing_ok=True)
 
-    def _open_gate(self) -> None:
-        os.close(self._gate)
+    def _lift_barrier(self) -> None:
+        os.close(self._start_barrier)
         self._spec.close()
 
 
 class ForkedGuard:
-    """A guard that is a fork of the template's. Implements `processes.Guard`.
+    """A guard that is a fork of the fork server's. Implements `processes.Guard`.
 
     Args:
         status: the descriptor that it speaks on; the caller's again if this raises.

@@ -6,7 +6,7 @@ whole session, compilers and data loaders included, and takes away what they can
 have ended themselves.
 
 Its ranks are new programs where it is a program itself, started by the study (standard library only: it starts in
-30 ms), or forks where it is one (see `template`).
+30 ms), or forks where it is one (see `fork_server`).
 
     python guard.py LIFELINE_FD CHANNEL_FD '{"argv": [...], "ranks": [{"RANK": "0", ...}, ...],
                                              "extensions": "/folder", "scratch": ["/folder", ".pattern*"] or []}'
@@ -27,7 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 PR_SET_PDEATHSIG = 1
 GRACE_S = 5.0  # for the other ranks to report why, once one has failed
@@ -54,7 +54,7 @@ def start_program(argv: list[str], environment: dict[str, str], channel: int | N
     return subprocess.Popen(argv, env={**os.environ, **environment}, pass_fds=pass_fds, preexec_fn=begin)
 
 
-def main(lifeline: int, channel: int, job: dict, start: Start = start_program) -> int:
+def main(lifeline: int, channel: int, job: dict[str, Any], start: Start = start_program) -> int:
     """Until all ranks have ended or the study is gone; returns what this program's exit code is to be."""
     libc = ctypes.CDLL(None)
     guard = os.getpid()

@@ -1,0 +1,18 @@
+"""Which engine a study has: by `launch.kind` of its study file, in one table."""
+
+from collections.abc import Callable
+
+from carbonopt.core.config import StudyConfig
+from carbonopt.engines.base import Engine
+from carbonopt.engines.local import LocalEngine
+from carbonopt.engines.replay import ReplayEngine
+
+ENGINES: dict[str, Callable[[StudyConfig], Engine]] = {
+    "local": LocalEngine,
+    "replay": ReplayEngine,
+}
+
+
+def engine_of(config: StudyConfig) -> Engine:
+    """Makes the study's engine; nothing is read or started."""
+    return ENGINES[config.launch.kind](config)

@@ -1,0 +1,142 @@
+"""Starts the ranks of trials on this machine: forked where that can be, else as programs of their own."""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from carbonopt.core.config import LocalLaunch, StudyConfig
+from carbonopt.core.errors import BEFORE_FIRST_TRIAL, StudyInterrupted
+from carbonopt.core.events import FINGERPRINT, LIKELY_SEED, PREPARED
+from carbonopt.core.files import write_json
+from carbonopt.core.trial import Prepared, TrialSpec
+from carbonopt.engines.preparation import Preparation
+from carbonopt.engines.process.environment import check_environment, rank_environments, work_environment
+from carbonopt.engines.process.forking import CannotFork, ForkServer, PrelaunchedTrial
+from carbonopt.engines.process.processes import WorkProcesses, run_module
+from carbonopt.storage.paths import StudyPaths
+
+_READY_TICK_S = 0.5
+
+
+class ProcessLauncher:
+    """Trials are forks of a process that has imported what they need (see `forking`), or programs of their own
+    where that can't be; `note` is told so, once.
+
+    Raises:
+        BadInput: for what in the user's environment every trial would die of.
+    """
+
+    def __init__(self, launch: LocalLaunch, gpu_uuids: Sequence[str], note: Callable[[str], None]) -> None:
+        check_environment()
+        self._launch = launch
+        self._gpu_uuids = gpu_uuids
+        self._note = note
+        # The preparation has fetched what a hub has; a trial that went online would measure the network.
+        self._environment = {**work_environment(launch, gpu_uuids), "HF_HUB_OFFLINE": "1"}
+        self._fork_server: ForkServer | None = None
+        self._next: PrelaunchedTrial | None = None
+        self._prelaunch_logs: Iterator[Path] = iter(())
+        self._of_the_study: dict[str, str] = {}  # environment variables for what can be done before a trial is known
+        self._preparation: Preparation | None = None
+
+    def begin(self, config: StudyConfig, paths: StudyPaths, fingerprint: str) -> bool:
+        """Starts the process that trials are forked from, and the one that prepares their data. Both import for
+        seconds, while the study goes on, and leave the GPUs alone. The caller holds the lock of the study's folder.
+
+        Args:
+            fingerprint: of all that the prepared data depends on.
+
+        Returns:
+            Whether there is anything to prepare.
+        """
+        self._preparation = Preparation(config, self._launch, self._gpu_uuids, paths, fingerprint)
+        if self._launch.warm_start:
+            random_model = config.workload is not None and config.workload.model.from_config is not None
+            self._of_the_study = {
+                PREPARED: str(paths.prepared.resolve()),
+                FINGERPRINT: fingerprint,
+                LIKELY_SEED: str(config.search.seed) if random_model else "",
+            }
+            self._prelaunch_logs = (paths.waiting_log(number).resolve() for number in itertools.count())
+            self._fork_server = ForkServer(
+                "carbonopt.train.forked_rank", self._environment, paths.template_log.resolve()
+            )
+        return self._preparation.is_needed
+
+    def close(self) -> None:
+        """Ends what waits for a next trial, what it was forked from, and a preparation that nobody has waited for."""
+        if self._preparation is not None:
+            self._preparation.close()
+        self._end_fork_server()
+
+    def _end_fork_server(self) -> None:
+        self._drop_next()
+        if self._fork_server is not None:
+            self._fork_server.close()
+            self._fork_server = None
+
+    def start(self, spec: TrialSpec, log: Path) -> WorkProcesses:
+        spec_file = Path(spec.trial_dir) / "spec.json"
+        write_json(spec_file, spec.model_dump(mode="json"))
+        if self._fork_server is not None:
+            try:
+                return self._start_warm(self._fork_server, spec, log)
+            except CannotFork as error:
+                self._start_cold(str(error))
+        argv = run_module("carbonopt.train.worker", str(spec_file))
+        return WorkProcesses(argv, rank_environments(self._launch), self._environment, log)
+
+    def _start_warm(self, fork_server: ForkServer, spec: TrialSpec, log: Path) -> WorkProcesses:
+        if self._next is not None and self._next.has_died:
+            self._drop_next()
+        trial = self._next or self._prelaunch(fork_server)
+        self._next = None
+        return trial.begin(spec.model_dump_json(), log)
+
+    def prepare_next(self) -> None:
+        """Has the next trial's processes open the GPUs: that takes longer than all the rest of a set-up. Called at
+        every report of a trial's steps, and not before: two set-ups at once wait for each other in the driver."""
+        if self._fork_server is None or self._next is not None or not self._launch.gpus:
+            return
+        try:
+            self._next = self._prelaunch(self._fork_server)
+        except CannotFork as error:
+            self._start_cold(str(error))
+
+    def _prelaunch(self, fork_server: ForkServer) -> PrelaunchedTrial:
+        ranks = [{**rank, **self._of_the_study} for rank in rank_environments(self._launch)]
+        return PrelaunchedTrial(fork_server, ranks, self._environment, next(self._prelaunch_logs))
+
+    def _drop_next(self) -> None:
+        if self._next is not None:
+            self._next.end()
+            self._next = None
+
+    def _start_cold(self, why: str) -> None:
+        self._note(f"each trial imports everything anew from now on: {why}")
+        self._end_fork_server()
+
+    def prepare(self, interrupted: Callable[[], bool]) -> Prepared:
+        """What `begin` has begun, when trials can be started. The first trial's processes open the GPUs as soon as
+        they can, while the data is still prepared. Raises what a preparation's `result` raises."""
+        assert self._preparation is not None
+
+        def go_on() -> bool:
+            if self._is_warm(0.0):
+                self.prepare_next()
+            return interrupted()
+
+        prepared = self._preparation.result(go_on)
+        while not self._is_warm(_READY_TICK_S):
+            if interrupted():
+                raise StudyInterrupted(BEFORE_FIRST_TRIAL)
+        self.prepare_next()
+        return prepared
+
+    def _is_warm(self, timeout_s: float) -> bool:
+        """Whether nothing has to be waited for before a trial: the fork server can fork, or there is none any more."""
+        try:
+            return self._fork_server is None or self._fork_server.ready(timeout_s)
+        except CannotFork as error:
+            self._start_cold(str(error))
+            return True

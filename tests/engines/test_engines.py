@@ -1,0 +1,98 @@
+"""The engines' seam: one table, one protocol, and readings of several nodes."""
+
+import ast
+import typing
+from pathlib import Path
+
+import pytest
+from small_studies import study
+
+import carbonopt
+from carbonopt.core import config
+from carbonopt.core.study import StudyData
+from carbonopt.core.trial import Node, Phase
+from carbonopt.energy.meter import Reading, ReplayMeter
+from carbonopt.engines.kinds import ENGINES
+from carbonopt.engines.nodes import NodeMeters
+
+HERE, THERE = Node(name="here", devices=("GPU-a",)), Node(name="there", devices=("GPU-b", "GPU-c"))
+
+
+def test_every_kind_of_launch_has_its_engine() -> None:
+    kinds = [typing.get_args(kind.model_fields["kind"].annotation)[0] for kind in typing.get_args(config.Launch)]
+    assert sorted(kinds) == sorted(ENGINES)
+
+
+@pytest.mark.parametrize("launch", typing.get_args(config.Launch), ids=lambda launch: launch.__name__)
+def test_every_kind_of_launch_says_of_itself_what_is_asked(launch: type) -> None:
+    for name in ("trains", "files", "gpus", "world_size", "timeout_s", "warm_start"):
+        assert name in launch.model_fields or hasattr(launch, name), name
+
+
+def test_nobody_else_asks_for_the_kind_of_launch() -> None:
+    package = Path(carbonopt.__file__).parent
+    asking = set()
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
+                named = {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}
+                if named & {"LocalLaunch", "ReplayLaunch"}:
+                    asking.add(path.relative_to(package).parts[0])
+    assert asking <= {"engines", "study_file.py", "report"}
+
+
+def test_a_replay_is_known_by_what_was_recorded() -> None:
+    def of(known: dict) -> StudyData:
+        return study(provenance=study().provenance.model_copy(update={"known": known}))
+
+    assert of({"gpu": "recorded"}).provenance.is_replay
+    assert not of({"gpu": "measured", "cpu": "modelled"}).provenance.is_replay
+    assert not of({}).provenance.is_replay
+
+
+# ----------------------------------------------------------------------------------------------------- several nodes
+
+
+def advanced(**phases: tuple[float, float]) -> ReplayMeter:
+    """A meter that has read these energies in kWh and seconds."""
+    meter = ReplayMeter()
+    for phase, (energy_kwh, duration_s) in phases.items():
+        meter.advance(Phase(phase), energy_kwh, duration_s)
+    return meter
+
+
+def test_energies_of_nodes_add_up_and_their_seconds_do_not() -> None:
+    meter = NodeMeters({HERE: advanced(train=(3.0, 10.0), eval=(1.0, 1.0)), THERE: advanced(train=(5.0, 9.0))})
+    meter.enter(Phase.GAP)
+    running = meter.running(Phase.TRAIN)
+    assert (running.total_kwh, running.duration_s) == (8.0, 10.0)
+    assert meter.outer().total_kwh == 9.0
+    taken = meter.take(Phase.TRAIN, Phase.EVAL, Phase.SETUP)
+    assert {phase: reading.total_kwh for phase, reading in taken.items()} == {
+        Phase.TRAIN: 8.0,
+        Phase.EVAL: 1.0,
+        Phase.SETUP: 0.0,
+    }
+    whole = taken[Phase.TRAIN] + taken[Phase.EVAL] + taken[Phase.SETUP]
+    assert {node: part.total_kwh for node, part in whole.nodes.items()} == {HERE: 4.0, THERE: 5.0}
+    assert whole.total_kwh == sum(part.total_kwh for part in whole.nodes.values())
+    assert meter.running(Phase.TRAIN).total_kwh == 0.0, "taken on each node"
+
+
+def test_what_is_modelled_on_one_node_is_not_measured_on_all() -> None:
+    measured, modelled = ReplayMeter(), ReplayMeter()
+    measured.known = {"cpu": "measured", "gpu": "measured"}
+    modelled.known = {"cpu": "modelled", "gpu": "measured"}
+    assert NodeMeters({HERE: measured, THERE: modelled}).known == {"cpu": "modelled", "gpu": "measured"}
+
+
+def test_all_nodes_end_their_meters_though_one_cant() -> None:
+    class Lost(ReplayMeter):
+        def close(self) -> None:
+            raise OSError("the node is gone")
+
+    last = ReplayMeter()
+    last.enter(Phase.TRAIN)
+    with pytest.raises(OSError, match="the node is gone"):
+        NodeMeters({HERE: last, THERE: Lost()}).close()
+    assert last.take(Phase.TRAIN)[Phase.TRAIN] == Reading(gpu_kwh=0.0), "it is closed: nothing is open"
