@@ -52,7 +52,7 @@ def trial(spec_file: str) -> int:
         marks: list
 
         def on_step_end(self, args, state, control: TrainerControl, **kwargs) -> TrainerControl:
-            evaluates = state.global_step in self._plan.evaluation_steps
+            evaluates = state.global_step in self._evaluation_steps
             if evaluates:
                 self._go(measuring=True)
             speaker = self._speaker
@@ -70,7 +70,7 @@ def trial(spec_file: str) -> int:
                 kind = "measured_s" if self.measuring else "unmeasured_s"
                 timings[kind].append((state.global_step, statistics.median(_steps_s(self.marks))))
                 # The study measures again well before an evaluation, whose answer shall not wait for its waking up.
-                next_evaluation = min(step for step in self._plan.evaluation_steps if step > state.global_step)
+                next_evaluation = min(step for step in self._evaluation_steps if step > state.global_step)
                 self._go(measuring=not self.measuring or next_evaluation - state.global_step < 2 * block)
                 self.marks = [_mark()]
             return control

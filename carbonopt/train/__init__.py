@@ -1,6 +1,6 @@
-"""What runs inside a trial's process: data, workload, DeepSpeed settings, qualities summed over all ranks.
+"""What runs inside a trial's process: data, model, DeepSpeed's settings, training, evaluation.
 
-Two programs, both started by the study: `python -m carbonopt.train.prepare SPEC.json`, once, and
-`python -m carbonopt.train.worker SPEC.json`, one process a rank, for every trial. `standalone.py` is none of them: a
-report copies it to winner/train.py, where it trains without carbonopt.
+Of this room's files four are programs. The study starts two: `prepare`, once, and `worker`, one process a rank, for
+every trial, unless its ranks are forked from a process that has imported `forked_rank`. The doctor starts `probe`.
+`rerun` is the winner's: a report copies it, and all that it imports from here, beside the configuration that it trains.
 """

@@ -1,8 +1,4 @@
-"""A DeepSpeed engine's steps without needless work: without ZeRO they end in fewer kernels and wait for no gradient.
-
-This file needs torch and DeepSpeed alone: it also lies beside the script that repeats a configuration without
-carbonopt.
-"""
+"""A DeepSpeed engine's steps without needless work: without ZeRO they end in fewer kernels and wait for no gradient."""
 
 from functools import partial
 from typing import Any

@@ -14,7 +14,7 @@ from carbonopt.core.quality import Quality
 from carbonopt.core.trial import EvalPoint, Kernels, Phase, Stage
 from carbonopt.train import ranks
 from carbonopt.train.client import Speaker
-from carbonopt.train.cpu_wait import CpuWait, MakesRoom
+from carbonopt.train.cpu_wait import CpuWait, SpinThrottle
 from carbonopt.train.data.prefetch import PrefetchLoader
 from carbonopt.train.evaluation import evaluation_steps
 from carbonopt.train.failures import Diverged
@@ -69,10 +69,10 @@ class Evaluations(TrainerCallback):
         self._run, self._quality = run, quality
         self._trainer = trainer  # its engine exists when training begins
         self._evaluate = evaluate  # returns the quality's sum and count, over all ranks
-        self._steps = evaluation_steps(run.total_steps, run.workload.evaluations)
+        self._evaluation_steps = evaluation_steps(run.total_steps, run.workload.evaluations)
         self._speaker = speaker  # rank 0's
         self._cores = CpuWait()
-        self._room = MakesRoom()
+        self._spin_throttle = SpinThrottle()
         self.last: EvalPoint | None = None
 
     def on_train_begin(
@@ -80,7 +80,7 @@ class Evaluations(TrainerCallback):
     ) -> None:  # model, engine and optimizer are ready here, and no step was made yet
         install_fast_step(self._trainer.model_wrapped, ranks.world_size())
         if ranks.device().type == "cpu":
-            self._room.start()
+            self._spin_throttle.start()
         self._enter(Phase.TRAIN)
 
     def on_step_end(
@@ -92,9 +92,9 @@ class Evaluations(TrainerCallback):
                 ranks.wait_for_device()  # or what the first step has begun would be counted with the others
                 self._speaker.stage(Stage.STEPS, _kernels())
             # The evaluations say it of all ranks; but a trial can be stopped before the first.
-            told_later = step >= self._steps[0]
+            told_later = step >= self._evaluation_steps[0]
             self._speaker.progress(step, self._run.total_steps, None if told_later else self._cores.so_far)
-        if step in self._steps:
+        if step in self._evaluation_steps:
             self._check_loss(step)
             control.should_training_stop |= self._evaluated(step)
         elif step % _LOSS_CHECK_STEPS == 0:
@@ -104,7 +104,7 @@ class Evaluations(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self._room.end()
+        self._spin_throttle.end()
 
     def _enter(self, phase: Phase) -> None:
         """Changes the phase: every rank's device is idle when the study is told and until it says go on."""

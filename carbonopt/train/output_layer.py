@@ -3,8 +3,6 @@
 For a large vocabulary they are most of a training step's memory, and writing and reading them a tenth of its time. Here
 they are made, turned into the loss and its gradients, and forgotten, a part of the tokens at a time. With float8 the
 three products are computed in 8 bits, which H100-class GPUs do at twice the speed.
-
-This file needs nothing but torch: it also lies beside the script that repeats a configuration without carbonopt.
 """
 
 from typing import Any
@@ -13,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.functional import ScalingType
 
-IGNORED = -100  # a target that is not counted, as torch's cross entropy has it
+from carbonopt.train.data.packing import IGNORED
+
 _LOGITS_AT_ONCE = 2**30  # 2 GiB in half precision; beyond 2**31 compiled kernels also index by slow 64-bit numbers
 _FLOAT8_MULTIPLE = 16  # of each side of a float8 product's matrices
 _E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2

@@ -1,4 +1,4 @@
-"""How long a training waits for a core, and that it makes room where it does."""
+"""How long a training waits for a core, and that its threads sleep sooner where it does."""
 
 import hashlib
 import os
@@ -54,10 +54,10 @@ def test_windows_add_up() -> None:
     assert 0 < ran_s[0] < ran_s[1] < ran_s[2] == pytest.approx(0.9, abs=0.3), "to the kernel's own ticks"
 
 
-MAKING_ROOM = """
+THROTTLING = """
 import os, sys, threading, time
 import torch
-from carbonopt.train.cpu_wait import MakesRoom
+from carbonopt.train.cpu_wait import SpinThrottle
 sys.path.insert(0, os.environ["TESTS"])
 from train.test_cpu_wait import busy
 
@@ -67,13 +67,13 @@ others = [threading.Thread(target=busy, args=(3.0,)) for _ in range(8 if crowded
 for thread in others:
     thread.start()
 before = len(os.listdir("/proc/self/task"))
-room = MakesRoom()
-room.start()
+throttle = SpinThrottle()
+throttle.start()
 time.sleep(2.0)
 print("threads", len(os.listdir("/proc/self/task")) - before, flush=True)
-room.end()
-room.join(10)
-print("alive", room.is_alive())
+throttle.end()
+throttle.join(10)
+print("alive", throttle.is_alive())
 for thread in others:
     thread.join()
 """
@@ -82,7 +82,7 @@ for thread in others:
 def test_a_team_that_does_nothing_is_made_where_threads_wait() -> None:
     environment = {**os.environ, "TESTS": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "2"}
     done = subprocess.run(
-        [sys.executable, "-c", MAKING_ROOM, "crowded"], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", THROTTLING, "crowded"], env=environment, capture_output=True, text=True, check=True
     )
     said = done.stdout.splitlines()
     assert said[0] == "Other work wants this machine's cores: threads sleep sooner from now on."

@@ -7,8 +7,9 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from carbonopt.core.errors import BadInput
 from carbonopt.train import output_layer
+from carbonopt.train.data.packing import IGNORED
 from carbonopt.train.model import check_output_layer, fuse_output_layer
-from carbonopt.train.output_layer import IGNORED, FusedOutputLayer
+from carbonopt.train.output_layer import FusedOutputLayer
 from carbonopt.train.tasks.causal_lm import CausalLM
 
 KIND = CausalLM.model_kind

@@ -137,7 +137,17 @@ def prepared(tmp_path_factory) -> Path:
     run = start("prepare", spec, folder)
     assert run.exit_codes == [FINISHED_EXIT] and run.shape == [Phase.PREPARE, "Finished"]
     assert Prepared(**run.only(Finished).summary) == PreparedFolder(folder / "prepared").read_summary()
+    cut_unevenly(PreparedFolder(folder / "prepared"))
     return folder / "prepared"
+
+
+def cut_unevenly(folder: PreparedFolder) -> None:
+    """Leaves an odd number of evaluation sequences, the last one ragged, however much text this Python carries."""
+    pairs, ragged = len(open_tokens(folder.evaluation)) // (2 * LENGTH), 23
+    targets = (2 * pairs - 2) * LENGTH + ragged
+    np.save(folder.evaluation, open_tokens(folder.evaluation)[: targets + 1].copy(), allow_pickle=False)
+    changed = {"eval_tokens": targets, "eval_sequences": 2 * pairs - 1}
+    write_json(folder.summary, folder.read_summary().model_copy(update=changed).model_dump())
 
 
 @pytest.fixture(scope="module")

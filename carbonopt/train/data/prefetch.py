@@ -1,7 +1,4 @@
-"""Micro batches that are ready when a step asks for them.
-
-This file needs nothing but torch: it also lies beside the script that repeats a configuration without carbonopt.
-"""
+"""Micro batches that are ready when a step asks for them."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -11,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-_AHEAD = 8  # micro batches; a step's are asked for all at once
+_PREFETCHED = 8  # micro batches; a step's are asked for all at once
 
 
 class PrefetchLoader(DataLoader[Any]):
@@ -31,7 +28,7 @@ class PrefetchLoader(DataLoader[Any]):
         on_device = (torch.cuda.set_device, (self._device,)) if self._device.type == "cuda" else ()
         thread = ThreadPoolExecutor(1, "batches", *on_device)
         try:
-            ahead = deque(thread.submit(next, batches, None) for _ in range(_AHEAD))
+            ahead = deque(thread.submit(next, batches, None) for _ in range(_PREFETCHED))
             while (batch := ahead.popleft().result()) is not None:
                 ahead.append(thread.submit(next, batches, None))
                 yield {name: tensor.to(self._device, non_blocking=True) for name, tensor in batch.items()}
