@@ -16,8 +16,9 @@ from carbonopt.analysis.confirmation import plan
 from carbonopt.analysis.recommend import recommend
 from carbonopt.core.config import Confirm
 from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.study import Intensity, Provenance, StudyData
-from carbonopt.core.trial import TrialRecord, TrialState
+from carbonopt.core.trial import QualityResult, TrialRecord, TrialState
 from carbonopt.study.file import parse_study
 
 TRIALS, TARGET = 25, 10.0
@@ -56,6 +57,7 @@ class Truth:
 
     def run(self, number: int, of: int, seed: int) -> TrialRecord:
         emissions_kg, log_over = self.emissions_kg[of], self.log_over_target[of]
+        perplexity = TARGET * math.exp(self._rng.normal(log_over, self._deviation[of]))
         return TrialRecord(
             trial=number,
             state=TrialState.COMPLETE,
@@ -64,7 +66,7 @@ class Truth:
             params=TrialParams(
                 global_batch_size=8, micro_batch_size_per_gpu=8, learning_rate=1e-3 * (1 + of), epochs=1
             ),
-            perplexity=TARGET * math.exp(self._rng.normal(log_over, self._deviation[of])),
+            quality=QualityResult(name=PERPLEXITY.name, value=perplexity),
             emissions_kg_co2e=emissions_kg * math.exp(self._rng.normal(0.0, EMISSIONS_DEVIATION)),
         )
 

@@ -50,11 +50,12 @@ def main() -> None:
             )
             engine.meter.enter(Phase.SETUP)
             trial = engine.start(spec, paths.trial_log(number, 1))
-            watch = TrialWatch(spec, trial, engine.meter, rules, [], lambda *_: None, lambda record: None)
+            quality = config.target.quality.name
+            watch = TrialWatch(spec, quality, trial, engine.meter, rules, [], lambda *_: None, lambda record: None)
             record = watch.run()
             if record.failure is not None:
                 sys.exit(record.failure.text)
-            print(record.perplexity, record.energy_kwh, flush=True)
+            print(record.value, record.energy_kwh, flush=True)
             records.append(record.as_json())
             idle = [one.model_dump() for one in engine.meter.idle]
             common.write(options.out, options.gpus, {"idle": idle, "trials": records})

@@ -75,8 +75,10 @@ def sure_text(study: StudyView) -> str:
     saving = study.comparison.saving if study.comparison else None
     if saving is None or saving.lowest is None or saving.highest is None:
         return SPREAD_UNKNOWN
-    runs = "each" if saving.seeds == saving.baseline_seeds else f"against {saving.baseline_seeds}"
-    return f"{confidence_text((saving.lowest, saving.highest))}, {fmt.count_text(saving.seeds, 'seed')} {runs}"
+    runs = f"{saving.seeds} runs, {saving.baseline_seeds} of the baseline"
+    if saving.seeds == saving.baseline_seeds:
+        runs = f"{fmt.count_text(saving.seeds, 'seed')} each"
+    return f"{confidence_text((saving.lowest, saving.highest))}, {runs}"
 
 
 def confidence_text(interval: Interval) -> str:
@@ -163,7 +165,9 @@ def tiles(study: StudyView) -> tuple[Tile, ...]:
         Tile(
             label="Saving on a run",
             text=fmt.percent_text(rec.saving_fraction),
-            note=f"against trial {rec.baseline.trial}: {sure_text(study)}" if rec.baseline else "no baseline",
+            note=f"against trial {study.comparison.baseline_trial}: {sure_text(study)}"
+            if study.comparison
+            else "its own baseline",
         ),
         own,
         Tile(label="Pays back after", text=paid, note="a run saves nothing" if paid == "never" else ends),

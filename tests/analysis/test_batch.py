@@ -6,6 +6,7 @@ import pytest
 from small_studies import study, trial
 
 from carbonopt.analysis.batch import batch_effect
+from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.trial import Durations, EvalPoint, Failure, StopReason, TrialState
 from carbonopt.core.units import emissions_kg_co2e, joules_from_kwh, kwh_from_joules
 from carbonopt.engines.replay import read_table
@@ -67,7 +68,7 @@ def test_too_short_a_trial_says_nothing(steps: int, total: int, counts: bool) ->
 
 
 def test_the_last_evaluation_says_how_far_where_nothing_else_does() -> None:
-    points = tuple(EvalPoint(step=step, tokens=None, nll_sum=1.0, eval_tokens=1) for step in (20, 40))
+    points = tuple(EvalPoint.of(PERPLEXITY, 1.0, 1, step=step, tokens=None) for step in (20, 40))
     stopped = trial(1, 0.8e-3, **at(32), **STOPPED, steps_done=None, evals=points)
     found = batch_effect(study(trial(0, **at(16), **WHOLE), stopped))
     assert found is not None

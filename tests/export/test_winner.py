@@ -19,7 +19,7 @@ from carbonopt.core.config import Budget, LocalLaunch, Workload
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.events import GPU_UUIDS
-from carbonopt.core.format import quality_text
+from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import Prepared
 from carbonopt.engines.process.environment import work_environment
@@ -418,7 +418,7 @@ def test_card_of_repeats_says_that_its_figures_are_means():
     assert rec.trial == 0 and rec.confidence.seeds == 3 and TrialParams(**same["params"]) == rec.params
     text = winner_of(data)["model_card.md"]
     assert (
-        f"It reached {quality_text(rec.perplexity)} (geometric mean over 3 seeds)." in text
+        f"It reached {PERPLEXITY.text(rec.value)} (geometric mean over 3 seeds)." in text
         and "means over 3 seeds:" in text
     )
     assert yaml.safe_load(winner_of(data)["workload.yaml"])["recorded"]["perplexity"] == 5.0

@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
+from analysis.test_confirmation import CLEAR, TARGET, Replayed, batch, rows
 from documents import caveats_of, texts_of
-from test_confirm import CLEAR, TARGET, Replayed, batch, rows
 
 from carbonopt.analysis.confidence import Evidence
 from carbonopt.analysis.recommend import recommend
@@ -65,4 +65,4 @@ def test_the_table_of_repeats_says_how_each_stands(tmp_path: Path) -> None:
     by_batch = sorted(evidence.configurations, key=lambda one: one.first.params.global_batch_size)
     bounds = [evidence.confidence(one).perplexity_bound for one in by_batch]
     standings = ["refuted", "in doubt", "confirmed"]
-    assert sorted(said) == sorted(zip(map(quality_text, bounds), standings, strict=True))
+    assert sorted(said) == sorted(zip(map(PERPLEXITY.text, bounds), standings, strict=True))

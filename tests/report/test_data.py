@@ -3,12 +3,14 @@
 import csv
 import io
 import json
+import math
 
 import pyarrow.parquet
 import pytest
 
 from carbonopt.core.dimensions import TrialParams
-from carbonopt.core.trial import EvalPoint, Failure, TrialRecord, TrialState
+from carbonopt.core.quality import PERPLEXITY
+from carbonopt.core.trial import EvalPoint, Failure, QualityResult, TrialRecord, TrialState
 from carbonopt.report.data import EVALUATIONS_CSV, TRIALS_CSV, TRIALS_PARQUET, csv_text, data_files
 
 
@@ -18,18 +20,18 @@ def record(number: int, state: TrialState = TrialState.COMPLETE, *, steps: int =
         micro_batch_size_per_gpu=4,
         learning_rate=1e-3,
         epochs=1 + number / 2,
-        lr_scheduler='a,\n"b',
     )
     evals = tuple(
-        EvalPoint(step=step, tokens=step * 8, nll_sum=None if step > 2 else 3.5 * step, eval_tokens=4)
+        EvalPoint.of(PERPLEXITY, math.nan if step > 2 else 3.5 * step, 4, step=step, tokens=step * 8)
         for step in range(1, 1 + steps)
     )
-    return TrialRecord(trial=number, state=state, seed=number, params=params, evals=evals, **fields)
+    quality = QualityResult(name=PERPLEXITY.name, value=fields.pop("perplexity", None))
+    return TrialRecord(trial=number, state=state, seed=number, params=params, quality=quality, evals=evals, **fields)
 
 
 RECORDS = (
     record(0, perplexity=float("inf"), emissions_kg_co2e=1e-7),
-    record(1, TrialState.FAILED, steps=0, failure=Failure(kind="crash", text="=1+1\nlast line", log="x")),
+    record(1, TrialState.FAILED, steps=0, failure=Failure(kind="crash", text="=1+1\nlast line", log='a,\n"b')),
     record(2, TrialState.PRUNED, steps=3),
 )
 
@@ -44,7 +46,7 @@ def test_the_tables_hold_what_the_export_says() -> None:
     trials = rows(files[TRIALS_CSV])
     assert [int(row["trial"]) for row in trials] == [0, 1, 2]
     assert [row["state"] for row in trials] == ["complete", "failed", "pruned"]
-    assert trials[0]["params.lr_scheduler"] == 'a,\n"b'
+    assert trials[1]["failure.log"] == 'a,\n"b'
     assert float(trials[0]["emissions_kg_co2e"]) == 1e-7
     assert trials[0]["perplexity"] == "" and trials[1]["failure.kind"] == "crash"
     assert "evals" not in trials[0]

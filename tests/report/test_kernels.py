@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from analysis.test_stages import PREPARED, cost, report_of, timed
 from documents import caveats_of, rows_of, tables_of, written
 from small_studies import study, trial
-from test_stages import PREPARED, cost, report_of, timed
 
 from carbonopt.core.trial import Energy, Kernels, Stage, StopReason, TrialRecord, TrialState
 from carbonopt.report.document import Caveat
@@ -90,7 +90,7 @@ PLAIN: dict[str, Any] = {"params": {"torch_compile": False}}
 NOT_COMPARED = "compiled_not_compared"
 
 
-def overhead_cost(*records: TrialRecord) -> dict[str, Caveat]:
+def beside(*records: TrialRecord) -> dict[str, Caveat]:
     return caveats_of(study(timed(0, 0, 100, **PLAIN), timed(1, 0, 110, **PLAIN), *records, prepared=PREPARED))
 
 

@@ -7,9 +7,6 @@ import re
 
 import pytest
 from browser import Tab, browser
-from carbonopt.report.page import render
-from carbonopt.report.points import scatter
-from carbonopt.report.targets import target_steps
 from facts_by_hand import BATCH, INFLUENCE, REGIONS, RETURNS, comparison
 from small_studies import SAME, pruned, study, trial
 
@@ -17,7 +14,12 @@ from carbonopt.analysis.recommend import recommend
 from carbonopt.core.format import percent_text
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import EvalPoint, TrialRecord, TrialState
-from carbonopt.report.build import build_view, facts_of, write_report
+from carbonopt.report.assemble import whole
+from carbonopt.report.build import write_report
+from carbonopt.report.document import Steps
+from carbonopt.report.render.html import render
+from carbonopt.report.sections.front import section
+from carbonopt.report.study_view import StudyView
 
 EVIL = "<script>alert(1)</script>"
 ROWS = "Array.from(document.querySelectorAll('#all-trials tbody tr'), row => row.cells[%d].textContent)"
@@ -56,21 +58,15 @@ def tab(tmp_path_factory):
 def page(tmp_path_factory):
     """A study of 250 trials with every analysis, and its page."""
     data = many(250)
-    found = facts_of(data)
-    rec = found.recommendation
-    facts = found.model_copy(
-        update={
-            "influence": INFLUENCE,
-            "batch": BATCH,
-            "returns": RETURNS,
-            "regions": REGIONS,
-            "comparison": comparison(rec.trial, rec.baseline.trial),
-        }
-    )
-    plot = scatter(data, rec, facts.repeated)
+    rec = recommend(data)
+    made = {"influence": INFLUENCE, "batch": BATCH, "returns": RETURNS, "regions": REGIONS}
+    looked_at = StudyView(data, comparison=comparison(rec.trial, rec.baseline.trial), **made)
     path = tmp_path_factory.mktemp("report") / "index.html"
-    path.write_text(render(build_view(data, facts, plot), data, plot, facts, b""), encoding="utf-8")
+    path.write_text(render(whole(looked_at)), encoding="utf-8")
     return data, path
+
+
+ACTIVE = "(one => one.id || one.dataset.filter || one.tagName)(document.activeElement)"
 
 
 def text_of(selector: str) -> str:
@@ -79,13 +75,12 @@ def text_of(selector: str) -> str:
 
 def change(tab: Tab, name: str, assignment: str, event: str = "input") -> None:
     """As a person does it: the value, then the event that tells of it."""
-    tab.run(
-        f"(one => {{ one.{assignment}; one.dispatchEvent(new Event('{event}')); }})(document.getElementById('{name}'))"
-    )
+    act = f"one => {{ one.{assignment}; one.dispatchEvent(new Event('{event}')); }}"
+    tab.run(f"({act})(document.querySelector({json.dumps(name)}))")
 
 
 def set_target(tab: Tab, value: str) -> None:
-    change(tab, "target-number", f"value = '{value}'")
+    change(tab, "#step-number", f"value = '{value}'")
 
 
 def quiet(tab: Tab) -> bool:
@@ -97,7 +92,7 @@ def quiet(tab: Tab) -> bool:
 def test_nothing_leaves_the_page_and_nothing_complains(tab, page, width):
     _, path = page
     tab.open(path, width=width)
-    assert tab.run("document.querySelectorAll('#pareto .main-svg').length") > 0
+    assert tab.run("document.querySelectorAll('#interactive .main-svg').length") > 0
     assert quiet(tab)
     assert [address for address in tab.requests() if not address.startswith("data:")] == [path.as_uri()]
     assert tab.run("document.documentElement.scrollWidth") <= width
@@ -114,7 +109,7 @@ CONTRAST = """
     return colour.length === 3 || !one.parentElement ? colour : ground(one.parentElement);
   };
   const ratios = [];
-  for (const one of document.querySelectorAll("main *:not(#pareto *)")) {
+  for (const one of document.querySelectorAll("main *:not(#interactive *)")) {
     if (![...one.childNodes].some(node => node.nodeType === 3 && node.data.trim()) || !one.checkVisibility()) continue;
     const style = getComputedStyle(one);
     const pair = [parts(one.ownerSVGElement ? style.fill : style.color), ground(one)].map(light).sort((a, b) => b - a);
@@ -147,7 +142,7 @@ def test_on_paper_the_picture_stands_in_and_controls_are_gone(tab, page, tmp_pat
     _, path = page
     tab.open(path, scheme="dark")
     tab.send("Emulation.setEmulatedMedia", media="print")
-    hidden = ["#pareto", ".target", ".filters", ".pager button"]
+    hidden = ["#interactive", ".steps", ".filters", ".pager button"]
     seen = tab.run(f"{json.dumps(hidden)}.map(one => document.querySelector(one).checkVisibility())")
     assert seen == [False] * 4
     assert tab.run("document.querySelector('.on-paper').checkVisibility()")
@@ -163,10 +158,10 @@ def test_the_keyboard_reaches_all_controls_from_top_to_bottom(tab, page):
     focused = []
     for _ in range(60):
         tab.press("Tab")
-        focused.append(tab.run("document.activeElement.id || document.activeElement.tagName"))
-    wanted = ["target-number", "target-reset", "target-range", "filter-text", "filter-state", "filter-target"]
+        focused.append(tab.run(ACTIVE))
+    wanted = ["step-number", "step-reset", "step-range", "text", "group", "value"]
     assert [name for name in dict.fromkeys(focused) if name in wanted] == wanted
-    assert focused[focused.index("filter-target") + 1 :].count("BUTTON") > 5  # on to the columns' heads
+    assert focused[focused.index("value") + 1 :].count("BUTTON") > 5  # on to the columns' heads
 
 
 def test_targets_that_overtake_each_other_leave_no_error(tab, page):
@@ -175,12 +170,12 @@ def test_targets_that_overtake_each_other_leave_no_error(tab, page):
     for _ in range(5):
         tab.run(
             "for (let target = 4; target < 8; target += 0.05) {"
-            " const field = document.getElementById('target-number'); field.value = String(target);"
+            " const field = document.getElementById('step-number'); field.value = String(target);"
             " field.dispatchEvent(new Event('input', { bubbles: true })); }"
         )
     set_target(tab, "6")
     rec = recommend(data, 6.0)
-    star = "document.getElementById('pareto').data.find(trace => trace.meta === 'recommended')"
+    star = "document.getElementById('interactive').data.find(trace => trace.meta === 'recommended')"
     tab.wait_for(f"{star}.y[0] === {json.dumps(rec.perplexity)}")
     assert quiet(tab)
 
@@ -191,22 +186,22 @@ def test_the_target_gives_what_recommend_says(tab, page):
     perplexities = sorted(record.perplexity for record in data.records if record.perplexity)
     targets = [1.0, perplexities[0], math.nextafter(perplexities[0], 0), perplexities[-1], 1000.0, 5.8]
     targets += [round(4.5 + 0.2 * number, 2) for number in range(14)]
-    plot = scatter(data, recommend(data))
+    plot = StudyView(data).plot
     for target in targets:
         set_target(tab, repr(target))
         rec = recommend(data, target)
-        text = tab.run(text_of("#target-answer span"))
-        line = tab.run("document.getElementById('pareto').layout.shapes[0].y0")
+        text = tab.run(text_of("#step-answer span"))
+        line = tab.run("document.getElementById('interactive').layout.shapes[0].y0")
         assert line == target
         place = [None, None] if rec.trial is None else [rec.emissions_kg_co2e * plot.per_kg, rec.perplexity]
-        star = "document.getElementById('pareto').data.find(trace => trace.meta === 'recommended')"
+        star = "document.getElementById('interactive').data.find(trace => trace.meta === 'recommended')"
         tab.wait_for(f"(one => one.x[0] === {json.dumps(place[0])} && one.y[0] === {json.dumps(place[1])})({star})")
         if rec.trial is None:
             assert text == "No trial meets such a target."
             continue
         assert text.startswith(f"Trial {rec.trial} (")
         if rec.trial != rec.baseline.trial:
-            assert f"{percent_text(rec.saving_fraction)} lower" in text.replace("\N{NO-BREAK SPACE}", " ")
+            assert f"saves {percent_text(rec.saving_fraction)} against" in text.replace("\N{NO-BREAK SPACE}", " ")
     assert quiet(tab)
 
 
@@ -234,23 +229,23 @@ def test_the_star_is_drawn_where_the_answer_is(tab, page):
 
 def test_the_slider_goes_over_the_answers_by_keys(tab, page):
     data, path = page
-    steps = target_steps(data, facts_of(data).answers)
+    (steps,) = (block.steps for block in section(StudyView(data)).blocks if isinstance(block, Steps))
     tab.open(path)
-    tab.run("range = document.getElementById('target-range'); range.focus()")
+    tab.run("range = document.getElementById('step-range'); range.focus()")
     tab.press("Home")
     said = []
     for _ in steps:
-        said.append(tab.run("[range.getAttribute('aria-valuetext'), document.getElementById('target-number').value]"))
+        said.append(tab.run("[range.getAttribute('aria-valuetext'), document.getElementById('step-number').value]"))
         tab.press("ArrowRight")
     assert said == [[step.label, step.number] for step in steps]
     assert len(said) > 5
     for (_, number), step in zip(said, steps, strict=True):  # each number lies in its own range
         set_target(tab, number)
-        assert tab.run(text_of("#target-answer span")) == step.text
-    tab.run("document.getElementById('target-reset').click()")
-    assert tab.run("document.getElementById('target-number').value") == "5.8"
+        assert tab.run(text_of("#step-answer span")) == step.text
+    tab.run("document.getElementById('step-reset').click()")
+    assert tab.run("document.getElementById('step-number').value") == "5.8"
     set_target(tab, "0.5")
-    assert tab.run(text_of("#target-answer")) == "A perplexity is 1 or more."
+    assert tab.run(text_of("#step-answer")) == "Perplexity is 1 or more."
 
 
 def test_trials_are_sorted(tab, page):
@@ -276,21 +271,21 @@ def test_trials_are_filtered(tab, page):
     tab.open(path)
 
     def choose(name: str, value: str, event: str = "change") -> list[str]:
-        change(tab, f"filter-{name}", value, event)
+        change(tab, f"[data-filter={name}]", value, event)
         return tab.run(ROWS % 0)
 
     infeasible = [str(one.trial) for one in data.records if one.state is TrialState.INFEASIBLE]
-    options = tab.run("Array.from(document.getElementById('filter-state').options, one => one.textContent)")
+    options = tab.run("Array.from(document.querySelector('[data-filter=group]').options, one => one.textContent)")
     assert options == ["all", "complete", "pruned", "infeasible", "diverged"]
-    assert choose("state", "value = '2'") == infeasible
-    choose("state", "value = ''")
+    assert choose("group", "value = '2'") == infeasible
+    choose("group", "value = ''")
     meeting = [str(one.trial) for one in data.records if one.meets(5.8)]
-    assert choose("target", "checked = true") == meeting and meeting
+    assert choose("value", "checked = true") == meeting and meeting
     set_target(tab, "5.2")
     fewer = [str(one.trial) for one in data.records if one.meets(5.2)]
     assert tab.run(ROWS % 0) == fewer and 0 < len(fewer) < len(meeting)
     assert choose("text", "value = 'Recommended'", "input") == []  # which misses 5.2
-    choose("target", "checked = false")
+    choose("value", "checked = false")
     assert tab.run(ROWS % 0) == [str(recommend(data).trial)]
     assert choose("text", "value = 'no such words'", "input") == []
     assert tab.run(text_of(".pager[data-for=all-trials] span")) == "none"
@@ -299,7 +294,7 @@ def test_trials_are_filtered(tab, page):
 def test_a_click_on_a_mark_shows_its_trial(tab, page):
     data, path = page
     tab.open(path)
-    tab.run("document.getElementById('pareto').scrollIntoView()")
+    tab.run("document.getElementById('interactive').scrollIntoView()")
     box = "document.querySelector('.subplot.xy .scatterlayer .trace:last-child .point').getBoundingClientRect()"
     x, y = tab.run(f"(box => [box.x + box.width / 2, box.y + box.height / 2])({box})")
     tab.move(x, y)
@@ -311,30 +306,26 @@ def test_a_click_on_a_mark_shows_its_trial(tab, page):
     )
 
 
-def test_each_section_says_why_it_is_empty(tab, tmp_path):
+def test_sections_without_anything_to_show_are_not_there(tab, tmp_path):
     data = study(pruned(0), pruned(1))
     write_report(data, tmp_path)
     tab.open(tmp_path / "index.html", width=390)
     text = tab.run("document.body.innerText")
-    for sentence in (
-        "Nothing is recommended, so there is no run to price on other grids.",
-        "No trial completed, so there is neither a recommendation nor a baseline to compare it with.",
-        "No trial meets such a target.",
-    ):
+    for sentence in ("trials were stopped, the target out of reach", "No trial meets such a target."):
         assert sentence in text
+    shown = tab.run("Array.from(document.querySelectorAll('h2[id], h3[id]'), one => one.id)")
+    assert shown == ["front", "comparison", "influence", "energy", "trials", "provenance"]
     assert quiet(tab)
 
 
 def test_ten_thousand_trials_stay_light_and_quick(tab, tmp_path):
     data = many(10_000)
-    facts = facts_of(data)
-    plot = scatter(data, facts.recommendation, facts.repeated)
     path = tmp_path / "index.html"
-    path.write_text(render(build_view(data, facts, plot), data, plot, facts, b""), encoding="utf-8")
+    path.write_text(render(whole(StudyView(data, influence=INFLUENCE))), encoding="utf-8")
     assert path.stat().st_size < 8e6
     tab.open(path)
     assert (
-        1000 < tab.run("document.querySelectorAll('#pareto .point').length") < 4000
+        1000 < tab.run("document.querySelectorAll('#interactive .point').length") < 4000
     )  # one where many lie on one another
     assert tab.run(text_of(".pager[data-for=all-trials] span")) == "1–100 of 10,000"
     took = (
@@ -342,7 +333,8 @@ def test_ten_thousand_trials_stay_light_and_quick(tab, tmp_path):
         " document.body.offsetHeight; return performance.now() - start; })))"
     )
     search = (
-        "const one = document.getElementById('filter-text'); one.value = 'front'; one.dispatchEvent(new Event('input'))"
+        "const one = document.querySelector('[data-filter=text]'); one.value = 'front';"
+        " one.dispatchEvent(new Event('input'))"
     )
     sort = "document.querySelectorAll('#all-trials th button')[3].click()"
     for act in (search, sort, search.replace("front", "")):
@@ -364,7 +356,7 @@ def test_names_stay_text(tab, tmp_path):
     assert tab.run("document.querySelectorAll('script').length") == 3
     assert EVIL in tab.run(text_of(".eyebrow"))
     assert "# %_&$ </script>" in tab.run(text_of("pre"))
-    hints = tab.run("document.getElementById('pareto').data.flatMap(trace => trace.text)")
+    hints = tab.run("document.getElementById('interactive').data.flatMap(trace => trace.text)")
     assert any("&lt;script&gt;alert(1)" in hint for hint in hints)
     assert all(set(re.findall(r"<[^>]*>", hint)) <= {"<b>", "</b>", "<br>"} for hint in hints)
     assert "dialog" not in json.dumps(tab.events) and quiet(tab)

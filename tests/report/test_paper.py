@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from carbonopt.report.facts import Facts
-from carbonopt.report.paper.escape import _SHOWN, escape
-from carbonopt.report.paper.tables import MOST_ROWS, tables
-from carbonopt.report.points import scatter
-from carbonopt.report.view import View
 from paper_facts import INFLUENCE, NOT_KNOWN, batch_effect, returns
 from small_studies import REPLAY, gpu_study, on_gpu, pruned, study, trial
 
 from carbonopt import __version__
 from carbonopt.core.study import Hardware, Intensity, StudyData
 from carbonopt.core.trial import TrialState
-from carbonopt.report.build import build_view, facts_of
+from carbonopt.report.assemble import whole
+from carbonopt.report.document import Document
 from carbonopt.report.paper.bibliography import bibliography
 from carbonopt.report.paper.files import paper_files
 from carbonopt.report.paper.text import methods
+from carbonopt.report.render import json as as_json
+from carbonopt.report.render.latex import MOST_ROWS, tables
+from carbonopt.report.render.tex import _SHOWN, escape
+from carbonopt.report.study_view import StudyView
 
 needs_latex = pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
 NASTY = r"100%_&$#{}~^\ éß漢 --``''<<>>\input{x}$x^2$" + "a_very_long_name" * 4
@@ -64,7 +64,7 @@ WITH_ALL = {"met", "nasty names"}
 
 
 @functools.cache
-def paper_of(name: str) -> tuple[dict[str, bytes], StudyData, Facts, View]:
+def paper_of(name: str) -> tuple[dict[str, bytes], StudyView, Document]:
     """The files, and what they are made from; of most studies as few trials say little."""
     data = STUDIES[name]
     if name == "nasty names":
@@ -75,10 +75,9 @@ def paper_of(name: str) -> tuple[dict[str, bytes], StudyData, Facts, View]:
     made: dict[str, Any] = {"influence": NOT_KNOWN, "batch": None, "returns": None}
     if name in WITH_ALL:
         made = {"influence": INFLUENCE, "batch": batch_effect(), "returns": returns(1)}
-    facts = facts_of(data).model_copy(update=made)
-    plot = scatter(data, facts.recommendation, facts.repeated)
-    view = build_view(data, facts, plot)
-    return paper_files(data, facts, view, plot), data, facts, view
+    looked_at = StudyView(data, **made)
+    document = whole(looked_at)
+    return paper_files(looked_at, document), looked_at, document
 
 
 def compiled(folder: Path, document: str = "main") -> str:
@@ -162,9 +161,9 @@ def test_each_tex_says_what_becomes_of_edits() -> None:
 
 SAYS = {
     "no trial feasible": ("No configuration reached the target perplexity of 6", "did not fit in memory"),
-    "one trial": ("one run: its spread is not known", "nothing pays the search back", "to emissions can't be said"),
+    "one trial": ("one run: its spread is not known", "nothing pays the search back"),
     "all pruned": ("No trial completed: without a baseline no saving is stated", "2 pruned"),
-    "three seeds": ("mean of 3 seeds", "run with 3 seeds each", "means of n = 3, ", "4 trials, 2 of them repeats"),
+    "three seeds": ("mean of 3 seeds", "run with 3 seeds each", "n = 3, ", "4 trials, 2 of them repeats"),
     "no GPU": ("No GPU is in these figures",),
     "replay": ("Nothing was trained for this study", "Energy was not measured in this study", "not yet"),
     "met": ("Modelled, not measured: the energy of CPU and RAM", "Measured: the energy of GPU", "No offset"),
@@ -193,8 +192,7 @@ def test_what_is_used_is_cited() -> None:
         return set(re.findall(pattern, text))
 
     tpe = study(trial(0), raw={"search": {**study().config.search.model_dump(mode="json"), "sampler": "tpe"}})
-    facts = facts_of(tpe)
-    text = methods(tpe, facts, build_view(tpe, facts, scatter(tpe, facts.recommendation)))
+    text = methods(StudyView(tpe), whole(StudyView(tpe)))
     entries, cited = keys(bibliography(tpe.config, learned=False), r"@\w+\{([^,]+),"), keys(text, r"\\cite\{([^}]+)\}")
     assert entries == cited
     assert {"bergstra2011tpe", "akiba2019optuna", "rajbhandari2020zero", "courty2024codecarbon"} <= cited
@@ -206,12 +204,11 @@ def test_what_is_used_is_cited() -> None:
 
 def test_a_long_front_keeps_to_its_page_and_keeps_the_recommendation() -> None:
     data = study(*(trial(number, 1e-3 + 1e-5 * number, 7 - 0.01 * number) for number in range(200)))
-    facts = facts_of(data)
-    view = build_view(data, facts, scatter(data, facts.recommendation))
-    table = tables(view)["pareto"]
+    looked_at = StudyView(data)
+    table = tables(whole(looked_at))["pareto"]
     rows = [line for line in table.splitlines() if line.endswith(r"\\")][1:]
     assert MOST_ROWS <= len(rows) <= MOST_ROWS + 1
-    assert rf"\textbf{{{facts.recommendation.trial}}}" in table
+    assert rf"\textbf{{{looked_at.recommendation.trial}}}" in table
     assert "left out" in table
 
 
@@ -234,10 +231,11 @@ def all_numbers(value: Any) -> set[float]:
     return {abs(float(value))} if isinstance(value, int | float) and not isinstance(value, bool) else set()
 
 
-def unfounded(tex: str, facts: Facts, texts: str, config: Any) -> set[str]:
-    """Numbers that neither a text of the view nor, rounded alike, a figure of the facts or of the study file has."""
+def unfounded(tex: str, results: Any, texts: str, config: Any) -> set[str]:
+    """Numbers that neither a text of the document nor, rounded alike, a figure of the analyses or of the study file
+    has."""
     texts_numbers = set(NUMBER.findall(texts))
-    figures = all_numbers(facts.as_json()) | all_numbers(config)
+    figures = all_numbers(results) | all_numbers(config)
 
     def is_figure(shown: str) -> bool:
         digits = len(re.sub(r"e.*|[.,]", "", shown).lstrip("0")) or 1
@@ -248,12 +246,12 @@ def unfounded(tex: str, facts: Facts, texts: str, config: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("name", [name for name in STUDIES if name != "nasty names"])
-def test_every_number_is_one_of_the_facts(name: str) -> None:
-    files, data, facts, view = paper_of(name)
-    texts = json.dumps(view.model_dump(mode="json")) + f" {__version__} "
+def test_every_number_is_one_of_the_results(name: str) -> None:
+    files, looked_at, document = paper_of(name)
+    texts = json.dumps(as_json.render(document)) + f" {__version__} "
     tex = {file: content.decode() for file, content in files.items() if file.endswith(".tex")}
     tex["main.tex"] = tex["main.tex"].partition(r"\maketitle")[2]
-    config = data.config.model_dump(mode="json")
+    config, results = looked_at.data.config.model_dump(mode="json"), looked_at.results()
     for file, text in tex.items():
-        assert unfounded(text, facts, texts, config) == set(), file
-    assert unfounded("It emits 12.345~g, or 77.7~\\%", facts, texts, config) == {"12.345", "77.7"}
+        assert unfounded(text, results, texts, config) == set(), file
+    assert unfounded("It emits 12.345~g, or 77.7~\\%", results, texts, config) == {"12.345", "77.7"}

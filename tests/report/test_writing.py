@@ -12,18 +12,20 @@ from pathlib import Path
 
 import pytest
 from browser import browser
-from carbonopt.report.points import scatter
 from facts_by_hand import BATCH, INFLUENCE, RETURNS
 from small_studies import gpu_study, on_gpu, pruned, study, trial
 
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import replaced
-from carbonopt.core.format import emissions_text, energy_text, number_from, plus_minus_text, quality_text
+from carbonopt.core.format import emissions_text, energy_text, number_from, plus_minus_text
+from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.study import StudyData
 from carbonopt.core.units import human_emissions, human_energy
-from carbonopt.report.build import NAMES, build_view, facts_of, write_report
+from carbonopt.report.assemble import whole
+from carbonopt.report.build import NAMES, write_report
 from carbonopt.report.paper.files import NAMES as PAPER_NAMES
 from carbonopt.report.paper.files import paper_files
+from carbonopt.report.study_view import StudyView
 
 MET = study(trial(0), trial(1, 2e-3, 4.0))
 # A process that fills the folder of its first argument again and again, or dies over it at the second.
@@ -77,10 +79,8 @@ def test_a_new_report_takes_the_place_of_the_old_one_beside_the_users_files(tmp_
 
 def test_all_files_of_a_report_are_known_by_name(tmp_path):
     data = gpu_study(on_gpu(0), on_gpu(1, 11e3, seed=4), on_gpu(2, 20e3, perplexity=4.0))
-    facts = facts_of(data).model_copy(update={"influence": INFLUENCE, "batch": BATCH, "returns": RETURNS})
-    plot = scatter(data, facts.recommendation)
-    view = build_view(data, facts, plot)
-    assert set(paper_files(data, facts, view, plot)) == set(PAPER_NAMES)
+    looked_at = StudyView(data, influence=INFLUENCE, batch=BATCH, returns=RETURNS)
+    assert set(paper_files(looked_at, whole(looked_at))) == set(PAPER_NAMES)
     write_report(data, tmp_path / "report", winner_files={"ds_config.json": "{}"})
     folders = tuple(name for name in NAMES if name.endswith("/"))
     assert {name for name in contents(tmp_path / "report") if not name.startswith(folders)} <= NAMES
@@ -202,11 +202,11 @@ def test_names_and_paths_that_hold_a_number_stay_as_they_are(tmp_path):
 
 
 FIGURES = {
-    quality_text(4.35): "4.350",
-    quality_text(4.3474): "4.347",
-    quality_text(18): "18.00",
-    quality_text(1234.5): "1234",
-    quality_text(1e300): "1.000e+300",
+    PERPLEXITY.text(4.35): "4.350",
+    PERPLEXITY.text(4.3474): "4.347",
+    PERPLEXITY.text(18): "18.00",
+    PERPLEXITY.text(1234.5): "1234",
+    PERPLEXITY.text(1e300): "1.000e+300",
     number_from(1e300, 2e300): "1.001e+300",
     plus_minus_text(5.1, 0.141): "5.10 ± 0.14",
     plus_minus_text(1e300, 0.0): "1.000e+300 ± 0",

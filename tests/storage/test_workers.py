@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_resume import read, training_in, wait_for, workers
+from study.test_resume import read, training_in, wait_for, workers
 
 from carbonopt.analysis.footprint import footprint
 from carbonopt.core.trial import TrialState

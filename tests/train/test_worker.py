@@ -33,7 +33,7 @@ from carbonopt.core.events import (
     Progress,
     StageBegun,
 )
-from carbonopt.core.files import PreparedFolder
+from carbonopt.core.files import PreparedFolder, write_json
 from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.trial import EvalPoint, Phase, Prepared, Stage, StopReason
 from carbonopt.engines.process.channel import Listener

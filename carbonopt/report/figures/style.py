@@ -90,7 +90,7 @@ def _inline(svg: str) -> str:
     """The element for a page: in its colours, of its width, without names that another figure has, too."""
     element = svg[svg.index("<svg") :]
     element = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
-    element = re.sub(r'<g id="[^"]*">', "<g>", element)
+    element = re.sub(r'<g id="[^"]*"', "<g", element)
     element = re.sub(
         r'(<svg [^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg [^>]*?) height="[^"]*"', r"\1", element, count=1)
     )

@@ -22,8 +22,8 @@ def section(study: StudyView) -> Section:
     figure: Block = Paragraph(text="There is nothing to draw: no trial has both an evaluation and energy.")
     if printed is not None:
         figure = interactive_pareto(study, printed, rows_in=ALL_TRIALS, row_note=shared_settings(study))
-    note = " ".join(_left_out(study))
-    notes = [Paragraph(text=note, style="note")] if note else []
+    better = f"{'Lower' if study.quality.minimize else 'Higher'} and further left is better."
+    notes = [Paragraph(text=" ".join([better, *_left_out(study)]), style="note")] if printed else []
     title = f"Pareto front: emissions against {study.quality.name}"
     return Section(key="front", title=title, blocks=(figure, *notes, *_steps(study), _trade_offs(study)))
 
