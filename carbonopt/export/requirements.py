@@ -14,7 +14,7 @@ _COMPILERS = """\
 # It also compiles: a C and a C++ compiler (g++) have to be on PATH.
 """
 _LAUNCHER = "accelerate"
-_DISTRIBUTIONS = {"yaml": "pyyaml"}  # of those whose name is not the module's
+_DISTRIBUTIONS = {"yaml": "pyyaml", "pydantic_core": "pydantic"}  # of those whose name is not the module's
 _PYTORCH_BUILD = re.compile(r"cpu|cu\d+|rocm[\d.]+")
 
 
@@ -27,7 +27,8 @@ def requirements(
     if _compiles(workload, launch, params):
         lines.append(_COMPILERS)
     modules = {_LAUNCHER, *libraries} - _needless(workload, params)
-    lines += [_line(name, versions.get(name)) for name in sorted(_DISTRIBUTIONS.get(one, one) for one in modules)]
+    names = {_DISTRIBUTIONS.get(module, module) for module in modules}
+    lines += [_line(name, versions.get(name)) for name in sorted(names)]
     return _HEAD + "".join(lines)
 
 
