@@ -20,7 +20,7 @@ ALLOWED = {
     "engines": {"core", "storage", "energy"},
     "analysis": {"core"},
     "search": {"core", "analysis"},
-    "study": {"core", "storage", "energy", "engines", "analysis", "search"},
+    "study": {"core", "storage", "energy", "train", "engines", "analysis", "search"},
     "export": {"core", "analysis", "train", "report"},
     "report": {"core", "analysis", "export", "energy"},
     "doctor": {"core", "energy", "engines", "study", "train"},

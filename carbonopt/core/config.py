@@ -75,8 +75,9 @@ class Tokenizer(Frozen):
         return self
 
 
-class Dataset(Frozen):
-    """Where the text comes from: built in, a hub name or folder, or files (text, jsonl, csv, parquet)."""
+class Dataset(Frozen, extra="allow"):
+    """Where the data comes from: built in, a hub name or folder, or files (text, jsonl, csv, parquet). Which of its
+    columns mean what is the task's to say (see `Workload`)."""
 
     builtin: Literal["python-docs"] | None = None
     name_or_path: Name | None = None
@@ -85,7 +86,6 @@ class Dataset(Frozen):
     eval_split: str = "validation"
     train_files: tuple[str, ...] | None = None
     eval_files: tuple[str, ...] | None = None  # none: the last eval_fraction of the training rows
-    text_column: str = "text"
     eval_fraction: float = Field(default=0.1, gt=0, lt=1)
 
     @model_validator(mode="after")
@@ -100,10 +100,15 @@ class Dataset(Frozen):
         return self
 
 
-class Workload(Frozen):
-    """What every trial trains and how it is judged; the same for all trials of a study."""
+class Workload(Frozen, extra="allow"):
+    """What every trial trains and how it is judged; the same for all trials of a study.
 
-    task: Literal["causal_lm"] = "causal_lm"
+    These are the keys that tasks share. Each task's file derives a class of its own from this one, which has its other
+    keys and refuses unknown ones; the study file's reader and the trials check with that. Here a task's own keys are
+    kept as they are, so that storage, records and reports need no task.
+    """
+
+    task: str = "causal_lm"
     model: Model
     tokenizer: Tokenizer | None = None  # none: the model's own
     dataset: Dataset
@@ -112,12 +117,6 @@ class Workload(Frozen):
     eval_batch_size_per_gpu: int | None = Field(default=None, ge=1)  # none: the micro batch, at least 8
     training_arguments: dict[str, Any] = Field(default_factory=dict)  # more of transformers.TrainingArguments
     deepspeed: dict[str, Any] = Field(default_factory=dict)  # more of the DeepSpeed configuration
-
-    @model_validator(mode="after")
-    def _tokenizer_source(self) -> "Workload":
-        if self.tokenizer is None and self.model.name_or_path is None:
-            raise ValueError("a model from_config has no tokenizer of its own: give workload.tokenizer")
-        return self
 
 
 # ------------------------------------------------------------------------------------------------------------ search

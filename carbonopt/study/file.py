@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, create_model
 
-from carbonopt.core.config import Choices, Fixed, LocalLaunch, Range, ReplayLaunch, StudyConfig
+from carbonopt.core.config import Choices, Fixed, LocalLaunch, Range, ReplayLaunch, StudyConfig, Workload
 from carbonopt.core.errors import BadInput, hint
 from carbonopt.core.files import read_text
+from carbonopt.train.tasks.base import task_class
 
 
 class _Loader(yaml.SafeLoader):
@@ -104,12 +105,34 @@ def parse_study(raw: dict[str, Any], origin: str) -> StudyConfig:
         BadInput: as `load_study`.
     """
     try:
+        workload = _checked_workload(raw)
         # As JSON: strictly, a text is no number and true is not 1, while a list may still stand for a tuple.
-        return StudyConfig.model_validate_json(json.dumps(raw, allow_nan=True), strict=True)
+        return StudyConfig.model_validate_json(json.dumps(raw | workload, allow_nan=True), strict=True)
     except (TypeError, RecursionError) as error:
         raise BadInput(f"{origin} must hold plain text, numbers, lists and mappings: {error}.") from error
+    except BadInput as error:
+        raise BadInput(f"{origin}: {error}") from error
     except ValidationError as error:
         raise BadInput(f"{origin}: {_sentence(error, raw)}") from error
+
+
+def _checked_workload(raw: dict[str, Any]) -> dict[str, Any]:
+    """The workload as its task has it, with the defaults of the task's own keys; nothing where there is none to check.
+
+    Raises:
+        ValidationError: with places that begin at the study file's top.
+    """
+    given = raw.get("workload")
+    if not isinstance(given, dict):
+        return {}
+    study = create_model("study", workload=(_settings(given), ...))
+    checked = study.model_validate_json(json.dumps({"workload": given}, allow_nan=True), strict=True)
+    return checked.model_dump(mode="json")
+
+
+def _settings(workload: dict[str, Any]) -> type[Workload]:
+    task = workload.get("task", Workload.model_fields["task"].default)
+    return task_class(task).settings if isinstance(task, str) else Workload
 
 
 def _with_absolute_paths(raw: dict[str, Any], folder: Path) -> dict[Any, Any]:
@@ -173,6 +196,9 @@ def _known_keys(loc: list[Any], raw: dict[str, Any]) -> list[str]:
         if model is StudyConfig and part == "launch":
             replay = isinstance(raw.get("launch"), dict) and raw["launch"].get("kind") == "replay"
             model = ReplayLaunch if replay else LocalLaunch
+            continue
+        if model is StudyConfig and part == "workload":
+            model = _settings(raw["workload"])
             continue
         candidates = _models_in(model.model_fields[part].annotation)
         if candidates == [Choices, Range, Fixed]:

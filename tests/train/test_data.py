@@ -11,14 +11,14 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from carbonopt.core.config import Dataset, Fixed, Space, Workload
+from carbonopt.core.config import Fixed, Space, Workload
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import PreparedFolder
 from carbonopt.train.arguments import check_training_arguments
 from carbonopt.train.data.packing import IGNORED, MicroBatches, open_tokens, sequence_count, sequences, total_steps
 from carbonopt.train.data.prefetch import PrefetchLoader
-from carbonopt.train.data.text import read_text
+from carbonopt.train.data.text import TextDataset, read_text
 from carbonopt.train.data.tokens import make_encoder
 from carbonopt.train.deepspeed_config import deepspeed_config
 from carbonopt.train.deepspeed_keys import check_deepspeed_keys
@@ -178,7 +178,7 @@ def test_ranks_share_all_sequences_and_make_as_many_passes(count, batch, world):
 
 
 def test_a_text_file_keeps_every_character(text_file):
-    train, evaluation = read_text(Dataset(train_files=(str(text_file),), eval_fraction=0.1))
+    train, evaluation = read_text(TextDataset(train_files=(str(text_file),), eval_fraction=0.1))
     assert train[0] + evaluation[0] == TEXT
     assert len(train[0]) == int(len(TEXT) * 0.9)
 
@@ -194,11 +194,11 @@ def test_rows_of_every_format(tmp_path, kind):
         path.write_text("id,body\n" + "".join(f"1,{row}\n" for row in quoted))
     else:
         pyarrow.parquet.write_table(pyarrow.table({"id": [1] * 5, "body": rows}), path)
-    dataset = Dataset(train_files=(str(path),), text_column="body", eval_fraction=0.25)
+    dataset = TextDataset(train_files=(str(path),), text_column="body", eval_fraction=0.25)
     train, evaluation = read_text(dataset)
     assert (train, evaluation) == ([*rows[:2], "drei"], ["fünf"])
     with pytest.raises(BadInput, match=r"no column 'text'; its columns are id, body"):
-        read_text(Dataset(train_files=(str(path),)))
+        read_text(TextDataset(train_files=(str(path),)))
 
 
 # ---------------------------------------------------------------------------------------------------------- encoders
@@ -331,14 +331,14 @@ def test_a_local_folder_is_a_data_set(tmp_path, monkeypatch):
     for split in ("train", "validation"):
         (tmp_path / "data" / f"{split}.jsonl").write_text('{"text": "some ' + split + '"}\n{"text": ""}\n')
     folder: dict[str, Any] = {"name_or_path": str(tmp_path / "data")}
-    assert read_text(Dataset(**folder)) == (["some train"], ["some validation"])
+    assert read_text(TextDataset(**folder)) == (["some train"], ["some validation"])
     with pytest.raises(BadInput, match="no split 'test'; its splits are train, validation"):
-        read_text(Dataset(**folder, eval_split="test"))
+        read_text(TextDataset(**folder, eval_split="test"))
     with pytest.raises(BadInput, match="no column 'body'"):
-        read_text(Dataset(**folder, text_column="body"))
+        read_text(TextDataset(**folder, text_column="body"))
     (tmp_path / "nothing").mkdir()
     with pytest.raises(BadInput, match="can't load the data set"):
-        read_text(Dataset(name_or_path=str(tmp_path / "nothing")))
+        read_text(TextDataset(name_or_path=str(tmp_path / "nothing")))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,13 @@ class Text(NamedTuple):
     evaluation: list[str]
 
 
-def read_text(dataset: Dataset) -> Text:
+class TextDataset(Dataset, extra="forbid"):
+    """A data set of documents."""
+
+    text_column: str = "text"
+
+
+def read_text(dataset: TextDataset) -> Text:
     """Reads the whole data set; what is not split already is split by `eval_fraction`, always at the end.
 
     A single document is split by its characters, several by whole documents. Empty rows are left out: they have no
@@ -149,7 +155,7 @@ def _as_text(value: Any, column: str, where: str) -> str:
 # --------------------------------------------------------------------------------------------------------------- hub
 
 
-def _hub(dataset: Dataset) -> Text:
+def _hub(dataset: TextDataset) -> Text:
     import datasets
 
     name = dataset.name_or_path

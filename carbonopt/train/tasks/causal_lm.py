@@ -1,14 +1,16 @@
 """Causal language modelling on plain text, judged by perplexity: every token but a sequence's first is predicted."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from pydantic import model_validator
 
 from carbonopt.core.config import Space, Workload, values_of
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import PreparedFolder
 from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.trial import Prepared
+from carbonopt.train.data.text import TextDataset
 from carbonopt.train.failures import as_bad_input
 from carbonopt.train.model_kind import ModelKind
 from carbonopt.train.tasks.base import Card, TrialRun
@@ -22,8 +24,22 @@ if TYPE_CHECKING:
     from carbonopt.train.loop import TrialTrainer
 
 
+class CausalLMWorkload(Workload, extra="forbid"):
+    """A causal language model's part of the study file."""
+
+    task: Literal["causal_lm"] = "causal_lm"
+    dataset: TextDataset
+
+    @model_validator(mode="after")
+    def _tokenizer_source(self) -> "CausalLMWorkload":
+        if self.tokenizer is None and self.model.name_or_path is None:
+            raise ValueError("a model from_config has no tokenizer of its own: give workload.tokenizer")
+        return self
+
+
 class CausalLM(TrainerTask):
-    settings = Workload
+    settings = CausalLMWorkload
+    workload: CausalLMWorkload
     quality = PERPLEXITY
     card = Card("text-generation", "Text Generation", "a causal language model", "Perplexity a token")
     model_kind = ModelKind(

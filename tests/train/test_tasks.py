@@ -1,0 +1,119 @@
+"""A task is one file and one line: one that is written here goes through all that asks for a task."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from small_studies import study
+
+from carbonopt.core.config import Space, Workload
+from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.errors import BadInput
+from carbonopt.core.trial import TrialSpec
+from carbonopt.export.copies import copies
+from carbonopt.study.file import parse_study
+from carbonopt.train.prepare import PrepareSpec, prepare
+from carbonopt.train.tasks import base
+from carbonopt.train.worker import run_trial
+
+FILE = '''
+"""Counts words, and is judged by how many of them are long."""
+
+from typing import Literal
+
+from carbonopt.core.config import Dataset, Workload
+from carbonopt.core.quality import QUALITIES
+from carbonopt.core.trial import EvalPoint, Prepared
+from carbonopt.train.tasks.base import Card, Task, Trained
+
+
+class Words(Dataset, extra="forbid"):
+    word_column: str = "word"
+
+
+class CountsWorkload(Workload, extra="forbid"):
+    task: Literal["counts"]
+    dataset: Words
+    longest: int = 7
+
+
+class Counts(Task):
+    settings = CountsWorkload
+    quality = QUALITIES["accuracy"]
+    card = Card("other", "Other", "a counter", "Words")
+
+    def prepare(self, space, folder, fingerprint):
+        (folder.root / "words.txt").write_text(" ".join(self.workload.dataset.train_files))
+        return Prepared(
+            fingerprint=fingerprint, train_sequences=64, eval_sequences=1, train_tokens=64, eval_tokens=4,
+            sequence_length=self.workload.sequence_length, vocab_size=2, model_parameters=1, versions={},
+        )
+
+    def train(self, run, speaker):
+        words = (run.folder.root / "words.txt").read_text().split()
+        total = float(sum(len(word) > self.workload.longest for word in words))
+        tokens = run.total_steps * run.tokens_per_step
+        last = EvalPoint.of(self.quality, total, len(words), step=run.total_steps, tokens=tokens)
+        return Trained(last, lambda folder: None)
+'''
+WORKLOAD = {
+    "task": "counts",
+    "model": {"from_config": {"model_type": "gpt2"}},
+    "dataset": {"train_files": ["short", "ordinary", "extraordinary"]},
+    "sequence_length": 8,
+}
+
+
+@pytest.fixture
+def counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "counts_task.py").write_text(FILE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(base.TASKS, "counts", "counts_task:Counts")
+    yield
+    sys.modules.pop("counts_task", None)
+
+
+def parsed(**changes) -> Workload:
+    raw = study().config.model_dump(mode="json", exclude_none=True)
+    return parse_study({**raw, "workload": {**WORKLOAD, **changes}}, "study.yaml").workload
+
+
+def test_the_study_file_has_the_task_s_own_keys_and_their_defaults(counts):
+    workload = parsed()
+    assert workload.model_dump()["longest"] == 7 and parsed(longest=3).model_dump()["longest"] == 3
+    assert workload.dataset.model_dump()["word_column"] == "word"
+    assert Workload.model_validate(workload.model_dump(mode="json")) == workload, "as a stored study has it"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"longst": 3}, "study.yaml: unknown key workload.longst; did you mean longest?"),
+        ({"longest": "x"}, "workload.longest: "),
+        ({"dataset": {"train_files": ["a"], "text_column": "a"}}, "unknown key workload.dataset.text_column; "),
+        ({"task": "count"}, "workload.task must be a task, but got 'count'; did you mean counts?"),
+        ({"task": 3}, "workload.task: "),
+    ],
+)
+def test_what_the_task_does_not_know_is_refused(counts, changes, said):
+    with pytest.raises(BadInput) as refused:
+        parsed(**changes)
+    assert said in str(refused.value)
+
+
+def test_it_prepares_and_trains(counts, tmp_path):
+    workload, folder = parsed().model_dump(mode="json"), tmp_path / "prepared"
+    space = Space.model_validate({"global_batch_size": 8, "learning_rate": 1e-3, "epochs": 2})
+    made = prepare(PrepareSpec(workload=workload, space=space, prepared_dir=str(folder), fingerprint="f"))
+    params = TrialParams(global_batch_size=8, micro_batch_size_per_gpu=8, learning_rate=1e-3, epochs=2)
+    spec = TrialSpec(
+        number=0, attempt=1, seed=0, params=params, workload=workload, prepared_dir=str(folder), trial_dir=str(tmp_path)
+    )
+    last = run_trial(spec, None).last
+    assert made.train_sequences == 64 and last.value == 2 / 3
+    assert (last.sum, last.count, last.step, last.tokens) == (2.0, 3, 16, 16 * 64)
+
+
+def test_a_winner_carries_its_own_task_alone():
+    assert "carbonopt/train/tasks/causal_lm.py" not in copies("carbonopt.train.rerun").files
+    assert "carbonopt/train/tasks/causal_lm.py" in copies(base.task_module("causal_lm")).files
