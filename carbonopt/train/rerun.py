@@ -20,6 +20,7 @@ from carbonopt.core.config import Space
 from carbonopt.core.dimensions import SEARCHED, TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import PreparedFolder, write_json
+from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.trial import EvalPoint, TrialSpec
 from carbonopt.train.failures import Diverged
 from carbonopt.train.tasks.base import Task, Trained, task_for
@@ -112,7 +113,10 @@ def _tell(last: EvalPoint, recorded: dict[str, Any], output: Path) -> None:
     quality, seed, value = recorded["quality"], recorded["seed"], last.value
     assert value is not None  # else it had diverged
     reached = {"name": quality, "value": value, "sum": last.sum, "count": last.count}
-    write_json(output / RESULT, {"quality": reached, "steps": last.step})
+    result = {"quality": reached, "steps": last.step}
+    if quality == PERPLEXITY.name:  # as in records, for those who read them from before there were other qualities
+        result |= {quality: value, "nll_sum": last.sum, "eval_tokens": last.count}
+    write_json(output / RESULT, result)
     print(
         f"{quality} {value:.6g} with seed {seed}; recorded with seed {seed}: {recorded['value']:.6g} "
         f"({value / recorded['value'] - 1:+.2g} relative). Another seed gives another {quality}."

@@ -54,7 +54,7 @@ class Rerun:
         checked = check(load_study(folder / "study.yaml"))
         self.data = run_study(checked, "", paths, None, Silent(), Silent(), lambda: False)
         self.record = self.data.records[0]
-        assert self.record.perplexity is not None, self.record.failure
+        assert self.record.value is not None, self.record.failure
 
         self.folder = folder / "it's $HOME; `winner`"
         self.folder.mkdir()
@@ -78,21 +78,22 @@ class Rerun:
             command, cwd=self.elsewhere, env=self.environment, capture_output=True, text=True, timeout=300
         )
 
-    def run(self, *arguments: str, beside: tuple[str, ...] = ()) -> None:
+    def run(self, *arguments: str, own_files: tuple[str, ...] = ()) -> None:
         """Runs run.sh; the perplexity is the recorded one, to the last digit: it is a CPU."""
         done = self.started("sh", f"{self.folder}/run.sh", *arguments)
         assert done.returncode == 0, done.stdout + done.stderr
-        last = self.record.evals[-1]
+        value, last = self.record.value, self.record.evals[-1]
         assert json.loads((self.folder / "output" / "result.json").read_text()) == {
-            "perplexity": self.record.perplexity,
-            "nll_sum": last.nll_sum,
-            "eval_tokens": last.eval_tokens,
+            "quality": {"name": "perplexity", "value": value, "sum": last.sum, "count": last.count},
+            "perplexity": value,
+            "nll_sum": last.sum,
+            "eval_tokens": last.count,
             "steps": self.record.total_steps,
         }
-        seed, perplexity = self.record.seed, f"{self.record.perplexity:.6g}"
+        seed, perplexity = self.record.seed, f"{value:.6g}"
         assert f"perplexity {perplexity} with seed {seed}; recorded with seed {seed}: {perplexity} (+0" in done.stdout
         own = {name.partition("/")[0] for name in self.files}
-        assert {path.name for path in self.folder.iterdir()} == {*own, *beside, "output"}
+        assert {path.name for path in self.folder.iterdir()} == {*own, *own_files, "output"}
         assert not [path.name for path in (self.folder / "output").iterdir() if path.name.startswith(".")]
         assert not list(self.elsewhere.iterdir())
 
@@ -132,7 +133,7 @@ def test_two_ranks_with_zero_3(tmp_path):
     Path(place).parent.mkdir()
     lines.rename(place)
     lines = Path(place)
-    rerun.run(overhead_cost=("data",))
+    rerun.run(own_files=("data",))
     weights = safetensors.numpy.load_file(rerun.folder / "output" / "model.safetensors")
     assert sum(one.size for one in weights.values()) == rerun.data.prepared.model_parameters, "ZeRO 3 was gathered"
     tokenizer = AutoTokenizer.from_pretrained(rerun.folder / "output")
