@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check lint types clean
+.PHONY: demo test check lint types docs release clean
 
 demo: .venv/installed
 	$(BIN)/carbonopt run studies/quickstart.yaml
@@ -21,6 +21,22 @@ lint: .venv/installed-dev
 types: .venv/installed-dev
 	$(BIN)/mypy carbonopt
 
+# Into site/; a link that leads nowhere is an error.
+docs: .venv/installed-docs
+	$(BIN)/mkdocs build --quiet --strict
+
+# Into dist/, and shows that the wheel works where nothing else is installed and far from this checkout. Takes minutes.
+release: .venv/installed-dev
+	rm -rf build dist
+	$(BIN)/python -m build
+	empty=$$(mktemp -d) && trap 'rm -rf "$$empty"' EXIT && \
+	$(PYTHON) -m venv "$$empty/venv" && export PATH="$$empty/venv/bin:$$PATH" && unset PYTHONPATH && \
+	python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl && \
+	cd "$$empty" && \
+	carbonopt --version && \
+	carbonopt check $(CURDIR)/studies/quickstart.yaml && \
+	carbonopt run $(CURDIR)/docs/examples/replay.yaml
+
 # The constraints pin torch without saying which build: where a GPU is, the package index gives the CUDA one.
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -31,5 +47,9 @@ types: .venv/installed-dev
 	$(INSTALL) --editable '.[dev]'
 	touch $@
 
+.venv/installed-docs: .venv/installed
+	$(INSTALL) --editable '.[docs]'
+	touch $@
+
 clean:
-	rm -rf .venv runs build *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv runs build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache
