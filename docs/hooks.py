@@ -1,0 +1,47 @@
+"""Puts what the pages link to outside docs/ (reports, studies, CONTRIBUTING) into the site, where docs/ is the root, so
+that one link works in a checkout and on the site."""
+
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+_DOCS = "docs/"
+_LINK = re.compile(r"(?<=\]\()(?!\w+:|#)[^)#\s]+")
+_FOLDER = re.compile(r"\[([^\]]*)\]\((?!\w+:)[^)#\s]+/\)")  # a site shows no folder
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds every file that a page links to, and what those link to in turn."""
+    root = Path(config.config_file_path).parent
+    pages = [_DOCS + file.src_uri for file in files.documentation_pages()]
+    for page in pages:  # which grows meanwhile
+        for link in _LINK.findall((root / page).read_text(encoding="utf-8")):
+            target = _target(page, link)
+            if target.startswith(_DOCS) or files.get_file_from_path(target) or not (root / target).is_file():
+                continue
+            files.append(File.generated(config, target, abs_src_path=str(root / target)))
+            if target.endswith(".md"):
+                pages.append(target)
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Links as they are on the site; those to folders become text."""
+    uri = page.file.src_uri
+    inside = (Path(config.docs_dir) / uri).is_file()
+    source = _DOCS + uri if inside else uri
+
+    def on_site(link: re.Match[str]) -> str:
+        target = _target(source, link[0]).removeprefix(_DOCS)
+        return posixpath.relpath(target, posixpath.dirname(uri) or ".")
+
+    return _LINK.sub(on_site, _FOLDER.sub(r"\1", markdown))
+
+
+def _target(page: str, link: str) -> str:
+    """What a link leads to, by its path in the repository."""
+    return posixpath.normpath(posixpath.join(posixpath.dirname(page), link))

@@ -1,0 +1,333 @@
+"""What the documents say is so: their commands run, their studies are valid, their tables are the code's, their links
+lead somewhere."""
+
+import json
+import math
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import pytest
+import typer
+import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from small_studies import study, trial
+from test_rooms import ALLOWED
+from typer.testing import CliRunner
+
+import carbonopt
+from carbonopt.analysis.confidence import Confidence
+from carbonopt.analysis.recommend import recommend
+from carbonopt.cli.app import app
+from carbonopt.core.config import Choices, Range, ReplayLaunch, Space, StudyConfig
+from carbonopt.core.dimensions import DIMENSIONS, SEARCHED, TrialParams
+from carbonopt.core.trial import TrialRecord, TrialState
+from carbonopt.engines.replay import RecordedRun
+from carbonopt.study.file import load_study
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "configs" / "README.md", *sorted(DOCS.glob("*.md"))]
+DOCUMENTS = [*PAGES, ROOT / "CHANGELOG.md"]
+
+FENCE = re.compile(r"^```(\w*) ?(.*)\n([\s\S]*?)^```$", re.MULTILINE)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+class Block(NamedTuple):
+    page: Path
+    language: str
+    title: str | None
+    text: str
+
+    def __str__(self) -> str:
+        return f"{name_of(self.page)}:{self.title or self.text.split()[0]}"
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def blocks(language: str) -> list[Block]:
+    found = []
+    for page in PAGES:
+        for fence in FENCE.finditer(page.read_text()):
+            title = re.search(r'title="([^"]+)"', fence[2])
+            if fence[1] == language:
+                found.append(Block(page, language, title and title[1], fence[3]))
+    return found
+
+
+def prose(page: Path) -> str:
+    return FENCE.sub("", page.read_text())
+
+
+def tables(page: str) -> list[dict[str, list[str]]]:
+    """Of each table the cells of every row by its first cell, which is code."""
+    found: list[dict[str, list[str]]] = [{}]
+    for line in (DOCS / page).read_text().splitlines():
+        if line.startswith("| `"):
+            first, *cells = (cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1])
+            found[-1][first.strip("`")] = cells
+        elif found[-1]:
+            found.append({})
+    return found
+
+
+# -------------------------------------------------------------------------------------------------------------- links
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_every_link_leads_to_a_file_and_a_heading(document: Path) -> None:
+    for link in LINK.findall(prose(document)):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = document.parent / path if path else document
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target), link
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    names = set(re.findall(r"[\w-]+\.md", (ROOT / "mkdocs.yml").read_text()))
+    assert names == {page.name for page in DOCS.glob("*.md")}
+
+
+def test_every_study_and_every_piece_is_linked() -> None:
+    linked = {(page.parent / link).resolve() for page in PAGES for link in LINK.findall(prose(page))}
+    shipped = {*(ROOT / "studies").glob("*.yaml"), *(ROOT / "configs").glob("*/*"), *(DOCS / "examples").iterdir()}
+    assert shipped <= linked
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+# ------------------------------------------------------------------------------------------------------------ studies
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder like a checkout, with the studies of the documents and the data that they name."""
+    folder = tmp_path_factory.mktemp("docs")
+    for name in ("docs", "studies", "configs", "reports"):
+        (folder / name).symlink_to(ROOT / name)
+    for name in ("train.jsonl", "eval.jsonl"):
+        (folder / name).write_text('{"text": "made up"}\n')
+    for block in blocks("yaml"):
+        if block.title:
+            (folder / block.title).write_text(block.text)
+    return folder
+
+
+@pytest.mark.parametrize("block", blocks("yaml"), ids=str)
+def test_every_yaml_block_is_a_study_or_part_of_one(block: Block, workplace: Path) -> None:
+    if block.title:
+        assert load_study(workplace / block.title).name == Path(block.title).stem
+        return
+    whole = laid_over(yaml.safe_load((workplace / "small-study.yaml").read_text()), yaml.safe_load(block.text))
+    beside_configs = workplace / "mine" / "study.yaml"
+    beside_configs.parent.mkdir(exist_ok=True)
+    beside_configs.write_text(yaml.safe_dump(whole))
+    load_study(beside_configs)
+
+
+def laid_over(base: dict, part: dict) -> dict:
+    """`part` decides; where it gives another source of a model or data, that of `base` is gone."""
+    merged = dict(base)
+    for key, value in part.items():
+        both = isinstance(value, dict) and isinstance(base.get(key), dict)
+        merged[key] = laid_over(base[key], value) if both and key in ("workload", "search") else value
+    return merged
+
+
+def test_a_replays_line_is_as_the_page_says() -> None:
+    (block,) = (one for one in blocks("json") if one.page.name == "study-file.md")
+    assert RecordedRun.model_validate(json.loads(block.text)).evals[-1].step == 976
+
+
+# ----------------------------------------------------------------------------------------------------------- commands
+
+OTHER_PROGRAMS = {".", "pip", "optuna-dashboard", "./run.sh"}
+REPLAY = ("docs/examples/replay.yaml", "runs/replay")
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    for block in blocks("sh"):
+        if block.page == page:
+            for line in block.text.splitlines():
+                if words := shlex.split(line, comments=True):
+                    yield words
+
+
+def runs_at_once(arguments: list[str]) -> bool:
+    """Without training and without a look at the machine."""
+    return (
+        arguments[0] == "check"
+        or arguments[-1] in ("--help", "--version")
+        or arguments[1:2] in ([one] for one in REPLAY)
+    )
+
+
+@pytest.fixture(scope="module")
+def output_of(workplace: Path) -> Any:
+    """Runs a command of the documents, once, after the replay that others read."""
+    outputs: dict[tuple[str, ...], str] = {}
+
+    def run(*arguments: str) -> str:
+        if arguments not in outputs:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(workplace)
+                result = CliRunner().invoke(app, arguments)
+            assert result.exit_code == 0, (arguments, result.output, result.exception)
+            outputs[arguments] = result.stdout
+        return outputs[arguments]
+
+    run("run", REPLAY[0])
+    return run
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(commands(page))], ids=name_of)
+def test_every_command_runs_or_can_be_parsed(page: Path, output_of: Any) -> None:
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for program, *arguments in commands(page):
+        if program == "make":
+            assert arguments[0] in targets
+        elif program != "carbonopt":
+            assert program in OTHER_PROGRAMS
+        elif runs_at_once(arguments):
+            assert output_of(*arguments)
+        else:
+            name, *rest = arguments
+            typer.main.get_command(app).commands[name].make_context(name, rest)  # type: ignore[attr-defined]
+
+
+def test_every_command_and_option_is_in_its_table() -> None:
+    documented = tables("commands.md")[0]
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    usages = {usage.split()[1]: usage for usage in documented}
+    assert usages.keys() == commands.keys()
+    for name, command in commands.items():
+        options = {opt for param in command.params for opt in param.opts if opt.startswith("--")} - {"--help"}
+        assert set(re.findall(r"--\w+", usages[name])) == options
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=str)
+def test_every_example_in_python_runs(block: Block) -> None:
+    met = "\nassert min(one.values[1] for one in study.trials if one.values) <= 33.0"
+    done = subprocess.run([sys.executable, "-c", block.text + met], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+# ------------------------------------------------------------------------------------------------------------- tables
+
+
+def fields(model: type[BaseModel], prefix: str = "") -> dict[str, FieldInfo]:
+    """The fields that hold no further model, by their dotted names; of a mapping's values below `*`."""
+    found: dict[str, FieldInfo] = {}
+    for name, field in model.model_fields.items():
+        path, below = prefix + name, models_in(field.annotation)
+        if not below or below[0] in (Space, TrialParams):
+            found.setdefault(path, field)
+            continue
+        origin = str(field.annotation)
+        inner = ".*." if "dict[" in origin else "[]." if "tuple[" in origin else "."
+        for one in below:
+            found = {**fields(one, path + inner), **found}
+    return found
+
+
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in models_in(argument)]
+
+
+def default_text(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    default = field.get_default(call_default_factory=True)
+    if default is None:
+        return "–"
+    return f"`{default}`" if isinstance(default, str) else f"`{json.dumps(default)}`"
+
+
+def test_the_study_file_page_has_every_key_with_its_default() -> None:
+    documented = {key: cells[0] for table in tables("study-file.md") for key, cells in table.items()}
+    expected = {key: default_text(field) for key, field in fields(StudyConfig).items()}
+    expected |= {
+        f"launch.{key}": default_text(field) for key, field in ReplayLaunch.model_fields.items() if key != "kind"
+    }
+    for model in (Choices, Range):
+        expected |= {
+            key: "–" if field.is_required() else default_text(field) for key, field in model.model_fields.items()
+        }
+    assert {key: text for key, text in documented.items() if key not in SEARCHED} == expected
+
+
+def test_the_table_of_dimensions_is_the_codes() -> None:
+    (documented,) = (table for table in tables("study-file.md") if "lora_rank" in table)
+    assert documented == {name: dimension_cells(name) for name in SEARCHED}
+
+
+def dimension_cells(name: str) -> list[str]:
+    dimension = DIMENSIONS[name]
+    if dimension.choices:
+        values = ", ".join(f"`{one if isinstance(one, str) else json.dumps(one)}`" for one in dimension.choices)
+    else:
+        values = "whole number " if dimension.integer else ""
+        values += f"{'above' if dimension.above else 'from'} {dimension.lowest:g}"
+        values += f" to {dimension.highest:g}" if math.isfinite(dimension.highest) else ""
+    default = "–" if dimension.default is None else f"`{dimension.default}`"
+    return [
+        dimension.label,
+        values,
+        "required" if dimension.required else default,
+        ", ".join(what for what in ("quality", "cost", "memory", "kernels") if what in dimension.affects),
+        ", ".join(f"`{one}`" for one in (dimension.argument, *dimension.deepspeed) if one) or "–",
+    ]
+
+
+def test_the_records_page_has_every_field() -> None:
+    record, states, recommendation, confidence = (set(table) for table in tables("records.md") if table)
+    added = {"perplexity", "nll_sum", "eval_tokens", "evals[].nll_sum", "evals[].eval_tokens"}
+    assert record == fields(TrialRecord).keys() | added
+    assert {field.partition(".")[0].removesuffix("[]") for field in record} == trial(0).as_json().keys()
+    assert states == set(TrialState)
+    unmet = recommend(study(trial(0)), 1.0)
+    assert not unmet.met
+    assert recommendation == unmet.as_json().keys() | {"caveats"}
+    assert confidence == Confidence.model_fields.keys()
+
+
+def test_the_rooms_and_what_they_import_are_the_codes() -> None:
+    documented = tables("architecture.md")[0]
+    assert {room: set(re.findall(r"\w+", cells[-1])) for room, cells in documented.items()} == ALLOWED
+    map_of_rooms = FENCE.findall((ROOT / "CONTRIBUTING.md").read_text())[1][2]
+    assert set(re.findall(r"^  (\w+)/", map_of_rooms, re.MULTILINE)) == ALLOWED.keys()
+
+
+def test_the_errors_of_the_troubleshooting_page_are_the_codes() -> None:
+    source = "".join(path.read_text() for path in sorted((ROOT / "carbonopt").rglob("*.py")))
+    source = re.sub(r'"\s*\n\s*f?"', "", source)  # texts that go on in the next line
+    messages = re.findall(r"^- \*\*`([^`]+)`\*\*", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE)
+    assert len(messages) > 10
+    for message in messages:
+        for part in message.split("…"):
+            assert part.strip(" ;:?") in source, message
+
+
+def test_the_citation_names_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (citation["version"], citation["license"]) == (carbonopt.__version__, "Apache-2.0")
