@@ -28,6 +28,7 @@ from carbonopt.core.config import Choices, Range, ReplayLaunch, Space, StudyConf
 from carbonopt.core.dimensions import DIMENSIONS, SEARCHED, TrialParams
 from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.engines.replay import RecordedRun
+from carbonopt.export import winner
 from carbonopt.study.file import load_study
 
 ROOT = Path(__file__).parent.parent
@@ -143,7 +144,7 @@ def test_every_yaml_block_is_a_study_or_part_of_one(block: Block, workplace: Pat
     load_study(beside_configs)
 
 
-def laid_over(base: dict, part: dict) -> dict:
+def laid_over(base: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
     """`part` decides; where it gives another source of a model or data, that of `base` is gone."""
     merged = dict(base)
     for key, value in part.items():
@@ -309,6 +310,10 @@ def test_the_records_page_has_every_field() -> None:
     assert not unmet.met
     assert recommendation == unmet.as_json().keys() | {"caveats"}
     assert confidence == Confidence.model_fields.keys()
+
+
+def test_the_winners_files_are_the_codes() -> None:
+    assert set(tables("reproducing.md")[0]) == set(winner.NAMES)
 
 
 def test_the_rooms_and_what_they_import_are_the_codes() -> None:
