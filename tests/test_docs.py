@@ -73,7 +73,7 @@ def tables(page: str) -> list[dict[str, list[str]]]:
     found: list[dict[str, list[str]]] = [{}]
     for line in (DOCS / page).read_text().splitlines():
         if line.startswith("| `"):
-            first, *cells = (cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1])
+            first, *cells = (cell.strip() for cell in line.split("|")[1:-1])
             found[-1][first.strip("`")] = cells
         elif found[-1]:
             found.append({})
@@ -119,7 +119,7 @@ def test_the_readme_is_short() -> None:
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder like a checkout, with the studies of the documents and the data that they name."""
     folder = tmp_path_factory.mktemp("docs")
     for name in ("docs", "studies", "configs", "reports"):
@@ -133,12 +133,12 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("block", blocks("yaml"), ids=str)
-def test_every_yaml_block_is_a_study_or_part_of_one(block: Block, workplace: Path) -> None:
+def test_every_yaml_block_is_a_study_or_part_of_one(block: Block, checkout: Path) -> None:
     if block.title:
-        assert load_study(workplace / block.title).name == Path(block.title).stem
+        assert load_study(checkout / block.title).name == Path(block.title).stem
         return
-    whole = laid_over(yaml.safe_load((workplace / "small-study.yaml").read_text()), yaml.safe_load(block.text))
-    beside_configs = workplace / "mine" / "study.yaml"
+    whole = laid_over(yaml.safe_load((checkout / "small-study.yaml").read_text()), yaml.safe_load(block.text))
+    beside_configs = checkout / "mine" / "study.yaml"
     beside_configs.parent.mkdir(exist_ok=True)
     beside_configs.write_text(yaml.safe_dump(whole))
     load_study(beside_configs)
@@ -182,14 +182,14 @@ def runs_at_once(arguments: list[str]) -> bool:
 
 
 @pytest.fixture(scope="module")
-def output_of(workplace: Path) -> Any:
+def output_of(checkout: Path) -> Any:
     """Runs a command of the documents, once, after the replay that others read."""
     outputs: dict[tuple[str, ...], str] = {}
 
     def run(*arguments: str) -> str:
         if arguments not in outputs:
             with pytest.MonkeyPatch.context() as patch:
-                patch.chdir(workplace)
+                patch.chdir(checkout)
                 result = CliRunner().invoke(app, arguments)
             assert result.exit_code == 0, (arguments, result.output, result.exception)
             outputs[arguments] = result.stdout
