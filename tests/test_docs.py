@@ -214,6 +214,12 @@ def test_every_command_runs_or_can_be_parsed(page: Path, output_of: Any) -> None
             typer.main.get_command(app).commands[name].make_context(name, rest)  # type: ignore[attr-defined]
 
 
+def test_the_report_page_has_every_section(output_of: Any, checkout: Path) -> None:
+    headings = re.findall(r"^## (.+)$", prose(checkout / REPLAY[1] / "report" / "report.md"), re.MULTILINE)
+    assert len(headings) > 8
+    assert all(f"\n| {heading} |" in (DOCS / "report.md").read_text() for heading in headings)
+
+
 def test_every_command_and_option_is_in_its_table() -> None:
     documented = tables("commands.md")[0]
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]

@@ -11,12 +11,12 @@ from typing import Any
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core.config import Dataset, Model, StudyConfig, Workload
 from carbonopt.core.format import count_text, emissions_text, energy_text, intensity_text, params_text
+from carbonopt.core.markup import escape_markdown as escape
 from carbonopt.core.study import Hardware, StudyData
 from carbonopt.core.trial import COMPONENTS, TrialRecord
 from carbonopt.core.units import GRAMS_PER_KG
 from carbonopt.export import recorded
 from carbonopt.export.settings import as_yaml
-from carbonopt.report.render.markdown import escape
 from carbonopt.train.tasks.base import task_class
 
 

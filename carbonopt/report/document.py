@@ -1,7 +1,6 @@
 """A report as frozen values that know nothing of what is reported: renderers show them, sections make them."""
 
 import math
-import re
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import Any, Literal, TypeVar
@@ -12,7 +11,6 @@ from carbonopt.core.values import Frozen
 
 MISSING = "–"
 MOST_CAVEATS = 3  # shown before the others are asked for
-_DIRECTIONS = re.compile("[\u202a-\u202e\u2066-\u2069]")  # embeddings, overrides and isolates of Unicode
 Row = TypeVar("Row")
 
 
@@ -235,9 +233,3 @@ def table(key: str, caption: str, rows: Iterable[Row], makers: Sequence[Maker | 
         rows=tuple(tuple(maker.cell(row) for maker in kept) for row in rows),
         **more,
     )
-
-
-def shown_directions(text: str) -> str:
-    """Characters that turn the text behind them round, such as [U+202E], as people see them: in a user's name they
-    would turn round what the report says of it. Letters of any script keep their own direction."""
-    return _DIRECTIONS.sub(lambda match: f"[U+{ord(match.group()):04X}]", text)

@@ -7,22 +7,7 @@ from carbonopt.core.trial import EvalPoint, TrialRecord, TrialState
 
 class HasValue(Protocol):
     @property
-    def at_target(self) -> str:
-        return "at most" if self.minimize else "at least"
-
-    def value_text(self, value: float | None) -> str:
-        """Four significant digits."""
-        return perplexity_text(value)
-
-    def worse_by(self, value: float, reference: float) -> float:
-        """The share by which a value is worse than another; negative: better."""
-        return value / reference - 1 if self.minimize else 1 - value / reference
-
-    def bounds_text(self) -> str:
-        """What a number beyond the bounds is told."""
-        if self.lowest is not None and self.highest is not None:
-            return f"{self.label} is from {self.lowest:g} to {self.highest:g}."
-        return f"{self.label} is {self.lowest:g} or more." if self.lowest is not None else f"{self.label} is a number."
+    def value(self) -> float | None: ...
 
 
 def known(holder: HasValue) -> float:

@@ -10,6 +10,7 @@ from documents import caveats_of, texts_of
 
 from carbonopt.analysis.confidence import Evidence
 from carbonopt.analysis.recommend import recommend
+from carbonopt.core.quality import PERPLEXITY
 from carbonopt.report.build import write_report
 from carbonopt.report.sections.confirmation import section
 from carbonopt.report.study_view import StudyView

@@ -5,7 +5,6 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -17,6 +16,7 @@ from scipy import stats
 from search.test_study import Silent
 
 from carbonopt.analysis.by_target import recommendation_by_target, target_range_for
+from carbonopt.analysis.comparison import comparison
 from carbonopt.analysis.confidence import LEVEL
 from carbonopt.analysis.front import pareto_front
 from carbonopt.analysis.recommend import recommend
@@ -265,6 +265,21 @@ def test_below_the_target_nothing_counts_as_meeting_it(study: str, request: pyte
     assert rec.value is not None and rec.value >= TARGET
 
 
+def test_a_start_that_gets_nothing_right_is_a_baseline_like_any_other(tmp_path: Path) -> None:
+    start, other = row(16, 1e-3, 4, 0), row(64, 3e-3, 4, 0)
+    start["evals"] = [{**point, "mean": 0.0} for point in start["evals"]]
+    study = study_over(tmp_path, [start, other, row(16, 3e-3, 4, 0), row(64, 1e-3, 4, 0)])
+    study["search"] |= {"start": start["params"] | {"epochs": 4}, "sampler": "grid"}
+    paths = StudyPaths(tmp_path / "out")
+    paths.root.mkdir()
+    data = run_study(check(parse_study(study, "test")), "", paths, None, Silent(), Silent(), lambda: False)
+    rec = recommend(data)
+    assert rec.baseline is not None and (rec.baseline.trial, rec.baseline.value) == (0, 0.0)
+    found = comparison(data, rec)
+    assert found is not None
+    assert found.saving.fraction == pytest.approx(1 - emissions_kg((64, 3e-3, 4)) / emissions_kg((16, 1e-3, 4)))
+
+
 def test_the_best_there_is_comes_closest_where_nothing_meets_the_target(stopped: Ended) -> None:
     best = max(accuracy(key_of(record)) for record in stopped.complete)
     rec = recommend(stopped.data, best + 0.001)
@@ -400,18 +415,19 @@ def test_exported_records_have_the_quality_and_no_perplexity(searched: Ended) ->
 # ------------------------------------------------------------------------------------------------------------ bad input
 
 
-def nll_instead(one: dict) -> dict:
-    return {**one, "evals": [{"step": point["step"], "nll": 2.0} for point in one["evals"]]}
+def with_evals(one: dict, **point: float) -> dict:
+    return {**one, "evals": [{"step": there["step"], **point} for there in one["evals"]]}
 
 
-def above_one(one: dict) -> dict:
-    return {**one, "evals": [{**point, "mean": 1.5} for point in one["evals"]]}
-
-
-@pytest.mark.parametrize("changed", [nll_instead, above_one])
-def test_a_table_of_what_is_no_accuracy_is_refused(changed: Callable[[dict], dict], tmp_path: Path) -> None:
-    study = study_over(tmp_path, [changed(one) for (_, seed), one in TABLE.items() if seed == 0])
-    with pytest.raises(BadInput, match=r"launch\.table: line 1 of .*accuracy"):
+@pytest.mark.parametrize(
+    ("target", "point"),
+    [({"accuracy": 0.9}, {"nll": 0.5}), ({"accuracy": 0.9}, {"mean": 1.5}), ({"perplexity": 9.0}, {"mean": 0.5})],
+    ids=["a likelihood", "no share", "a share for a perplexity"],
+)
+def test_a_table_of_another_quality_is_refused(target: dict, point: dict, tmp_path: Path) -> None:
+    rows = [with_evals(one, **point) for (_, seed), one in TABLE.items() if seed == 0]
+    study = study_over(tmp_path, rows, target=target)
+    with pytest.raises(BadInput, match=rf"launch\.table: .*{next(iter(target))}"):
         check(parse_study(study, "test"))
 
 

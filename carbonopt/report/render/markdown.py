@@ -3,6 +3,8 @@
 import re
 from collections.abc import Mapping
 
+from carbonopt.core.markup import escape_markdown as escape
+from carbonopt.core.markup import shown_directions
 from carbonopt.report.document import (
     MOST_CAVEATS,
     Block,
@@ -15,17 +17,7 @@ from carbonopt.report.document import (
     Section,
     Steps,
     Table,
-    shown_directions,
 )
-
-_MARKUP = re.compile(r"([\\`*_{}\[\]#|~!$@])")
-
-
-def escape(text: str) -> str:
-    """Text on one line that no Markdown dialect reads as markup, HTML included."""
-    one_line = " ".join(shown_directions(text).split())
-    entities = one_line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return _MARKUP.sub(r"\\\1", entities)
 
 
 def render(document: Document, pictures: Mapping[str, str]) -> str:

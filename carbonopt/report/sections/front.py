@@ -22,7 +22,7 @@ def section(study: StudyView) -> Section:
     figure: Block = Paragraph(text="There is nothing to draw: no trial has both an evaluation and energy.")
     if printed is not None:
         figure = interactive_pareto(study, printed, rows_in=ALL_TRIALS, row_note=shared_settings(study))
-    better = f"{'Lower' if study.quality.minimize else 'Higher'} and further left is better."
+    better = f"{'Lower' if study.quality.direction == 'minimize' else 'Higher'} and further left is better."
     notes = [Paragraph(text=" ".join([better, *_left_out(study)]), style="note")] if printed else []
     title = f"Pareto front: emissions against {study.quality.name}"
     return Section(key="front", title=title, blocks=(figure, *notes, *_steps(study), _trade_offs(study)))
