@@ -87,6 +87,7 @@ def _words(data: StudyData, recommendation: Recommendation) -> list[str]:
         trained = task_class(config.workload.task).card.trains
         what = f"{trained[0].upper()}{trained[1:]}"
         parts.append(escape(f"{what}{size}, trained {origin} on {_data_set(config.workload.dataset)}."))
+    mean_name = "geometric mean" if quality.value_of_mean == "exp" else "mean"
     parts.append(
         escape(
             f"Its configuration ({params_text(recommendation.params)}) was chosen by carbonopt as the one with the "
@@ -94,7 +95,7 @@ def _words(data: StudyData, recommendation: Recommendation) -> list[str]:
             f"{quality.text(recommendation.target.value)}, in a study of "
             f"{count_text(len(data.records), 'trial')}. "
             f"It reached {quality.text(recommendation.value)}"
-            + (f" (mean over {seeds} seeds)." if seeds > 1 else " (one run).")
+            + (f" ({mean_name} over {seeds} seeds)." if seeds > 1 else " (one run).")
             + (" That other seeds reach it, too, is not confirmed." if unconfirmed else "")
         )
     )
