@@ -1,4 +1,4 @@
-"""The command line: the only room that prints. Contracts: arguments, exit codes and output formats of the README."""
+"""The command line: the only room that prints. Contracts: arguments, exit codes and output formats (docs/commands.md)."""
 
 import errno
 import importlib

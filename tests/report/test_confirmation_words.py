@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from analysis.test_confirmation import CLEAR, TARGET, Replayed, batch, rows
+from analysis.test_confirmation import CLEAR, Replayed, batch, rows
 from documents import caveats_of, texts_of
 
 from carbonopt.analysis.confidence import Evidence
@@ -62,8 +62,8 @@ def test_the_table_of_repeats_says_how_each_stands(tmp_path: Path) -> None:
     write_report(data, tmp_path / "report")
     page = (tmp_path / "report/report.md").read_text()
     said = re.findall(r"^\| [^|]* \| 3 \| 0, 1, 2 \|[^|]*\|[^|]*\| ([^|]*) \| ([^|]*) \|", page, re.MULTILINE)
-    evidence = Evidence.of(data, TARGET)
+    evidence = Evidence.of(data, data.config.target.at())
     by_batch = sorted(evidence.configurations, key=lambda one: one.first.params.global_batch_size)
-    bounds = [evidence.confidence(one).perplexity_bound for one in by_batch]
+    bounds = [evidence.confidence(one).value_bound for one in by_batch]
     standings = ["refuted", "in doubt", "confirmed"]
     assert sorted(said) == sorted(zip(map(PERPLEXITY.text, bounds), standings, strict=True))

@@ -106,9 +106,7 @@ def test_odd_studies_render(data, tmp_path):
 def evil_study() -> StudyData:
     failure = Failure(kind="crash", text=EVIL + "\nmore")
     failed = trial(1, perplexity=None, state=TrialState.FAILED, failure=failure)
-    return study(
-        trial(0, params={"lr_scheduler": EVIL}), failed, trial(2, 2e-3, 4.0), name=EVIL, ended=EVIL + "\n# heading"
-    )
+    return study(trial(0), failed, trial(2, 2e-3, 4.0), name=EVIL, ended=EVIL + "\n# heading")
 
 
 def test_user_text_stays_text_on_the_page(tmp_path):
@@ -116,7 +114,7 @@ def test_user_text_stays_text_on_the_page(tmp_path):
     page = Page(write_report(evil_study(), tmp_path / "evil").read_text(encoding="utf-8"))
     assert plain.tags.count("script") == page.tags.count("script") == 3
     assert "a" not in page.tags and "a" not in plain.tags
-    assert page.text.count("<script>alert(1)</script>") >= 4  # name, state, setting and end, each as text
+    assert page.text.count("<script>alert(1)</script>") >= 3  # name, state and end, each as text
     assert not any("alert(1)" in script for script in page.scripts[1:])
 
 
@@ -238,7 +236,10 @@ def test_an_optimizer_step_that_is_not_deepspeeds_is_said_to_be_none(params, dee
     data = data.model_copy(update={"config": data.config.model_copy(update={"workload": workload})})
     write_report(data, tmp_path)
     assert ("own_optimizer_step" in caveats_of(data)) is said
-    assert ("bf16 without ZeRO is steps.py's." in (tmp_path / "winner" / "training_args.yaml").read_text()) is said
+    assert (
+        "bf16 without ZeRO is carbonopt/train/fast_step.py's."
+        in (tmp_path / "winner" / "training_args.yaml").read_text()
+    ) is said
 
 
 def test_same_data_same_bytes_and_a_new_report_replaces_the_old(tmp_path):

@@ -11,6 +11,7 @@ from carbonopt.analysis.audit import audit
 from carbonopt.analysis.recommend import recommend
 from carbonopt.cli.app import _print_recommendation
 from carbonopt.core.config import Budget, Search
+from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import EvalPoint, Failure, StopReason, TrialRecord, TrialState
 from carbonopt.report.build import write_report
@@ -31,7 +32,7 @@ def missed(*records: TrialRecord, target: float = 4.0, **search) -> StudyData:
 def curve(number: int, *perplexities: float, **params) -> TrialRecord:
     """A complete trial that was evaluated every 10 steps."""
     evals = tuple(
-        EvalPoint(step=10 * (index + 1), tokens=None, nll_sum=math.log(value) * 100, eval_tokens=100)
+        EvalPoint.of(PERPLEXITY, math.log(value) * 100, 100, step=10 * (index + 1), tokens=None)
         for index, value in enumerate(perplexities)
     )
     params = {"learning_rate": 1e-3, **params}
@@ -96,7 +97,7 @@ def test_nothing_is_missing_where_the_target_is_met() -> None:
     assert recommend(data, 5.0).shortfall is None
     assert "shortfall" not in recommend(data, 5.0).as_json()
     answer = recommend(data).as_json()["shortfall"]
-    assert answer["missing_nll"] == pytest.approx(math.log(5 / 4))
+    assert answer["missing_loss"] == pytest.approx(math.log(5 / 4))
     assert answer["most_epochs"] == 4
 
 
