@@ -166,7 +166,7 @@ def test_trials_and_seed_can_be_given(replay_study: dict, write_study, tmp_path:
 def test_check_says_what_will_be_done(tiny_study: dict, write_study) -> None:
     done = carbonopt("check", write_study(tiny_study))
     assert done.returncode == 0
-    for words in ("perplexity 200", "64, 128", "3 trials", "CPU", "500 g CO2e/kWh"):
+    for words in ("perplexity at most 200", "64, 128", "3 trials", "CPU", "500 g CO2e/kWh"):
         assert words in done.stdout
     space = tiny_study["search"]["space"]
     for choices, words in (([64], "1 configuration that"), ([64, 128], "2 configurations that")):

@@ -32,7 +32,7 @@ class Offline(socket.socket):
     connect_ex = connect
 socket.socket = Offline
 from carbonopt.energy.machine import MachineMeter
-from carbonopt.trial import Phase, TrialState
+from carbonopt.core.trial import Phase, TrialState
 import pynvml
 def joules(gpu, since_s, until_s):  # what the recording says, read without any of our code
     recording = pynvml._gpus[gpu]
@@ -91,7 +91,7 @@ def test_two_gpus_are_summed_and_none_is_none(tmp_path: Path) -> None:
 
 def test_a_dead_counter_is_an_error_before_the_first_trial(tmp_path: Path) -> None:
     script = """
-from carbonopt.errors import MeasurementError
+from carbonopt.core.errors import MeasurementError
 try:
     MachineMeter([0, 1])
 except MeasurementError as error:
@@ -103,7 +103,7 @@ except MeasurementError as error:
 
 def test_a_counter_that_dies_goes_back_jumps_or_is_lost_is_an_error(tmp_path: Path) -> None:
     script = """
-from carbonopt.errors import MeasurementError
+from carbonopt.core.errors import MeasurementError
 meter = MachineMeter([0, 1])
 pynvml._gpus[1].energy_mj = lambda at_s, last=pynvml._gpus[1].energy_mj(pynvml.elapsed_s()): last
 meter.enter(Phase.TRAIN)
@@ -158,7 +158,7 @@ def test_answers_that_nvml_does_not_promise_are_told_and_not_used(monkeypatch, n
 def test_the_idle_measurement_can_be_interrupted(tmp_path: Path) -> None:
     script = """
 import threading
-from carbonopt.errors import StudyInterrupted
+from carbonopt.core.errors import StudyInterrupted
 began = time.monotonic()
 try:
     MachineMeter([0], "all", lambda: time.monotonic() > began + 3)
@@ -217,8 +217,9 @@ def test_windows_of_a_recorded_counter_and_their_uncertainty(tmp_path: Path) -> 
 STUDY = """
 import math
 from carbonopt.engines.process.processes import WorkProcesses
-from carbonopt.trial import TrialParams, TrialSpec
-from carbonopt.watch import Rules, TrialWatch
+from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.trial import TrialSpec
+from carbonopt.study.supervisor import Rules, TrialWatch
 from study.test_supervisor import SPEAKING
 
 def watched(number, script, ranks=1, timeout_s=60.0, cap=None):
@@ -232,7 +233,7 @@ def watched(number, script, ranks=1, timeout_s=60.0, cap=None):
         [sys.executable, "-c", rank], [{"RANK": str(index)} for index in range(ranks)],
         {**os.environ, "PYTHONPATH": ""}, __import__("pathlib").Path(here) / f"log-{number}.txt",
     )
-    return TrialWatch(spec, processes, meter, rules, [], lambda *_: None, lambda record: None).run()
+    return TrialWatch(spec, "perplexity", processes, meter, rules, [], lambda *_: None, lambda record: None).run()
 
 meter = MachineMeter([0, 1])
 done = 'evaluated(50, 3.0)\\ntime.sleep(0.4)\\nevaluated(100, 1.5)\\nsay("Finished", summary={})'

@@ -88,7 +88,7 @@ def test_phases_sum_to_what_the_outer_tracker_measured(no_network):
     assert readings[Phase.TRAIN].duration_s >= 2.1
     assert all((readings[phase].cpu_kwh or 0) > 0 for phase in (Phase.PREPARE, Phase.SETUP, Phase.TRAIN, Phase.EVAL))
     assert {reading.gpu_kwh for reading in readings.values()} == {None}
-    assert measured.known.keys() == {"cpu", "ram"}
+    assert measured.energy_source.keys() == {"cpu", "ram"}
 
 
 def test_a_running_window_grows_and_is_what_is_taken_in_the_end():
@@ -140,7 +140,7 @@ def test_a_meter_that_gets_no_core_for_a_while_is_not_taken_for_a_dead_one(monke
 MEASURE_RAM_POWER = """
 import json, time
 from carbonopt.energy.machine import MachineMeter
-from carbonopt.trial import Phase
+from carbonopt.core.trial import Phase
 meter = MachineMeter(())
 meter.enter(Phase.TRAIN)
 time.sleep(0.3)
@@ -217,7 +217,7 @@ def test_gpu_energy_is_that_of_the_gpus_own_counter():
     measured.close()
     reading = measured.take(Phase.TRAIN)[Phase.TRAIN]
 
-    assert measured.known["gpu"] == "measured"
+    assert measured.energy_source["gpu"] == "measured"
     assert reading.gpu_kwh == pytest.approx(kwh_from_joules((after_mj - before_mj) / 1000), rel=0.05)
     assert reading.codecarbon_gpu_kwh == pytest.approx(reading.gpu_kwh, rel=0.05)
     assert 20 < measured.idle[0].power_w < 200
@@ -243,7 +243,7 @@ def test_replay_meter_adds_up_what_was_recorded():
     assert taken == {Phase.SETUP: Reading(gpu_kwh=0.0), Phase.TRAIN: Reading(gpu_kwh=4e-6, duration_s=6.0)}
     assert replay.running(Phase.EVAL).total_kwh == 1e-6
     assert replay.outer().total_kwh == pytest.approx(5e-6)
-    assert replay.known == {"gpu": "recorded"}
+    assert replay.energy_source == {"gpu": "recorded"}
 
 
 # ---------------------------------------------------------------------------------------------------------- hardware

@@ -59,7 +59,7 @@ def page(tmp_path_factory):
     """A study of 250 trials with every analysis, and its page."""
     data = many(250)
     rec = recommend(data)
-    made = {"influence": INFLUENCE, "batch": BATCH, "returns": RETURNS, "regions": REGIONS}
+    made = {"influence": INFLUENCE, "batch": BATCH, "diminishing_returns": RETURNS, "regions": REGIONS}
     looked_at = StudyView(data, comparison=comparison(rec.trial, rec.baseline.trial), **made)
     path = tmp_path_factory.mktemp("report") / "index.html"
     path.write_text(render(whole(looked_at)), encoding="utf-8")

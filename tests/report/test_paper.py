@@ -72,9 +72,9 @@ def paper_of(name: str) -> tuple[dict[str, bytes], StudyView, Document]:
         intensity = Intensity(g_co2e_per_kwh=230.0, source=NASTY, place=NASTY, year=2023)
         provenance = data.provenance.model_copy(update={"hardware": hardware, "intensity": intensity})
         data = data.model_copy(update={"provenance": provenance})
-    made: dict[str, Any] = {"influence": NOT_KNOWN, "batch": None, "returns": None}
+    made: dict[str, Any] = {"influence": NOT_KNOWN, "batch": None, "diminishing_returns": None}
     if name in WITH_ALL:
-        made = {"influence": INFLUENCE, "batch": batch_effect(), "returns": returns(1)}
+        made = {"influence": INFLUENCE, "batch": batch_effect(), "diminishing_returns": returns(1)}
     looked_at = StudyView(data, **made)
     document = whole(looked_at)
     return paper_files(looked_at, document), looked_at, document

@@ -2,9 +2,9 @@
 
 import json
 
-import pytest
 from browser import browser
 
+from carbonopt.core.quality import ACCURACY
 from carbonopt.report.caveats import caveat
 from carbonopt.report.document import (
     Caveat,
@@ -22,12 +22,10 @@ from carbonopt.report.document import (
     table,
     word,
 )
-from carbonopt.report.quality_text import QualityText
 from carbonopt.report.render import html, latex, markdown, terminal
 from carbonopt.report.render import json as as_json
 
 TREES = (("oak", 21.5), ("ash", None), ("<b>fir</b>", 40.25))
-HIGHER = QualityText("accuracy", "Accuracy", minimize=False, lowest=0.0, highest=1.0, definition="")
 
 
 def made(count: int = 5) -> Document:
@@ -91,12 +89,9 @@ def test_each_format_escapes_and_shows_three_caveats_before_the_others() -> None
     assert len(shown["caveats"]) == 5 and shown["caveats"][0]["level"] == "note"
 
 
-def test_a_quality_to_be_maximized_turns_what_is_worse_round() -> None:
-    assert HIGHER.at_target == "at least" and HIGHER.bounds_text() == "Accuracy is from 0 to 1."
-    assert HIGHER.worse_by(0.9, 0.8) < 0 < HIGHER.worse_by(0.7, 0.8) == pytest.approx(0.125)
-    assert HIGHER._replace(minimize=True).worse_by(0.9, 0.8) == pytest.approx(0.125)
-    found = caveat(HIGHER, "few_trials", completed=1)
-    assert (found.level, found.numbers) == (Level.WARNING, {"completed": 1}) and "1 trial " in found.text
+def test_a_caveat_has_its_level_its_numbers_and_a_plural() -> None:
+    few = caveat(ACCURACY, "few_trials", completed=1)
+    assert (few.level, few.numbers) == (Level.WARNING, {"completed": 1}) and "1 trial " in few.text
 
 
 def test_a_slider_over_steps_that_fall_and_rows_that_reach_them(tmp_path) -> None:
