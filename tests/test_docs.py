@@ -30,6 +30,7 @@ from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.engines.replay import RecordedRun
 from carbonopt.export import winner
 from carbonopt.study.file import load_study
+from carbonopt.train.tasks.base import TASKS, task_class
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -276,6 +277,9 @@ def test_the_study_file_page_has_every_key_with_its_default() -> None:
     expected |= {
         f"launch.{key}": default_text(field) for key, field in ReplayLaunch.model_fields.items() if key != "kind"
     }
+    for task in TASKS:
+        settings = fields(task_class(task).settings, "workload.")
+        expected |= {key: default_text(field) for key, field in settings.items()}
     for model in (Choices, Range):
         expected |= {
             key: "–" if field.is_required() else default_text(field) for key, field in model.model_fields.items()

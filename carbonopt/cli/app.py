@@ -1,4 +1,4 @@
-"""The command line: the only room that prints. Contracts: arguments, exit codes and output formats (docs/commands.md)."""
+"""The command line: the only room that prints. docs/commands.md has its contracts: arguments, exit codes, output."""
 
 import errno
 import importlib
