@@ -25,7 +25,10 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
         return
     if rec.closest is not None:
         worse = study.quality.worse_by(quality_text.known(rec.closest), rec.target.value)
-        yield study.caveat("target_missed", trial=rec.closest.trial, worse=worse)
+        if worse > 0:
+            yield study.caveat("target_missed", trial=rec.closest.trial, worse=worse)
+        else:
+            yield study.caveat("closest_not_complete", trial=rec.closest.trial)
     if rec.shortfall is not None:
         yield from _of_the_closest(study, rec.shortfall)
     elif rec.closest is None or rec.closest.state is not TrialState.COMPLETE:
