@@ -54,6 +54,28 @@ def test_values_alone_are_enough_to_find_the_cheapest(tmp_path: Path) -> None:
     assert min(one.values[0] for one in study.trials if one.values[1] <= TARGET) == pytest.approx(cheapest)
 
 
+def errors_of(perplexity: float) -> float:
+    """A share of errors, 0.5 at the target."""
+    return perplexity / (perplexity + TARGET)
+
+
+def test_values_alone_are_enough_where_higher_ones_are_better() -> None:
+    """Some of the accuracies are perfect, so that no error is left to learn from."""
+
+    def accurate(trial: optuna.Trial) -> tuple[float, float]:
+        cost, perplexity = finite(trial)
+        errors = errors_of(perplexity)
+        return cost, 1.0 if errors < 0.48 else 1 - errors
+
+    study = optuna.create_study(directions=["minimize", "maximize"], sampler=CarbonSampler("accuracy", 0.5))
+    study.optimize(accurate, n_trials=8)
+    assert len(set(keys(study))) == 8, "a configuration was proposed twice"
+    every = [values_of(*one) for one in itertools.product((16, 32), (3e-4, 1e-3, 3e-3), (1, 2))]
+    assert any(errors_of(perplexity) < 0.48 for _, perplexity in every)
+    cheapest = min(cost for cost, perplexity in every if perplexity <= TARGET)
+    assert min(one.values[0] for one in study.trials if one.values[1] >= 0.5) == pytest.approx(cheapest)
+
+
 def mixed(trial: optuna.Trial) -> tuple[float, float]:
     batch = trial.suggest_int("global_batch_size", 8, 64, log=True)
     rate = trial.suggest_float("learning_rate", 1e-4, 1e-2, log=True)
@@ -121,6 +143,16 @@ def test_a_cost_that_is_infinite_or_not_above_zero() -> None:
 def test_other_objectives_are_refused(directions: list[str]) -> None:
     study = optuna.create_study(directions=directions, sampler=CarbonSampler("perplexity", TARGET))
     with pytest.raises(ValueError, match="cost to minimize and perplexity to minimize, but has minimize"):
+        study.ask(FINITE)
+
+
+def test_a_quality_has_its_own_direction_and_bounds() -> None:
+    wrong = optuna.create_study(directions=["minimize"] * 2, sampler=CarbonSampler("accuracy", 0.5))
+    with pytest.raises(ValueError, match="cost to minimize and accuracy to maximize, but has minimize, minimize"):
+        wrong.ask(FINITE)
+    study = optuna.create_study(directions=["minimize", "maximize"], sampler=CarbonSampler("accuracy", 0.5))
+    study.optimize(lambda trial: (finite(trial)[0], 1.2), n_trials=1)
+    with pytest.raises(ValueError, match=r"accuracy at least 0 and at most 1, but trial 0 has \S+ and 1\.2"):
         study.ask(FINITE)
 
 

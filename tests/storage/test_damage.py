@@ -110,7 +110,7 @@ def test_what_is_gone_is_damage(statement: str, says: str, folder: Path) -> None
         ({"energy_kwh": None}, "trial 2 is complete, but its record has no energy_kwh"),
         ({"emissions_kg_co2e": -1e-6}, "trial 2: emissions_kg_co2e"),
         ({"state": "running"}, "trial 2 has ended otherwise than its record says (running)"),
-        ({"evals": [{"step": 50, "tokens": None, "value": 1.0, "sum": -7.0, "count": 1}]}, "evals.0.sum"),
+        ({"evals": [{"step": 50, "tokens": None, "value": 0.5, "sum": -7.0, "count": 10}]}, "evals"),
         ({"quality": {"name": "loss", "value": 5.0}}, "trial 2: quality: Value error, name must be one of perplexity"),
     ],
 )

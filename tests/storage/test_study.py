@@ -112,7 +112,7 @@ def record(state: TrialState, perplexity: float | None = None, **more: object) -
 def test_only_what_meets_the_target_is_feasible() -> None:
     target = Target(PERPLEXITY, 10.0)
     assert violation(record(TrialState.COMPLETE, 9.0), target) < 0
-    assert violation(record(TrialState.COMPLETE, target), target) == 0
+    assert violation(record(TrialState.COMPLETE, 10.0), target) == 0
     assert violation(record(TrialState.COMPLETE, 11.0), target) > 0
     assert violation(record(TrialState.COMPLETE, float("inf")), target) == WORST_VIOLATION
     for state in (TrialState.INFEASIBLE, TrialState.DIVERGED, TrialState.FAILED, TrialState.TIMEOUT):

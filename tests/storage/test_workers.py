@@ -32,14 +32,14 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 TAKES = """
 import sys
-from carbonopt import storage_workers
-from carbonopt.errors import CarbonoptError
-from carbonopt.storage_url import connect
-storage_workers.HEARTBEAT_S, storage_workers.DEAD_AFTER_S = 0.2, float(sys.argv[2])
+from carbonopt.core.errors import CarbonoptError
+from carbonopt.storage import workers
+from carbonopt.storage.url import connect
+workers.HEARTBEAT_S, workers.DEAD_AFTER_S = 0.2, float(sys.argv[2])
 print("ready", flush=True)
 sys.stdin.readline()
 try:
-    with storage_workers.leased(connect(sys.argv[1]), "the study") as lease:
+    with workers.leased(connect(sys.argv[1]), "the study") as lease:
         print("has it", flush=True)
         sys.stdin.readline()
         lease.renew()
@@ -141,9 +141,10 @@ def test_a_worker_elsewhere_is_dead_when_it_is_not_heard(rival: Callable[..., Ri
 # The command with another limit for workers elsewhere.
 COMMAND = """
 import sys
-from carbonopt import cli, storage_workers
-storage_workers.HEARTBEAT_S, storage_workers.DEAD_AFTER_S = 0.5, float(sys.argv.pop(1))
-cli.main()
+from carbonopt.cli import app
+from carbonopt.storage import workers
+workers.HEARTBEAT_S, workers.DEAD_AFTER_S = 0.5, float(sys.argv.pop(1))
+app.main()
 """
 
 
