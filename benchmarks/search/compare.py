@@ -22,6 +22,7 @@ from pathlib import Path
 import optuna
 
 from carbonopt.core.config import StudyConfig
+from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.space import SearchSpace
 from carbonopt.core.trial import Phase, StopReason, TrialSpec, TrialState
 from carbonopt.core.units import joules_from_kwh
@@ -49,7 +50,7 @@ class Table:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.runs: dict[tuple, RecordedRun] = {}
-        for run in sorted(read_table(path), key=lambda run: run.seed):
+        for run in sorted(read_table(path, PERPLEXITY), key=lambda run: run.seed):
             self.runs.setdefault(tuple(run.params.items()), run)
         self.names = [name for name, _ in next(iter(self.runs))]
         self.choices = {name: sorted({run.params[name] for run in self.runs.values()}) for name in self.names}

@@ -52,7 +52,7 @@ class AtEqualQuality(Frozen):
 class Comparison(Frozen):
     trial: int
     baseline_trial: int
-    value_difference: float  # of the quality: recommended ÷ baseline − 1
+    value_difference: float | None  # of the quality: recommended ÷ baseline − 1; None: the baseline's is 0
     saving: Saving
     equal_quality: AtEqualQuality | None  # None: the baseline never met the target, or its energy by step is not known
 
@@ -72,7 +72,7 @@ def comparison(data: StudyData, rec: Recommendation) -> Comparison | None:
     return Comparison(
         trial=rec.trial,
         baseline_trial=rec.baseline.trial,
-        value_difference=rec.value / rec.baseline.value - 1,
+        value_difference=rec.value / rec.baseline.value - 1 if rec.baseline.value else None,
         saving=Saving(
             fraction=rec.saving_fraction,
             lowest=lowest,

@@ -152,8 +152,8 @@ def recommend(data: StudyData, target_value: float | None = None) -> Recommendat
     target = data.config.target.at(target_value)
     if target.quality.beyond(target.value) or not math.isfinite(target.value):
         raise BadInput(
-            f"the target must be a {target.quality.name} from {target.quality.lowest:g} to {target.quality.highest:g}, "
-            f"but is {target.value:g}."
+            f"the target must be a finite {target.quality.name}, {target.quality.bounds_text}, "
+            f"but got {target.value:g}."
         )
     evidence = Evidence.of(data, target)
     best = Best()

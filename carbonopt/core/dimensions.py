@@ -149,7 +149,7 @@ class TrialParams(Frozen):
             ),
         ),
     ] = "none"  # fmt: skip
-    world_size: Annotated[int, Dimension("ranks", _affects("kernels"), lowest=1, integer=True)] = 1
+    world_size: Annotated[int, Dimension("ranks", _SYSTEM, lowest=1, integer=True)] = 1
 
     gradient_checkpointing: Annotated[
         bool | None,

@@ -43,9 +43,8 @@ class Quality:
 
     @property
     def bounds_text(self) -> str:
-        """What a number beyond the bounds is told."""
-        upper = f" and at most {self.highest:g}" if math.isfinite(self.highest) else ""
-        return f"{self.label} is at least {self.lowest:g}{upper}."
+        """Of its values, in words."""
+        return f"at least {self.lowest:g}" + (f" and at most {self.highest:g}" if math.isfinite(self.highest) else "")
 
     @property
     def best(self) -> float:
@@ -63,16 +62,21 @@ class Quality:
         except OverflowError:
             return math.inf
 
-    def loss(self, mean: float, count: float = math.inf) -> float:
+    def loss(self, mean: float) -> float:
         """What is modelled: lower is better. Of a perplexity the mean negative log-likelihood in nats, of an accuracy
-        the error rate, of which 1/(2 `count`) is the least that so many tell of.
+        the error rate.
 
         Args:
             mean: sum ÷ count.
         """
         if self.direction == "minimize":
             return mean
-        return max(self.highest - mean, 0.5 / count) if math.isfinite(self.highest) else -mean
+        return self.highest - mean if self.is_share else -mean
+
+    @property
+    def is_share(self) -> bool:
+        """Whether it counts examples: the loss is then a share of errors."""
+        return self.direction == "maximize" and math.isfinite(self.highest)
 
     def loss_of(self, value: float) -> float:
         """The loss of a value, such as the target's."""
@@ -96,7 +100,9 @@ class Quality:
         return value * deviation if self.value_of_mean == "exp" else deviation
 
     def worse_by(self, value: float, reference: float) -> float:
-        """The share of a reference by which a value is worse; negative: it is better."""
+        """The share of a reference by which a value is worse; negative: it is better, than 0 by an infinite share."""
+        if not reference:
+            return 0.0 if value == reference else -math.inf
         return value / reference - 1 if self.direction == "minimize" else 1 - value / reference
 
     def text(self, value: float | None) -> str:
@@ -117,6 +123,12 @@ class Quality:
         if self.highest < value < math.inf:
             return f"must be at most {self.highest:g}, but is {value:g}"
         return None
+
+    def problem(self, value: float | None, total: float | None, count: int | None) -> str | None:
+        """Why a value with the sum and the count that it is made of can't be, in words; None: it can. None of them:
+        not known."""
+        values = [value, None if total is None or count is None else self.value(total, count)]
+        return next((found for one in values if one is not None and (found := self.beyond(one))), None)
 
 
 PERPLEXITY = Quality(

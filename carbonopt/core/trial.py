@@ -120,7 +120,7 @@ class EvalPoint(Frozen):
 
     def loss(self, quality: Quality) -> float:
         """As `Quality.loss`; NaN where the sum was not finite."""
-        return math.nan if self.sum is None else quality.loss(self.sum / self.count, self.count)
+        return math.nan if self.sum is None else quality.loss(self.sum / self.count)
 
 
 class QualityResult(Frozen):
@@ -135,7 +135,7 @@ class QualityResult(Frozen):
     def _can_be(self) -> "QualityResult":
         if self.name not in QUALITIES:
             raise ValueError(f"name must be one of {', '.join(QUALITIES)}, but is {self.name!r}")
-        if self.value is not None and (problem := self.of.beyond(self.value)):
+        if problem := self.of.problem(self.value, self.sum, self.count):
             raise ValueError(problem)
         return self
 
@@ -238,7 +238,7 @@ class TrialRecord(Frozen):
     repeat_of: Whole | None = None  # the trial whose configuration it repeats with another seed; None: the search's own
     params: TrialParams
     quality: QualityResult
-    emissions_kg_co2e: float | None = Field(default=None, ge=0)  # of the training window, PUE in
+    emissions_kg_co2e: Finite | None = None  # of the training window, PUE in
     energy_kwh: Energy | None = None
     duration_s: Durations | None = None
     stages: dict[Stage, StageCost] | None = None  # add up to both totals above; None: a replay, or not measured
@@ -265,6 +265,13 @@ class TrialRecord(Frozen):
     total_steps: Whole | None = None  # optimizer steps the whole trial would have
     steps_done: Whole | None = None  # of these, as far as it has reported
     audited_at_step: Whole | None = None  # where it would have been stopped for its target, had it not been an audit
+
+    @model_validator(mode="after")
+    def _evaluations_can_be(self) -> "TrialRecord":
+        for point in self.evals:
+            if problem := self.quality.of.problem(point.value, point.sum, point.count):
+                raise ValueError(f"evals: at step {point.step} {self.quality.name} {problem}")
+        return self
 
     @property
     def spent_kwh(self) -> float:

@@ -79,7 +79,7 @@ class ReplayEngine:
 
     @cached_property
     def _runs(self) -> list[RecordedRun]:
-        return read_table(self._path)
+        return read_table(self._path, self._quality)
 
     @property
     def _keys(self) -> list[str]:
@@ -196,8 +196,8 @@ class ReplayedTrial:
         yield Finished(summary={"step": done})
 
 
-def read_table(path: Path) -> list[RecordedRun]:
-    """The runs of a table.
+def read_table(path: Path, quality: Quality) -> list[RecordedRun]:
+    """The runs of a table of this quality.
 
     Raises:
         BadInput: with the line's number and what is wrong with it.
@@ -217,6 +217,8 @@ def read_table(path: Path) -> list[RecordedRun]:
             first = error.errors()[0] if isinstance(error, ValidationError) else None
             what = f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}" if first else "it is not a JSON object"
             raise BadInput(f"launch.table: line {number} of {path}: {what}.") from error
+        if problem := next(filter(None, (_problem(point, quality) for point in run.evals)), None):
+            raise BadInput(f"launch.table: line {number} of {path}: evals {problem}.")
         steps = [point.step for point in run.evals]
         if steps != sorted(set(steps)) or steps[-1] != run.total_steps:
             raise BadInput(
@@ -235,6 +237,14 @@ def read_table(path: Path) -> list[RecordedRun]:
     if not runs:
         raise BadInput(f"launch.table: {path} holds no recorded run.")
     return runs
+
+
+def _problem(point: RecordedEval, quality: Quality) -> str | None:
+    key, unwanted = ("nll", point.mean) if quality.value_of_mean == "exp" else ("mean", point.nll)
+    if unwanted is not None:
+        return f"must have {key}, because the target is {quality.name}"
+    beyond = quality.beyond(quality.value(point.total, point.count))
+    return f"must have each {key} of a possible {quality.name}, which {beyond}" if beyond else None
 
 
 def _same(recorded: Scalar, wanted: Scalar | None) -> bool:

@@ -15,8 +15,6 @@ import numpy as np
 from scipy.special import ndtr
 
 from carbonopt.core.arrays import Array, Indices
-from carbonopt.core.quality import Quality
-from carbonopt.search.models.curves import LEAST_LOSS
 from carbonopt.search.observation import Observation
 from carbonopt.search.proposal import Knowledge
 
@@ -37,7 +35,7 @@ def propose_for_front(candidates: Sequence[Mapping[str, Any]], knowledge: Knowle
     step_cost, cost_spread = knowledge.step_costs.predict(knowledge.encoder.system_rows(candidates))
     cost = np.log(knowledge.steps(candidates)) + step_cost
     mean, spread = np.column_stack([cost, loss]), np.column_stack([cost_spread, loss_spread])
-    known = _points(on_front(knowledge), knowledge.quality)
+    known = _points(on_front(knowledge), knowledge)
     expected = np.concatenate([known, mean])
     expected = expected[front(expected)]
     low, high = expected.min(0), expected.max(0)
@@ -49,7 +47,7 @@ def propose_for_front(candidates: Sequence[Mapping[str, Any]], knowledge: Knowle
 def on_front(knowledge: Knowledge) -> list[Observation]:
     """The complete trials of known cost that no other one dominates, by rising cost."""
     known = [trial for trial in knowledge.observations if trial.cost is not None and trial.final_loss is not None]
-    return [known[index] for index in front(_points(known, knowledge.quality))]
+    return [known[index] for index in front(_points(known, knowledge))]
 
 
 def front(points: Array) -> Indices:
@@ -96,8 +94,8 @@ def _expected_excess(limits: Array, mean: Array, spread: Array) -> Array:
     return excess
 
 
-def _points(observations: Sequence[Observation], quality: Quality) -> Array:
+def _points(observations: Sequence[Observation], knowledge: Knowledge) -> Array:
     """The logarithm of the cost and the linked final loss, (n, 2)."""
     ends = np.array([(trial.cost, trial.final_loss) for trial in observations], dtype=float).reshape(-1, 2)
-    logs = np.log(np.maximum(ends, LEAST_LOSS))
-    return logs if quality.link == "log" else np.column_stack([logs[:, 0], ends[:, 1]])
+    costs = np.log(np.maximum(ends[:, 0], np.finfo(float).tiny))
+    return np.column_stack([costs, knowledge.points.linked(ends[:, 1], knowledge.quality)])

@@ -74,6 +74,7 @@ class Observation:
     complete: bool = False
     out_of_memory: bool = False
     peak_memory_gib: float | None = None
+    examples: float = math.inf  # in an evaluation, where the loss is a share of errors (`Quality.is_share`)
 
     @property
     def final_loss(self) -> float | None:
@@ -100,8 +101,8 @@ def observe(trial: FrozenTrial, quality: Quality) -> Observation | None:
         cost, value = trial.values
         if not cost > 0 or quality.beyond(value) or math.isnan(value):
             raise ValueError(
-                f"cost must be above 0 and {quality.name} at least {quality.lowest:g} and at most {quality.highest:g}, "
-                f"but trial {trial.number} has {cost:g} and {value:g}; tell a trial that has none as failed."
+                f"cost must be above 0 and {quality.name} {quality.bounds_text}, but trial {trial.number} has {cost:g} "
+                f"and {value:g}; tell a trial that has none as failed."
             )
         cost = cost if math.isfinite(cost) else None
         # What was told as the trial's value is its end, whatever stands in the curve.
@@ -146,6 +147,7 @@ def of_record(record: TrialRecord) -> Observation:
         complete=complete,
         out_of_memory=record.state == TrialState.INFEASIBLE,
         peak_memory_gib=record.peak_memory_gib,
+        examples=record.evals[-1].count if record.evals and quality.is_share else math.inf,
     )
 
 

@@ -19,7 +19,7 @@ from scipy.special import log_ndtr, ndtr
 from carbonopt.core.arrays import Array, Indices, Mask
 from carbonopt.core.quality import Quality
 from carbonopt.search.models.costs import SettingModel, distinct
-from carbonopt.search.models.curves import CurveModel, Points, linked
+from carbonopt.search.models.curves import CurveModel, Points
 from carbonopt.search.models.features import Encoder, sequences_per_epoch
 from carbonopt.search.models.memory import chance_to_fit
 from carbonopt.search.observation import Observation
@@ -80,7 +80,7 @@ class Knowledge:
 
     def limit(self, target_loss: float, *, by_mean: bool) -> float:
         """What the linked loss must not pass: of one run, or of a configuration's mean over all seeds."""
-        target = linked(target_loss, self.quality)
+        target = self.curves.linked(target_loss)
         return target - SPARE * self.curves.noise if by_mean else target
 
     def meeting(self, target_loss: float, *, by_mean: bool) -> list[Observation]:

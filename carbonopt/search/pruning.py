@@ -9,7 +9,7 @@ from typing import Any
 
 from carbonopt.core.quality import Quality
 from carbonopt.core.trial import EvalPoint
-from carbonopt.search.models.curves import linked, one_blas_thread
+from carbonopt.search.models.curves import one_blas_thread
 from carbonopt.search.observation import Observation
 from carbonopt.search.proposal import Knowledge
 
@@ -77,12 +77,14 @@ class Forecast:
     def _standard_deviations_above(self, evals: Sequence[EvalPoint], total_steps: int, target_loss: float) -> float:
         quality = self.knowledge.quality
         curve = tuple((point.step / total_steps, point.loss(quality)) for point in evals)
-        own = Observation(self.number, self.params, curve, total_steps)
+        examples = evals[-1].count if quality.is_share else math.inf
+        own = Observation(self.number, self.params, curve, total_steps, examples=examples)
         sequences = self.knowledge.sequences
         points = self.knowledge.encoder.points([own], sequences)
         end = self.knowledge.encoder.curve_rows([self.params], sequences)
-        mean, spread = self.knowledge.curves.given(points).predict(end, [self.number])
-        return float((mean[0] - linked(target_loss, quality)) / spread[0])
+        model = self.knowledge.curves.given(points)
+        mean, spread = model.predict(end, [self.number])
+        return float((mean[0] - model.linked(target_loss)) / spread[0])
 
     def _dominating_loss(self, evals: Sequence[EvalPoint], total_steps: int) -> float | None:
         """The lowest loss of a complete trial that cost no more than this one will; None: nothing can dominate it."""

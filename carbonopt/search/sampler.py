@@ -92,10 +92,7 @@ class CarbonSampler(BaseSampler):
             raise ValueError(f"quality must be one of {', '.join(QUALITIES)}, but got {quality!r}.")
         self._quality = QUALITIES[quality]
         if not math.isfinite(target) or self._quality.beyond(target):
-            raise ValueError(
-                f"target must be a finite {quality} from {self._quality.lowest:g} to {self._quality.highest:g}, "
-                f"but got {target!r}."
-            )
+            raise ValueError(f"target must be a finite {quality}, {self._quality.bounds_text}, but got {target!r}.")
         if goal not in ("recommend", "front"):
             raise ValueError(f"goal must be 'recommend' or 'front', but got {goal!r}.")
         if memory_gib is not None and not memory_gib > 0:

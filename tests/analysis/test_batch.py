@@ -135,7 +135,7 @@ def test_table_and_figure_go_by_the_same_value_where_a_run_was_held_up() -> None
     [("text2sql-tune", (136.4305, 63.258), 128), ("wikitext-overfit", (71.253, 47.6568), 256)],
 )
 def test_on_recorded_runs_the_largest_batch_takes_the_least(name: str, joules: tuple[float, float], least: int) -> None:
-    runs = read_table(ROOT / "reports" / "search" / "tables" / f"{name}.jsonl")
+    runs = read_table(ROOT / "reports" / "search" / "tables" / f"{name}.jsonl", PERPLEXITY)
     records = []
     for number, run in enumerate(runs):
         train_kwh = kwh_from_joules(run.joules_per_step * run.total_steps)

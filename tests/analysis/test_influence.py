@@ -12,6 +12,7 @@ from documents import texts_of
 from small_studies import study, trial
 
 from carbonopt.analysis.influence import FEWEST, MOST_TRIALS, RESAMPLES, Gap, Influence, NotKnown, influence
+from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialState
 from carbonopt.engines.replay import RecordedRun, read_table
@@ -103,7 +104,7 @@ def test_the_interval_of_an_effect_holds_the_true_one_most_of_the_time() -> None
 
 def recorded(name: str, count: int, seed: int) -> tuple[list[RecordedRun], list[RecordedRun], StudyData]:
     """The whole table, the runs drawn from it, and a study of these."""
-    table = read_table(TABLES / f"{name}.jsonl")
+    table = read_table(TABLES / f"{name}.jsonl", PERPLEXITY)
     drawn = np.random.default_rng(seed).permutation(len(table))[:count]
     runs = [table[index] for index in sorted(drawn)]
     space = {key: {"choices": sorted({run.params[key] for run in table})} for key in table[0].params}  # type: ignore[type-var]

@@ -74,9 +74,10 @@ def study(*records: TrialRecord, target: float = 10.0, start: bool = False, sess
 
 
 # Few different values, so that ties and identical points are common.
-VALUES = st.one_of(st.sampled_from([1.0, 2.0, 3.0]), st.none(), st.floats(1.0, 4.0))
+EMISSIONS = st.one_of(st.sampled_from([1.0, 2.0, 3.0]), st.none(), st.floats(1.0, 4.0))
+VALUES = st.one_of(EMISSIONS, st.sampled_from([math.inf, math.nan]))
 STATES = st.sampled_from([TrialState.COMPLETE] * 4 + [TrialState.PRUNED, TrialState.FAILED])
-RECORDS = st.lists(st.tuples(VALUES, VALUES, STATES), max_size=8).map(
+RECORDS = st.lists(st.tuples(EMISSIONS, VALUES, STATES), max_size=8).map(
     lambda rows: [record(index, kg, value, state=state) for index, (kg, value, state) in enumerate(rows)]
 )
 
@@ -85,7 +86,10 @@ def points(records: list[TrialRecord]) -> dict[int, tuple[float, float]]:
     return {
         one.trial: (one.emissions_kg_co2e, one.value)
         for one in records
-        if one.state is TrialState.COMPLETE and one.emissions_kg_co2e is not None and one.value is not None
+        if one.state is TrialState.COMPLETE
+        and one.emissions_kg_co2e is not None
+        and one.value is not None
+        and math.isfinite(one.value)
     }
 
 
@@ -224,7 +228,7 @@ def test_a_study_without_trials_has_no_answer():
 
 @pytest.mark.parametrize("target", [0.0, 0.999, -1.0, math.nan, math.inf])
 def test_an_impossible_target_is_refused(target):
-    with pytest.raises(BadInput, match=f"the target must be a perplexity from 1 to inf, but is {target:g}"):
+    with pytest.raises(BadInput, match=f"the target must be a finite perplexity, at least 1, but got {target:g}"):
         recommend(study(), target)
 
 

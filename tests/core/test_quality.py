@@ -33,16 +33,15 @@ def test_a_value_is_a_sum_over_all_ranks_divided_once() -> None:
 
 
 def test_a_loss_is_the_likelihoods_or_the_share_of_errors() -> None:
-    assert PERPLEXITY.loss(2.5) == PERPLEXITY.loss(2.5, 7) == 2.5
+    assert PERPLEXITY.loss(2.5) == 2.5
     assert PERPLEXITY.loss_of(math.exp(2.5)) == pytest.approx(2.5)
     assert ACCURACY.loss(0.75) == ACCURACY.loss_of(0.75) == 0.25
-    assert ACCURACY.loss(0.75, 8) == 0.25
-    assert ACCURACY.loss(1.0, 8) == 1 / 16, "8 examples tell of no lower share of errors"
+    assert ACCURACY.is_share and not PERPLEXITY.is_share
 
 
 def test_a_loss_without_a_highest_value_is_minus_the_value() -> None:
     reward = Quality("reward", "Reward", "", "maximize", -math.inf, math.inf, "identity", "identity")
-    assert (reward.loss(3.0), reward.loss(-2.0, 5), reward.loss_of(3.0)) == (-3.0, 2.0, -3.0)
+    assert (reward.loss(3.0), reward.loss(-2.0), reward.loss_of(3.0)) == (-3.0, 2.0, -3.0)
     assert reward.beyond(-1e300) is reward.beyond(1e300) is None
 
 
@@ -147,7 +146,7 @@ def test_what_meets_an_accuracy_has_no_more_loss_than_it(right_of: tuple[int, in
     """Records are compared by their values and models by losses: both have to say the same."""
     right, count = right_of
     if Target(ACCURACY, bound).is_met_by(ACCURACY.value(right, count)):
-        assert ACCURACY.loss(right / count, count) <= ACCURACY.loss_of(bound)
+        assert ACCURACY.loss(right / count) <= ACCURACY.loss_of(bound)
 
 
 # --------------------------------------------------------------------------------------------------------- evaluations

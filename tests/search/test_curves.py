@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from carbonopt.core.quality import PERPLEXITY
+from carbonopt.core.quality import ACCURACY, PERPLEXITY
 from carbonopt.search.models.curves import CORE, CurveModel, Points
 
 CENTRE = (math.log(32), math.log(1e-3))
@@ -35,7 +36,7 @@ def trials(rng: np.random.Generator, count: int, others: int = 0, noisy: bool = 
 
 
 def subset(points: Points, which: np.ndarray) -> Points:
-    return Points(points.rows[which], points.losses[which], points.trial[which])
+    return replace(points, rows=points.rows[which], losses=points.losses[which], trial=points.trial[which])
 
 
 @pytest.mark.parametrize("others", [0, 2])
@@ -124,3 +125,16 @@ def left_out() -> Iterator[float]:
 def test_ninety_percent_intervals_hold_about_as_many() -> None:
     off = np.abs(np.array(list(left_out())))
     assert 0.75 <= (off < 1.645).mean() <= 0.99
+
+
+def test_few_errors_tell_little() -> None:
+    """Shares of errors are counts: of k wrong examples, the logarithm has a standard deviation of about 1/√k."""
+    points = trials(np.random.default_rng(5), 8)
+    losses = 0.02 * np.exp(points.losses - points.losses.max())  # far below the noise of 100 examples
+    shares = replace(points, losses=losses, examples=100)
+    exact = CurveModel(replace(shares, examples=math.inf), ACCURACY, CENTRE)
+    model = CurveModel(shares, ACCURACY, CENTRE)
+    mean, spread = model.predict(points.rows)
+    assert (spread >= np.sqrt((np.exp(-mean) - 1) / 100)).all()
+    assert spread.min() > 3 * exact.predict(points.rows)[1].max()
+    assert model.linked(0.0) == math.log(0.5 / 100) == model.linked(1e-4)

@@ -177,7 +177,7 @@ def test_both_ends_of_the_front_are_found_and_what_is_between() -> None:
 
 def test_the_lowest_perplexity_and_the_cheapest_run_of_a_recorded_table_are_found() -> None:
     table = Path(__file__).parents[2] / "reports/search/tables/text2sql-tune.jsonl"
-    runs = read_table(table)
+    runs = read_table(table, PERPLEXITY)
     by_params = {tuple(sorted(run.params.items())): run for run in runs}
     names = list(runs[0].params)
     space = {name: CategoricalDistribution(sorted({run.params[name] for run in runs})) for name in names}

@@ -1,5 +1,6 @@
 """The recommendation against the baseline: what it saves, at equal quality too, and with which settings."""
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -60,6 +61,11 @@ def _runs(study: StudyView) -> Table | None:
             rows.append(_Run(stopped, None, both.emissions_kg_co2e, both.saving_fraction, interval))
     scale = fmt.emissions_scale(row.emissions_kg_co2e for row in rows)
     worse = quality.worse_by(quality_text.known(rec), quality_text.known(base))
+    difference = (
+        f"The recommendation's {quality.name} is {fmt.percent_text(worse)} worse (negative: better). "
+        if math.isfinite(worse)
+        else ""
+    )
     return table(
         "comparison",
         "The recommendation against the baseline",
@@ -71,10 +77,9 @@ def _runs(study: StudyView) -> Table | None:
             num("The recommendation saves", lambda row: row.saving, fmt.percent_text),
             num("Range of the saving", lambda row: row.interval[0], shown=_interval),
         ],
-        note=f"The baseline is {base.why}. The recommendation's {quality.name} is {fmt.percent_text(worse)} worse "
-        f"(negative: better). The range is the interval of the whole runs at {fmt.percent_text(saving.level)} "
-        f"confidence, from {saving.seeds} and {saving.baseline_seeds} runs; of stopped ones, what the evaluations "
-        "before leave open.",
+        note=f"The baseline is {base.why}. {difference}The range is the interval of the whole runs at "
+        f"{fmt.percent_text(saving.level)} confidence, from {saving.seeds} and {saving.baseline_seeds} runs; of "
+        "stopped ones, what the evaluations before leave open.",
     )
 
 

@@ -178,7 +178,7 @@ def _of_single_runs(study: StudyView) -> Iterator[Caveat]:
 def _of_the_margin(study: StudyView) -> Iterator[Caveat]:
     rec, sure = study.recommendation, study.recommendation.confidence
     reached = rec.value
-    if reached is None or (sure is not None and sure.confirmed):
+    if not reached or (sure is not None and sure.confirmed):
         return
     margin = -study.quality.worse_by(reached, rec.target.value)
     spread = sure.value_deviation if sure else None

@@ -55,7 +55,7 @@ def _steps(study: StudyView) -> tuple[Steps, ...]:
             lowest=quality.lowest,
             highest=quality.highest if math.isfinite(quality.highest) else None,
             rising=quality.direction == "minimize",
-            refusal=quality.bounds_text,
+            refusal=f"{quality.label} is {quality.bounds_text}.",
         ),
     )
 

@@ -37,7 +37,7 @@ def one_blas_thread(function: Function) -> Function:
     return wrapped
 
 
-LEAST_LOSS = 1e-9  # that has a logarithm
+_LEAST_LOSS = 1e-9  # that has a logarithm
 
 # Columns of a row.
 LN_BATCH, LN_RATE, LN_STEPS, RATE_SHARE = range(4)
@@ -79,6 +79,7 @@ class Points:
     rows: Array  # (points, CORE + others)
     losses: Array  # (points,)
     trial: Array  # (points,)
+    examples: float = math.inf  # that each loss is a share of, where it is one: half an error is the least it tells of
 
     def joined(self, others: "Points") -> "Points":
         """These, and the others after them."""
@@ -86,7 +87,22 @@ class Points:
             np.concatenate([self.rows, others.rows]),
             np.concatenate([self.losses, others.losses]),
             np.concatenate([self.trial, others.trial]),
+            min(self.examples, others.examples),
         )
+
+    def linked(self, losses: Array | float, quality: Quality) -> Array:
+        """Losses, such as the target's, on the quality's link."""
+        if quality.link == "identity":
+            return np.asarray(losses, dtype=float)
+        logarithms: Array = np.log(np.maximum(losses, max(_LEAST_LOSS, 0.5 / self.examples)))
+        return logarithms
+
+    def variance(self, linked: Array) -> Array:
+        """Of logarithms of shares of errors: a binomial share's, carried over to the first order (delta method)."""
+        if math.isinf(self.examples):
+            return np.zeros_like(linked)
+        variance: Array = np.maximum(0.0, np.exp(-linked) - 1) / self.examples
+        return variance
 
 
 class CurveModel:
@@ -115,11 +131,11 @@ class CurveModel:
         self._origin[[LN_BATCH, LN_RATE]] = centre
         self._origin[LN_STEPS] = points.rows[:, LN_STEPS].mean() if len(points.rows) else 0.0
         self._rows = points.rows - self._origin
-        linked = np.log(np.maximum(points.losses, LEAST_LOSS)) if quality.link == "log" else points.losses
+        linked = points.linked(points.losses, quality)
         self._level = float(linked.mean()) if len(linked) else 0.0
         self._y = linked - self._level
         self._same = (points.trial[:, None] == points.trial[None, :]).astype(float)
-        self._distrust = np.zeros(len(self._y))  # more variance for evaluations that fit badly
+        self._distrust = points.variance(linked)  # of each evaluation; more for those that fit badly
         self.parameters: Array = self._prior[:, 0] if fitted is None else fitted.parameters
         if fitted is not None:
             self._distrust[: len(fitted._distrust)] = fitted._distrust
@@ -127,6 +143,10 @@ class CurveModel:
             self._fit(effort)
         else:
             self._condition()
+
+    def linked(self, loss: float) -> float:
+        """A loss as the model has it."""
+        return float(self._points.linked(loss, self._quality))
 
     def given(self, more: Points) -> "CurveModel":
         """The same process with more evaluations, its parameters kept: quick, for a trial that is running."""
@@ -145,15 +165,18 @@ class CurveModel:
             trials: that the rows belong to, whose own offset is then known from their evaluations; None: new ones.
         """
         z, across, solved = self._across(rows, trials)
+        mean = self._mean_of(z, across)
         variance = self._own(z) + self._linear_own(z) + self.noise**2 - (solved**2).sum(0)
-        return self._mean_of(z, across), np.sqrt(np.maximum(variance, 1e-12))
+        return mean, np.sqrt(np.maximum(variance + self._points.variance(mean), 1e-12))
 
     def sample(self, rows: Array, count: int, rng: np.random.Generator, *, means: bool = False) -> Array:
         """Joint draws of the linked loss of new trials, (rows, count); with `means` of means over all seeds."""
         z, across, solved = self._across(rows, None)
         noise = _JITTER if means else self.noise**2 + _JITTER
-        covariance = self._kernel(z, z)[0] + self._linear(z, z) + noise * np.eye(len(z)) - solved.T @ solved
         mean = self._mean_of(z, across)
+        covariance = self._kernel(z, z)[0] + self._linear(z, z) + noise * np.eye(len(z)) - solved.T @ solved
+        if not means:
+            covariance += np.diag(self._points.variance(mean))
         draws: Array = mean[:, None] + cholesky(covariance, lower=True) @ rng.standard_normal((len(z), count))
         return draws
 
@@ -218,7 +241,7 @@ class CurveModel:
         inverse = np.diag(cho_solve((self._root, True), np.eye(len(self._y))))
         residuals = self._solved / inverse
         bad = np.abs(residuals) * np.sqrt(inverse) > _OUTLIER_SDS
-        self._distrust[bad] = residuals[bad] ** 2
+        self._distrust[bad] = np.maximum(self._distrust[bad], residuals[bad] ** 2)
         return bool(bad.any())
 
     def _noise(self, parameters: Array) -> Array:
@@ -283,8 +306,3 @@ class CurveModel:
         basin = _BASIN[1] ** 2 * (by_kernel @ z[:, 1] ** 2) - _BASIN[0] * solved
         gradient[_GAMMA] = by_coordinate(1, batch) + basin @ (2 * z[:, 1] * batch)
         return value, gradient + scaled / self._prior[:, 1]
-
-
-def linked(loss: float, quality: Quality) -> float:
-    """A loss as the model has it, such as the target's."""
-    return math.log(max(loss, LEAST_LOSS)) if quality.link == "log" else loss

@@ -44,7 +44,8 @@ class Encoder:
                 losses.append(loss)
                 trials.append(one.number)
         width = CORE + len(self._curve_others({}))
-        return Points(np.array(rows).reshape(-1, width), np.array(losses), np.array(trials))
+        examples = min((one.examples for one in observations), default=math.inf)
+        return Points(np.array(rows).reshape(-1, width), np.array(losses), np.array(trials), examples)
 
     def system_rows(self, configurations: Sequence[Values]) -> Array:
         """What a step costs by, (n, columns): the logarithm of the global batch, then the others."""
