@@ -3,16 +3,22 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check lint types docs release clean
+.PHONY: demo test test-all check lint types docs release clean
 
 demo: .venv/installed
 	$(BIN)/carbonopt run studies/quickstart.yaml
 
 # Two at a time. Some tests measure times, which those beside them disturb: what failed is run again, alone.
-test: .venv/installed-dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
+PYTEST := $(BIN)/python -m pytest
+TWICE := || $(PYTEST) --last-failed --last-failed-no-failures none
 
-check: lint types test
+test: .venv/installed-dev
+	$(PYTEST) -n 2 --dist loadfile -m "not slow" $(TWICE)
+
+test-all: .venv/installed-dev
+	$(PYTEST) -n 2 --dist loadfile $(TWICE)
+
+check: lint types test-all
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

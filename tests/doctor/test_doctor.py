@@ -106,6 +106,7 @@ def two_gpus(tmp_path: Path) -> dict[str, str]:
 # ------------------------------------------------------------------------------------------------------ whole machines
 
 
+@pytest.mark.slow
 def test_a_locked_operator_fails_and_a_build_mends_it(tmp_path: Path) -> None:
     extensions = tmp_path / "extensions"
     operator = extensions / "deepspeed_shm_comm"
@@ -338,6 +339,7 @@ def test_a_lock_is_stale_only_when_it_is_old_and_nothing_holds_it(tmp_path: Path
     assert advised(build.ops(locked)) == ("warning", "carbonopt doctor --build")
 
 
+@pytest.mark.slow
 def test_run_refuses_an_operator_that_is_locked_for_ever(tmp_path: Path, tiny_study: dict, write_study) -> None:
     """And says when it will wait; a lock of an operator that this study doesn't load is none of its business."""
     extensions = tmp_path / "my extensions"

@@ -73,6 +73,7 @@ print(json.dumps([watts(reading.gpu_kwh), watts(reading.codecarbon_gpu_kwh), sor
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "visible", ["0", "1,0", "7", "", "GPU-00000001-0000-0000-0000-000000000000", None], ids=lambda value: repr(value)
 )
@@ -82,6 +83,7 @@ def test_the_launchs_gpus_are_measured_whatever_is_visible(visible: str | None, 
     assert measured == [pytest.approx(300, rel=0.02), pytest.approx(300, rel=0.1), ["cpu", "gpu", "ram"]]
 
 
+@pytest.mark.slow
 def test_two_gpus_are_summed_and_none_is_none(tmp_path: Path) -> None:
     (both,) = with_gpus([100, 300], MEASURE, tmp_path, LAUNCH="[0, 1]")
     assert both[:2] == [pytest.approx(400, rel=0.02), pytest.approx(400, rel=0.1)]
@@ -284,6 +286,7 @@ print(json.dumps([reading.total_kwh, reading.gpu_kwh, reading.cpu_kwh, reading.r
 """
 
 
+@pytest.mark.slow
 def test_the_objective_chooses_what_counts(tmp_path: Path) -> None:
     ((total, gpu, cpu, ram, _),) = with_gpus([300], GPU_ONLY, tmp_path, OBJECTIVE="all")
     assert total == pytest.approx(gpu + cpu + ram)
@@ -292,6 +295,7 @@ def test_the_objective_chooses_what_counts(tmp_path: Path) -> None:
     assert cpu > 0 and ram > 0, "not counted, and still told"
 
 
+@pytest.mark.slow
 def test_codecarbon_that_sees_no_gpu_disagrees_and_changes_no_figure(tmp_path: Path) -> None:
     """CodeCarbon takes every GPU for absent when nvidia-smi fails, and says nothing."""
     ((_, gpu, _, _, codecarbon),) = with_gpus([300], GPU_ONLY, tmp_path, nvidia_smi="exit 9", OBJECTIVE="all")
@@ -337,6 +341,7 @@ print(json.dumps([[one.gpu_utilisation, one.utilisation_readings] for one in map
 """
 
 
+@pytest.mark.slow
 def test_utilisation_is_the_mean_of_readings_a_second_apart_while_it_trains(tmp_path: Path) -> None:
     """None within a window's first second, which would tell of what was before, and none where a GPU doesn't tell."""
     (measured,) = with_gpus([100, 300], UTILISATION, tmp_path, LAUNCH="[0, 1]")

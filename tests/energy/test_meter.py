@@ -165,6 +165,7 @@ def measure_in_fresh_process(cwd: Path, **environment: str) -> tuple[dict, str]:
     return json.loads(done.stdout), done.stderr
 
 
+@pytest.mark.slow
 def test_stray_settings_change_nothing_and_codecarbon_stays_silent(tmp_path):
     clean_dir, stray_dir, home = tmp_path / "clean", tmp_path / "stray", tmp_path / "home"
     for folder in (clean_dir, stray_dir, home):

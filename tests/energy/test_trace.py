@@ -202,6 +202,7 @@ def test_the_order_of_rows_does_not_matter(write):
     assert expected.g_co2e_per_kwh[48:72] == (None,) * 24
 
 
+@pytest.mark.slow
 def test_a_study_keeps_its_trace_and_takes_another_one_even_when_it_has_ended(replay_study, write_study, tmp_path):
     (tmp_path / "traces").mkdir()
     for name, rate in (("a", 100), ("b", 50)):

@@ -377,6 +377,7 @@ def records(tmp_path: Path, **study: object) -> list[dict]:
     return [json.loads(line) for line in exported.stdout.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stages", "ranks"), [([0, 1], 1), ([2, 3], 2)], ids=["one rank", "two ranks"])
 def test_warm_and_cold_trials_end_with_the_same_digits(stages: list[int], ranks: int, tmp_path: Path) -> None:
     warm = records(tmp_path, stages=stages, ranks=ranks, warm="true")
@@ -390,6 +391,7 @@ def test_warm_and_cold_trials_end_with_the_same_digits(stages: list[int], ranks:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warm", ["true", "false"], ids=["warm", "cold"])
 def test_neither_an_outer_launcher_nor_files_lying_about_reach_a_trial(warm: str, tmp_path: Path) -> None:
     """The study is one of torchrun's and accelerate's workers, in a folder with files named as libraries are."""

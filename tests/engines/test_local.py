@@ -1,6 +1,7 @@
 """Processes that work for a study: heard, ended, and never left behind."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -276,7 +277,8 @@ def test_every_rank_knows_its_place() -> None:
 
 
 @pytest.mark.skipif(
-    subprocess.run(["unshare", "-fp", "--mount-proc", "true"], capture_output=True).returncode != 0,
+    shutil.which("unshare") is None
+    or subprocess.run(["unshare", "-fp", "--mount-proc", "true"], capture_output=True).returncode != 0,
     reason="needs the right to make a process namespace",
 )
 def test_the_first_process_of_a_container_can_end_a_trial(tmp_path: Path) -> None:

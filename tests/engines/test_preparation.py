@@ -67,6 +67,7 @@ exec cp "$kept" "$made"
 """
 
 
+@pytest.mark.slow
 def test_an_operator_that_is_not_there_is_compiled_before_the_first_trial(tmp_path: Path, monkeypatch) -> None:
     """The prepared folder is there; torch's was emptied, or is another one."""
     made = preparation(tmp_path).result(lambda: False)

@@ -115,6 +115,7 @@ def test_deepspeed_settings_made_from_the_record_are_those_that_the_trial_had(on
     assert winner_files(one_rank.data, recommend(one_rank.data), one_rank.folder) == one_rank.files
 
 
+@pytest.mark.slow
 def test_two_ranks_with_zero_3(tmp_path):
     """Accumulation, several epochs, JSON lines by characters, of which the evaluation has one that is unknown."""
     lines = tmp_path / "my $ data.jsonl"
@@ -147,6 +148,7 @@ def test_two_ranks_with_zero_3(tmp_path):
     assert done.returncode == 1 and "the data set has changed" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_trained_model_with_adapters_in_half_precision(one_rank, tmp_path):
     """The model and tokenizer that train.py wrote; Parquet; its own optimizer; compiled layer by layer."""
     pyarrow.parquet.write_table(pyarrow.table({"text": TOPICS}), tmp_path / "text.parquet")

@@ -80,6 +80,7 @@ def slow_study(tiny_study: dict) -> dict:
     return tiny_study
 
 
+@pytest.mark.slow
 def test_killed_terminated_and_finished(slow_study: dict, write_study, tmp_path: Path) -> None:
     """SIGKILL of the command, then SIGTERM of its second try, then a third that reaches the total."""
     study, folder = write_study(slow_study), tmp_path / "out"
@@ -135,6 +136,7 @@ def test_killed_terminated_and_finished(slow_study: dict, write_study, tmp_path:
     assert report
 
 
+@pytest.mark.slow
 def test_the_only_configuration_is_run_again_after_an_interruption(
     slow_study: dict, write_study, tmp_path: Path
 ) -> None:
@@ -170,6 +172,7 @@ def test_a_killed_trial_is_a_failed_trial_and_the_study_goes_on(slow_study: dict
     assert workers(folder) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after_s", [0.0, 0.3, 0.6])
 def test_a_ctrl_c_while_codecarbon_asks_for_the_cpu(
     after_s: float, tiny_study: dict, write_study, tmp_path: Path
@@ -188,6 +191,7 @@ def test_a_ctrl_c_while_codecarbon_asks_for_the_cpu(
     wait_for(lambda: workers(folder) == [], 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_interrupted_while_operators_are_compiled(number: int, tiny_study: dict, write_study, tmp_path: Path) -> None:
     """Neither compilers, nor the lock that would make everyone wait for ever, nor half a prepared folder is left."""
@@ -222,6 +226,7 @@ def go_on(study: Path, folder: Path, trials: int) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, timeout=240)
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_with_its_own_text_only(tiny_study: dict, write_study, tmp_path: Path) -> None:
     text, folder = tmp_path / "train.txt", tmp_path / "out"
     text.write_text("a cat sat on a mat. " * 1000)

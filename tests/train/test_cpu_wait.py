@@ -79,6 +79,7 @@ for thread in others:
 """
 
 
+@pytest.mark.slow
 def test_a_team_that_does_nothing_is_made_where_threads_wait() -> None:
     environment = {**os.environ, "TESTS": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "2"}
     done = subprocess.run(

@@ -101,6 +101,7 @@ def test_what_the_task_does_not_know_is_refused(counts, changes, said):
     assert said in str(refused.value)
 
 
+@pytest.mark.slow
 def test_it_prepares_and_trains(counts, tmp_path):
     workload, folder = parsed().model_dump(mode="json"), tmp_path / "prepared"
     space = Space.model_validate({"global_batch_size": 8, "learning_rate": 1e-3, "epochs": 2})

@@ -208,6 +208,7 @@ def test_the_same_seed_gives_the_same_perplexity_to_the_last_digit(reference, tr
     assert trial().points == reference.points
 
 
+@pytest.mark.slow
 def test_another_seed_gives_another(reference, trial):
     (final,) = trial(seed=1, stop=StopReason.CAP).points
     assert final.sum != reference.points[0].sum
@@ -229,11 +230,13 @@ def test_how_a_step_is_computed_does_not_change_it(params, reference, trial):
     assert trial(**params).perplexities == pytest.approx(reference.perplexities, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_zero_3_on_two_ranks_neither(saved, reference):
     assert saved.exit_codes == [FINISHED_EXIT] * 2
     assert saved.perplexities == pytest.approx(reference.perplexities, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_stop_ends_all_ranks_and_keeps_the_evaluation(trial, reference):
     run = trial(zero_stage=2, world_size=2, micro_batch_size_per_gpu=4, stop=StopReason.TARGET)
     assert run.exit_codes == [FINISHED_EXIT] * 2
@@ -265,6 +268,7 @@ def test_perplexity_is_what_plain_transformers_computes_on_the_saved_model(saved
     assert not list(model.glob("*.bin")), "no pickle"
 
 
+@pytest.mark.slow
 def test_a_pretrained_model_goes_on_from_its_weights(saved, trial):
     """Under ZeRO-3, where loading partitions; a learning rate of nothing leaves the weights as they were."""
     workload = {**WORKLOAD, "model": {"name_or_path": str(saved.folder / "model")}, "evaluations": 1}
@@ -275,6 +279,7 @@ def test_a_pretrained_model_goes_on_from_its_weights(saved, trial):
     assert run.perplexities == pytest.approx(saved.perplexities[-1:], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_every_optional_dimension(trial, reference):
     run = trial(
         gradient_checkpointing=True, precision="bf16", weight_decay=0.1, warmup_ratio=0.2, lr_scheduler="cosine",
@@ -284,6 +289,7 @@ def test_every_optional_dimension(trial, reference):
     assert reference.perplexities[-1] < last < first, "adapters learn, and learn less than all weights"
 
 
+@pytest.mark.slow
 def test_a_diverging_trial_says_so(trial):
     run = trial(learning_rate=1e6)
     failed = run.only(Failed)
