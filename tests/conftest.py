@@ -1,16 +1,17 @@
 """What several test files need: small study files and a table of recorded runs, made here."""
 
-import json
-import math
 import os
+import secrets
 import shutil
 import signal
-import socket
 import subprocess
 from pathlib import Path
 
+import psycopg
 import pytest
 import yaml
+from commands import carbonopt, free_port
+from replays import study_over, write_table
 
 ROOT = Path(__file__).parent.parent
 
@@ -21,59 +22,34 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-BATCHES, RATES, EPOCHS = (16, 32, 64), (1e-4, 1e-3, 4e-3), (1, 2, 4)
-
-
-def recorded_nll(batch: int, rate: float, epochs: float, fraction: float) -> float:
-    """A made-up but sensible loss curve: better with more steps and with the middle learning rate."""
-    steps = 6400 / batch * epochs
-    return 1.0 + 0.25 * abs(math.log10(rate / 1e-3)) + 12 / math.sqrt(steps * fraction)
-
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    """27 recorded runs, 4 evaluations each."""
-    lines = []
-    for batch in BATCHES:
-        for rate in RATES:
-            for epochs in EPOCHS:
-                total = 6400 // batch * epochs
-                evals = [
-                    {"step": total * k // 4, "nll": recorded_nll(batch, rate, epochs, k / 4)} for k in (1, 2, 3, 4)
-                ]
-                lines.append(
-                    {
-                        "params": {"global_batch_size": batch, "learning_rate": rate, "epochs": epochs},
-                        "seed": 0,
-                        "total_steps": total,
-                        "joules_per_step": 0.5 + batch / 64,
-                        "seconds_per_step": 0.01,
-                        "joules_per_eval": 2.0,
-                        "evals": evals,
-                    }
-                )
-    path = tmp_path / "table.jsonl"
-    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
-    return path
+    return write_table(tmp_path)
 
 
 @pytest.fixture
 def replay_study(table: Path) -> dict:
-    """A study over that table, as plain data."""
-    return {
-        "name": "replayed",
-        "target": {"perplexity": math.exp(1.9)},
-        "search": {
-            "space": {
-                "global_batch_size": {"choices": list(BATCHES)},
-                "learning_rate": {"choices": list(RATES)},
-                "epochs": {"choices": list(EPOCHS)},
-            }
-        },
-        "budget": {"trials": 12},
-        "carbon": {"intensity_g_co2e_per_kwh": 500, "pue": 1.2},
-        "launch": {"kind": "replay", "table": str(table)},
-    }
+    return study_over(table)
+
+
+@pytest.fixture(scope="session")
+def finished_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a study that has run all trials of its budget, study.yaml beside it. Nobody writes into it."""
+    root = tmp_path_factory.mktemp("finished")
+    study = study_over(write_table(root))
+    study["search"]["sampler"] = "random"
+    (root / "study.yaml").write_text(yaml.safe_dump(study))
+    done = carbonopt("run", root / "study.yaml", "--out", root / "out")
+    assert done.returncode == 0, done.stderr
+    return root / "out"
+
+
+@pytest.fixture
+def finished(finished_study: Path, tmp_path: Path) -> Path:
+    """A copy of it, the study file beside it, that a test can write into."""
+    shutil.copy(finished_study.parent / "study.yaml", tmp_path)
+    return shutil.copytree(finished_study, tmp_path / "out")
 
 
 @pytest.fixture
@@ -116,15 +92,9 @@ def write_study(tmp_path: Path):
     return write
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@pytest.fixture
-def postgresql_url(tmp_path: Path):
-    """A server of our own, as the user that Debian's package made for it."""
+@pytest.fixture(scope="session")
+def postgresql_server():
+    """The URL of a server of our own, as the user that Debian's package made for it."""
     if shutil.which("pg_ctlcluster") is None or os.geteuid() != 0:
         pytest.skip("needs an installed PostgreSQL server, and root to become its user")
     binaries = sorted(Path("/usr/lib/postgresql").glob("*/bin"))[-1]
@@ -141,9 +111,18 @@ def postgresql_url(tmp_path: Path):
         options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories=/tmp -c fsync=off"
         as_postgres(binaries / "pg_ctl", "-D", data, "-o", options, "-l", f"{data}.log", "-w", "start")
         try:
-            yield f"postgresql+psycopg://me:s3cret@127.0.0.1:{port}/postgres"
+            yield f"postgresql://me:s3cret@127.0.0.1:{port}"
         finally:
             as_postgres(binaries / "pg_ctl", "-D", data, "-m", "immediate", "stop")
     finally:
         password.unlink()
         shutil.rmtree(data, ignore_errors=True)
+
+
+@pytest.fixture
+def postgresql_url(postgresql_server: str) -> str:
+    """An empty database."""
+    name = f"test_{secrets.token_hex(4)}"
+    with psycopg.connect(f"{postgresql_server}/postgres", autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return f"{postgresql_server}/{name}".replace("postgresql://", "postgresql+psycopg://")

@@ -4,10 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_json
+
 from carbonopt.core.study import StudyData
-from carbonopt.report.assemble import top
+from carbonopt.report.assemble import top, whole
 from carbonopt.report.build import write_report
 from carbonopt.report.document import Caveat, Section, Table
+from carbonopt.report.render import json as json_document
+from carbonopt.report.render import markdown
 from carbonopt.report.study_view import StudyView
 
 
@@ -20,8 +24,19 @@ def numbers_of(data: StudyData, key: str, target: float | None = None) -> dict[s
     return caveats_of(data, target)[key].numbers
 
 
+def document_of(data: StudyData) -> dict[str, Any]:
+    """The document as report.json has it, without the seconds that the figures of a whole report take."""
+    found: dict[str, Any] = json.loads(to_json(json_document.render(whole(StudyView(data)))))
+    return found
+
+
+def markdown_of(data: StudyData) -> str:
+    """report.md, without pictures."""
+    return markdown.render(whole(StudyView(data)), {})
+
+
 def written(data: StudyData, folder: Path) -> dict[str, Any]:
-    """The document as report.json has it."""
+    """The document that a report has in its report.json."""
     write_report(data, folder)
     found: dict[str, Any] = json.loads((folder / "data/report.json").read_text())["document"]
     return found

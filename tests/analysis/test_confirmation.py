@@ -251,11 +251,17 @@ def test_seeds_that_the_table_lacks_are_skipped_and_named(tmp_path: Path) -> Non
     assert batch(recommend(data)) == 16 and recommend(data).confidence is None
 
 
+OFTEN_STOPPED = (*CLEAR[:2], rows(8, 80, s0=9.99, s1=10.3, s2=10.2))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> StudyData:
+    return Replayed(tmp_path_factory.mktemp("whole"), *OFTEN_STOPPED).run()
+
+
 @pytest.mark.parametrize("events", range(1, 60, 7))
-def test_interrupted_anywhere_it_goes_on_as_if_never_stopped(events: int, tmp_path: Path) -> None:
-    table = (*CLEAR[:2], rows(8, 80, s0=9.99, s1=10.3, s2=10.2))
-    whole = Replayed(tmp_path / "whole", *table).run()
-    replayed = Replayed(tmp_path / "parts", *table)
+def test_interrupted_anywhere_it_goes_on_as_if_never_stopped(events: int, whole: StudyData, tmp_path: Path) -> None:
+    replayed = Replayed(tmp_path, *OFTEN_STOPPED)
     stops = 0
     while True:
         asked = 0

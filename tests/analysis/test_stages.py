@@ -1,12 +1,10 @@
 """Where the trials' time and energy went, against figures added up by hand."""
 
-import json
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
-from documents import caveats_of, numbers_of, rows_of, tables_of, written
+from documents import caveats_of, document_of, markdown_of, numbers_of, rows_of, tables_of
 from small_studies import REPLAY, pruned, study, trial
 
 from carbonopt.analysis.amortisation import Amortisation, amortisation
@@ -16,7 +14,7 @@ from carbonopt.cli.display import LiveDisplay
 from carbonopt.core.study import Hardware, StudyData
 from carbonopt.core.trial import Energy, Prepared, Stage, StageCost, StopReason, TrialRecord, TrialState
 from carbonopt.core.units import JOULES_PER_KWH, kwh_from_joules
-from carbonopt.report.build import write_report
+from carbonopt.report.study_view import StudyView
 
 PREPARED = Prepared(
     fingerprint="x", train_sequences=100, eval_sequences=10, train_tokens=6401, eval_tokens=640, sequence_length=64,
@@ -79,13 +77,11 @@ def test_utilisation_is_said_of_known_gpus_only(gpus: tuple[str, ...]):
     assert speed.flops_utilisation is None
 
 
-def test_a_study_that_tells_no_stages_has_no_tables_of_them(tmp_path):
+def test_a_study_that_tells_no_stages_has_no_tables_of_them():
     data = study(trial(0), trial(1, 2e-3))
     assert stages(data).shares == stages(data).speeds == ()
-    write_report(data, tmp_path / "without")
-    assert "by stage" not in (tmp_path / "without" / "report.md").read_text()
-    write_report(study(trial(0, stages=FIRST, steps_done=5), prepared=PREPARED), tmp_path / "with")
-    text = (tmp_path / "with" / "report.md").read_text()
+    assert "by stage" not in markdown_of(data)
+    text = report_of(trial(0, stages=FIRST, steps_done=5))
     assert "Time and energy of the trials by stage:" in text
     assert "| 0 | 410 | 97.7 | 4.00 | 0 | 0 % |" in text
 
@@ -99,11 +95,11 @@ def test_a_replay_has_no_stages_of_its_own():
     ("imports_s", "warm", "told"), [(0.01, True, True), (0.01, False, False), (4.0, True, False), (4.0, False, False)]
 )
 def test_where_trials_were_forked_the_table_of_stages_says_where_their_imports_are(
-    imports_s: float, warm: bool, told: bool, tmp_path
+    imports_s: float, warm: bool, told: bool
 ):
     parts = {**FIRST, Stage.IMPORTS: cost(imports_s, 1.0)}
     raw = {"launch": {"kind": "local", "gpus": [0], "warm_start": warm}}
-    text = report_of(tmp_path, trial(0, stages=parts, steps_done=5), raw=raw)
+    text = report_of(trial(0, stages=parts, steps_done=5), raw=raw)
     assert ("Imports are in the study's preparation: the trials are forks of one process" in text) is told
 
 
@@ -133,9 +129,8 @@ def by_length(found: Amortisation) -> list[tuple[int, Any]]:
     return [(one.trial, pytest.approx(one.from_length, rel=1e-6)) for one in found.cheapest]
 
 
-def report_of(folder: Path, *records: TrialRecord, **changes) -> str:
-    write_report(study(*records, **{"prepared": PREPARED, **changes}), folder)
-    return (folder / "report.md").read_text()
+def report_of(*records: TrialRecord, **changes) -> str:
+    return markdown_of(study(*records, **{"prepared": PREPARED, **changes}))
 
 
 # 0 + 100 k joules over the length; 60 + 80 k meets it at 3; 260 + 60 k meets that at (260 - 60) / (80 - 60) = 10.
@@ -199,21 +194,21 @@ def test_nothing_but_compilation():
     assert (by_length(found), found.cheapest[1].less_in_the_limit) == ([(0, 1), (1, 1.2)], 1)
 
 
-def test_without_a_first_step_of_the_recommended_trial_nothing_is_said(tmp_path):
+def test_without_a_first_step_of_the_recommended_trial_nothing_is_said():
     older = timed(0, 0, 50, stages=None)
     assert of() is of(older) is of(older, timed(1, 0, 100)) is None
-    assert "Longer runs" not in report_of(tmp_path / "none", older)
+    assert "Longer runs" not in report_of(older)
     found = found_of(timed(0, 0, 100), timed(1, 0, 110, stages=None), timed(2, 0, 120, steps_done=1))
     assert (found.compared, found.unknown) == (1, 2)
-    text = report_of(tmp_path / "some", timed(0, 0, 100), timed(1, 0, 101), timed(2, 0, 110, stages=None))
+    text = report_of(timed(0, 0, 100), timed(1, 0, 101), timed(2, 0, 110, stages=None))
     assert "Of 2 configurations that may be recommended, 1 more without a measured first step." in text
 
 
-def test_where_no_trial_meets_the_target_the_complete_ones_are_compared(tmp_path):
+def test_where_no_trial_meets_the_target_the_complete_ones_are_compared():
     records = (timed(0, 0, 120), *(one.model_copy(update={"trial": one.trial + 1}) for one in OVERTAKEN), pruned(9))
     found = found_of(*records, target=1.5)
     assert (found.met, by_length(found)) == (False, [(1, 1), (2, 3), (3, 10)])
-    assert "Of 4 configurations that completed." in report_of(tmp_path, *records, target=1.5)
+    assert "Of 4 configurations that completed." in report_of(*records, target=1.5)
 
 
 CONFIRMED: dict[str, Any] = {"raw": {"confirm": {"seeds": 2, "runners_up": 1}}}
@@ -299,9 +294,9 @@ def test_what_compiles_the_same(changed: dict[str, Any], same: bool):
     assert (found.as_first is not None) == same
 
 
-def test_the_report_says_who_is_the_cheapest_in_longer_runs(tmp_path):
+def test_the_report_says_who_is_the_cheapest_in_longer_runs():
     data = study(*OVERTAKEN, prepared=PREPARED)
-    tables = tables_of(written(data, tmp_path))
+    tables = tables_of(document_of(data))
     by_length_shown, first = rows_of(tables["by-length"]), rows_of(tables["first-steps"])
     assert [tuple(row.values())[:5] for row in by_length_shown] == [
         ("1 to 3.00", "0", "0", "100", "–"),
@@ -318,7 +313,7 @@ def test_the_report_says_who_is_the_cheapest_in_longer_runs(tmp_path):
     numbers = numbers_of(data, "longer_runs")
     assert (numbers["share"], numbers["times"], numbers["trial"]) == (pytest.approx(260 / 320), pytest.approx(3), 1)
     assert numbers_of(data, "first_compilation") == {"trial": 2}
-    facts = json.loads((tmp_path / "data" / "report.json").read_text())
+    facts = StudyView(data).results()
     assert [one["trial"] for one in facts["amortisation"]["cheapest"]] == [0, 1, 2]
 
 
@@ -329,11 +324,11 @@ def test_where_a_first_step_took_much_and_another_overtakes_the_answer_says_so(o
     assert ("longer_runs" in caveats_of(data)) is said
 
 
-def test_a_single_trial_and_equal_ones_have_rows(tmp_path):
-    (row,) = rows_of(tables_of(written(study(timed(0, 2, 98), prepared=PREPARED), tmp_path / "single"))["by-length"])
+def test_a_single_trial_and_equal_ones_have_rows():
+    (row,) = rows_of(tables_of(document_of(study(timed(0, 2, 98), prepared=PREPARED)))["by-length"])
     assert tuple(row.values())[:4] == ("any", "0", "2.00", "98.0")
     data = study(timed(0, 10, 90), timed(1, 20, 80, params={"zero_stage": 0}), prepared=PREPARED)
-    rows = rows_of(tables_of(written(data, tmp_path / "equal"))["by-length"])
+    rows = rows_of(tables_of(document_of(data))["by-length"])
     assert [tuple(row.values())[:5] for row in rows] == [
         ("1", "0", "10.0", "90.0", "–"),
         ("beyond 1", "1", "20.0", "80.0", "11.1 %"),

@@ -15,57 +15,28 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
+from commands import carbonopt, refusal, within
 from small_studies import study, trial
 
 from carbonopt.cli.app import _print_recommendation
 from carbonopt.core.trial import TrialRecord
+from carbonopt.doctor import host
 from carbonopt.storage.paths import StudyPaths
-
-
-def carbonopt(*arguments: object, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "carbonopt", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env={**os.environ, **environment},
-        timeout=280,
-    )
-
-
-def refusal(*arguments: object, cwd: Path | None = None) -> str:
-    """The one sentence of a refused command."""
-    done = carbonopt(*arguments, cwd=cwd)
-    assert done.returncode == 2, done.stderr
-    assert done.stdout == ""
-    assert done.stderr.startswith("carbonopt: ")
-    assert done.stderr.count("\n") == 1
-    assert "Traceback" not in done.stderr
-    return done.stderr
-
-
-@pytest.fixture
-def finished(replay_study: dict, write_study, tmp_path: Path) -> Path:
-    """The folder of a study that has run all trials of its budget."""
-    replay_study["search"]["sampler"] = "random"
-    folder = tmp_path / "out"
-    done = carbonopt("run", write_study(replay_study), "--out", folder)
-    assert done.returncode == 0, done.stderr
-    return folder
 
 
 def test_run_reports_and_recommends(finished: Path, write_study) -> None:
     assert (finished / "report" / "index.html").exists()
     before = carbonopt("export", finished).stdout.splitlines()
     assert 0 < len(before) <= 12
-    again = carbonopt("run", finished.parent / "study.yaml", "--out", finished)
+    again = within("run", finished.parent / "study.yaml", "--out", finished)
     assert again.returncode == 0
     assert "Recommended" in again.stdout and " CO2e at the target quality" in again.stdout
-    assert carbonopt("export", finished).stdout.splitlines() == before  # nothing is run twice
+    assert within("export", finished).stdout.splitlines() == before  # nothing is run twice
 
 
-def test_the_recommendation_has_the_contracts_keys(finished: Path) -> None:
-    answer = json.loads(carbonopt("recommend", finished, "--json").stdout)
+def test_the_recommendation_has_the_contracts_keys(finished_study: Path) -> None:
+    answer = json.loads(carbonopt("recommend", finished_study, "--json").stdout)
     assert set(answer) == {
         "target", "target_perplexity", "met", "trial", "params", "quality", "perplexity", "emissions_kg_co2e",
         "energy_kwh", "baseline", "saving_fraction", "pareto_front", "study", "confidence", "ties", "failed_replicates",
@@ -80,12 +51,12 @@ def test_the_recommendation_has_the_contracts_keys(finished: Path) -> None:
     assert answer["emissions_kg_co2e"] == pytest.approx(answer["energy_kwh"] * 0.5 * 1.2)
 
 
-def test_another_target_needs_no_new_trial(finished: Path) -> None:
-    records = [json.loads(line) for line in carbonopt("export", finished).stdout.splitlines()]
+def test_another_target_needs_no_new_trial(finished_study: Path) -> None:
+    records = [json.loads(line) for line in within("export", finished_study).stdout.splitlines()]
     best = min(record["perplexity"] for record in records if record["perplexity"])
-    met = carbonopt("recommend", finished, "--target", best, "--json")
+    met = within("recommend", finished_study, "--target", best, "--json")
     assert (met.returncode, json.loads(met.stdout)["perplexity"]) == (0, best)
-    missed = carbonopt("recommend", finished, "--target", best * 0.999, "--json")
+    missed = within("recommend", finished_study, "--target", best * 0.999, "--json")
     assert missed.returncode == 3
     answer = json.loads(missed.stdout)
     assert (answer["met"], answer["trial"], answer["closest"]["perplexity"]) == (False, None, best)
@@ -98,17 +69,17 @@ def test_at_another_target_it_says_for_which_one_the_study_ended(capsys) -> None
         assert f"  {said} trials done." in capsys.readouterr().out
 
 
-def test_a_recommendation_by_modelled_energy_says_so(finished: Path, capsys) -> None:
+def test_a_recommendation_by_modelled_energy_says_so(finished_study: Path, capsys) -> None:
     known = study().provenance.model_copy(update={"energy_source": {"cpu": "modelled", "ram": "modelled"}})
     assert _print_recommendation(study(trial(0), provenance=known))
     assert "Modelled, not measured: the energy of CPU and RAM" in capsys.readouterr().out
-    assert "Modelled" not in carbonopt("recommend", finished).stdout
+    assert "Modelled" not in within("recommend", finished_study).stdout
     _print_recommendation(study(trial(0)))  # on a GPU
     assert "Modelled" not in capsys.readouterr().out
 
 
-def test_records_have_the_contracts_fields(finished: Path) -> None:
-    records = [json.loads(line) for line in carbonopt("export", finished, "--format", "jsonl").stdout.splitlines()]
+def test_records_have_the_contracts_fields(finished_study: Path) -> None:
+    records = [json.loads(line) for line in within("export", finished_study, "--format", "jsonl").stdout.splitlines()]
     assert [record["trial"] for record in records] == list(range(len(records)))
     for record in records:
         quality = {"name": "perplexity", "value": record["perplexity"], "sum": record["nll_sum"]}
@@ -131,22 +102,22 @@ def test_records_have_the_contracts_fields(finished: Path) -> None:
     assert "complete" in states
 
 
-def test_csv_has_one_row_a_trial(finished: Path) -> None:
-    rows = list(csv.DictReader(io.StringIO(carbonopt("export", finished, "--format", "csv").stdout)))
-    assert len(rows) == len(carbonopt("export", finished).stdout.splitlines())
+def test_csv_has_one_row_a_trial(finished_study: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO(within("export", finished_study, "--format", "csv").stdout)))
+    assert len(rows) == len(within("export", finished_study).stdout.splitlines())
     assert rows[0]["params.zero_stage"] == "1"
     assert float(rows[0]["energy_kwh.train"]) > 0
 
 
-def test_a_report_can_be_written_elsewhere(finished: Path, tmp_path: Path) -> None:
-    done = carbonopt("report", finished, "--out", tmp_path / "elsewhere")
+def test_a_report_can_be_written_elsewhere(finished_study: Path, tmp_path: Path) -> None:
+    done = within("report", finished_study, "--out", tmp_path / "elsewhere")
     assert done.returncode == 0
     assert (tmp_path / "elsewhere" / "report.md").exists()
 
 
 def test_no_trial_meets_the_target(replay_study: dict, write_study, tmp_path: Path) -> None:
     replay_study["target"]["perplexity"] = 1.01
-    done = carbonopt("run", write_study(replay_study), "--out", tmp_path / "out")
+    done = within("run", write_study(replay_study), "--out", tmp_path / "out")
     assert done.returncode == 3
     assert "No trial reached the target, perplexity at most 1.010" in done.stdout
 
@@ -157,21 +128,21 @@ def test_trials_and_seed_can_be_given(replay_study: dict, write_study, tmp_path:
     runs = {}
     for seed in (0, 1):
         folder = tmp_path / str(seed)
-        assert carbonopt("run", study, "--out", folder, "--trials", 5, "--seed", seed).returncode in (0, 3)
-        runs[seed] = [json.loads(line)["params"] for line in carbonopt("export", folder).stdout.splitlines()]
+        assert within("run", study, "--out", folder, "--trials", 5, "--seed", seed).returncode in (0, 3)
+        runs[seed] = [json.loads(line)["params"] for line in within("export", folder).stdout.splitlines()]
     assert len(runs[0]) == 5
     assert runs[0] != runs[1]
 
 
 def test_check_says_what_will_be_done(tiny_study: dict, write_study) -> None:
-    done = carbonopt("check", write_study(tiny_study))
+    done = within("check", write_study(tiny_study))
     assert done.returncode == 0
     for words in ("perplexity at most 200", "64, 128", "3 trials", "CPU", "500 g CO2e/kWh"):
         assert words in done.stdout
     space = tiny_study["search"]["space"]
     for choices, words in (([64], "1 configuration that"), ([64, 128], "2 configurations that")):
         space |= {"global_batch_size": {"choices": choices}, "learning_rate": 1e-3, "epochs": 0.1}
-        assert words in carbonopt("check", write_study(tiny_study)).stdout
+        assert words in within("check", write_study(tiny_study)).stdout
 
 
 @pytest.mark.parametrize(
@@ -191,44 +162,42 @@ def test_a_study_lives_in_a_folder_of_its_name(name: str, folder: str) -> None:
 
 def test_check_shows_the_folder_and_no_terminal_sequences(replay_study: dict, write_study) -> None:
     replay_study["name"] = "good\u202ebad"
-    done = carbonopt("check", write_study(replay_study))
+    done = within("check", write_study(replay_study))
     assert done.returncode == 0
     assert "\u202e" not in done.stdout
     assert "good\\u202ebad: the study file is valid" in done.stdout
     assert f"  folder      {Path('runs/good-bad')}, unless" in done.stdout
 
 
-def test_only_a_study_with_something_left_to_run_warns(finished: Path) -> None:
-    script = (
-        "from carbonopt.cli import app as cli\nfrom carbonopt.doctor import host\nhost._LOW_DISK_GIB = 1e9\ncli.main()"
-    )
-    again = [sys.executable, "-c", script, "run", str(finished.parent / "study.yaml"), "--out", str(finished)]
-    done = subprocess.run(again, capture_output=True, text=True)
+def test_only_a_study_with_something_left_to_run_warns(finished: Path, monkeypatch) -> None:
+    monkeypatch.setattr(host, "_LOW_DISK_GIB", 1e9)
+    again = ("run", finished.parent / "study.yaml", "--out", finished)
+    done = within(*again)
     assert (done.returncode, done.stderr) == (0, "")
-    more = subprocess.run([*again, "--trials", "14"], capture_output=True, text=True)
+    more = within(*again, "--trials", 14)
     assert more.stderr.startswith("warning: disk for runs: ")
 
 
 def test_a_study_killed_before_it_said_why_it_ended_says_so_later(finished: Path) -> None:
     with closing(sqlite3.connect(finished / "study.db")) as database, database:
         assert database.execute("DELETE FROM study_user_attributes WHERE key = 'ended'").rowcount == 1
-    before = carbonopt("recommend", finished)
+    before = within("recommend", finished)
     assert before.returncode == 0
     assert "The study has not ended: it was interrupted; the same `carbonopt run` goes on with it." in before.stdout
-    again = carbonopt("run", finished.parent / "study.yaml", "--out", finished)
+    again = within("run", finished.parent / "study.yaml", "--out", finished)
     assert "The study ended: all 12 trials of the budget have been run." in again.stdout
     assert "has not ended" not in again.stdout
 
 
 def test_one_trial_is_not_all_of_them(replay_study: dict, write_study, tmp_path: Path) -> None:
-    done = carbonopt("run", write_study(replay_study), "--out", tmp_path / "out", "--trials", 1)
+    done = within("run", write_study(replay_study), "--out", tmp_path / "out", "--trials", 1)
     assert "The study ended: the one trial of the budget has been run." in done.stdout
 
 
 @pytest.mark.parametrize("target", ["0.5", "nan", "inf"])
-def test_a_target_that_no_perplexity_can_be_is_refused(target: str, finished: Path) -> None:
+def test_a_target_that_no_perplexity_can_be_is_refused(target: str, finished_study: Path) -> None:
     assert f"must be a finite perplexity, at least 1, but got {target}" in refusal(
-        "recommend", finished, "--target", target
+        "recommend", finished_study, "--target", target
     )
 
 
@@ -244,8 +213,8 @@ def test_help_and_refusals_take_less_than_a_second(tiny_study: dict, write_study
         assert min(times) < 1.0
 
 
-def test_an_output_that_is_full_lacks_signs_or_is_closed(finished: Path) -> None:
-    command = [sys.executable, "-m", "carbonopt", "recommend", str(finished)]
+def test_an_output_that_is_full_lacks_signs_or_is_closed(finished_study: Path) -> None:
+    command = [sys.executable, "-m", "carbonopt", "recommend", str(finished_study)]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
@@ -302,12 +271,13 @@ def test_a_deleted_working_folder_gets_one_sentence(tmp_path: Path) -> None:
     assert done.stderr == "carbonopt: the working folder must exist, but it was deleted; change to another one: cd ~.\n"
 
 
-def test_a_folder_of_another_study_is_refused(finished: Path, replay_study: dict, write_study) -> None:
-    before = carbonopt("export", finished).stdout
-    replay_study["target"]["perplexity"] = 5.5
-    sentence = refusal("run", write_study(replay_study, "other.yaml"), "--out", finished)
+def test_a_folder_of_another_study_is_refused(finished: Path, write_study) -> None:
+    before = within("export", finished).stdout
+    other = yaml.safe_load((finished.parent / "study.yaml").read_text())
+    other["target"]["perplexity"] = 5.5
+    sentence = refusal("run", write_study(other, "other.yaml"), "--out", finished)
     assert "target.perplexity is 5.5" in sentence
-    assert carbonopt("export", finished).stdout == before
+    assert within("export", finished).stdout == before
 
 
 def test_a_folder_with_other_files_is_refused(replay_study: dict, write_study, tmp_path: Path) -> None:
@@ -357,11 +327,11 @@ def test_a_study_has_one_storage(finished: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "other.db").exists()
 
 
-def test_a_report_replaces_only_a_report(finished: Path, tmp_path: Path) -> None:
+def test_a_report_replaces_only_a_report(finished_study: Path, tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "index.html").write_text("mine")
-    assert "holds other files" in refusal("report", finished, "--out", folder)
+    assert "holds other files" in refusal("report", finished_study, "--out", folder)
     assert (folder / "index.html").read_text() == "mine"
 
 
@@ -400,11 +370,12 @@ def test_a_gpu_that_is_not_there_is_refused(tiny_study: dict, write_study, tmp_p
     assert not (tmp_path / "out").exists()
 
 
-def test_what_the_preparation_finds_wrong_is_refused(tiny_study: dict, write_study, tmp_path: Path) -> None:
+def test_what_the_preparation_finds_wrong_is_refused(tiny_study: dict, write_study, tmp_path: Path, capfd) -> None:
     tiny_study["workload"]["deepspeed"] = {"zero_optimization": {"stage3_prefetch_buket_size": 1}}
-    done = carbonopt("run", write_study(tiny_study), "--out", tmp_path / "out")
+    done = within("run", write_study(tiny_study), "--out", tmp_path / "out")
     assert done.returncode == 2
     *_, begun, sentence = done.stderr.splitlines()  # before them what the doctor warns of, such as a busy CPU
     assert begun.startswith("preparing ")
     assert "stage3_prefetch_bucket_size" in sentence
     assert not (tmp_path / "out").exists()
+    assert capfd.readouterr() == ("", ""), "what prepares says it to the command alone"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from analysis.test_confirmation import CLEAR, Replayed, batch, rows
-from documents import caveats_of, texts_of
+from documents import caveats_of, markdown_of, texts_of
 
 from carbonopt.analysis.confidence import Evidence
 from carbonopt.analysis.recommend import recommend
@@ -59,8 +59,7 @@ def test_the_table_of_repeats_says_how_each_stands(tmp_path: Path) -> None:
         rows(64, 300, s0=9.10, s1=9.12, s2=9.14),
     )
     data = Replayed(tmp_path, *table).run()
-    write_report(data, tmp_path / "report")
-    page = (tmp_path / "report/report.md").read_text()
+    page = markdown_of(data)
     said = re.findall(r"^\| [^|]* \| 3 \| 0, 1, 2 \|[^|]*\|[^|]*\| ([^|]*) \| ([^|]*) \|", page, re.MULTILINE)
     evidence = Evidence.of(data, data.config.target.at())
     by_batch = sorted(evidence.configurations, key=lambda one: one.first.params.global_batch_size)

@@ -1,11 +1,10 @@
 """What a report says of energy: by two readings, how sure it is, what it adds up to, and its price at other hours."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
-from documents import caveats_of, numbers_of, rows_of, tables_of, written
+from documents import caveats_of, document_of, markdown_of, numbers_of, rows_of, tables_of
 from small_studies import REPLAY, SAME, TRACE, gpu_study, on_gpu, pruned, study, trial
 
 from carbonopt.analysis.replicates import Spread
@@ -18,13 +17,13 @@ from carbonopt.report.sections.citation import sentence
 from carbonopt.report.study_view import StudyView
 
 
-def shown_of(data: StudyData, folder: Path) -> dict[str, dict[str, Any]]:
+def shown_of(data: StudyData) -> dict[str, dict[str, Any]]:
     """The report's tables."""
-    return tables_of(written(data, folder))
+    return tables_of(document_of(data))
 
 
-def test_both_readings_their_difference_and_what_is_idle(tmp_path):
-    shown = shown_of(gpu_study(on_gpu(0), on_gpu(1, 20e3, disagreement=-0.03, perplexity=4.0)), tmp_path)
+def test_both_readings_their_difference_and_what_is_idle():
+    shown = shown_of(gpu_study(on_gpu(0), on_gpu(1, 20e3, disagreement=-0.03, perplexity=4.0)))
     training, total = (row for row in rows_of(shown["readings"]) if row["Phase"] in ("training", "sum"))
     assert training == {
         "Phase": "training",
@@ -53,28 +52,28 @@ def test_both_readings_their_difference_and_what_is_idle(tmp_path):
     assert numbers_of(data, "readings_disagree") == {"count": 1, "trial": 1, "difference": -0.03}
 
 
-def test_a_net_of_idle_that_can_not_be_is_not_known_and_says_why(tmp_path):
-    shown = shown_of(gpu_study(on_gpu(0, 2e3), on_gpu(1, 20e3, perplexity=4.0)), tmp_path)  # 3 kJ idle in each training
+def test_a_net_of_idle_that_can_not_be_is_not_known_and_says_why():
+    shown = shown_of(gpu_study(on_gpu(0, 2e3), on_gpu(1, 20e3, perplexity=4.0)))  # 3 kJ idle in each training
     assert [row["GPU net of idle (kJ)"] for row in rows_of(shown["components"])] == ["–", "17.0"]
     training = next(row for row in rows_of(shown["readings"]) if row["Phase"] == "training")
     assert (training["Idle share"], training["Net of idle (kJ)"]) == ("27.3 %", "16.0")  # of both: 22 and 6 kJ
     why = energy.NET_NOTE
     assert why in shown["components"]["note"] and why not in shown["readings"]["note"]
 
-    shown = shown_of(gpu_study(on_gpu(0, 2e3)), tmp_path)
+    shown = shown_of(gpu_study(on_gpu(0, 2e3)))
     row = next(row for row in rows_of(shown["readings"]) if row["Phase"] == "training")
     assert (row["Idle share"], row["Net of idle (kJ)"]) == ("–", "–")
     assert why in shown["readings"]["note"]
 
 
-def test_the_time_within_which_codecarbon_is_deaf_is_its_own(tmp_path, monkeypatch):
+def test_the_time_within_which_codecarbon_is_deaf_is_its_own(monkeypatch):
     monkeypatch.setattr(energy, "FRESH_AFTER_S", 0.07)
-    assert "twice within 70 ms" in shown_of(gpu_study(on_gpu(0)), tmp_path)["readings"]["note"]
+    assert "twice within 70 ms" in shown_of(gpu_study(on_gpu(0)))["readings"]["note"]
 
 
-def test_closure_of_the_gpus_and_of_the_whole(tmp_path):
+def test_closure_of_the_gpus_and_of_the_whole():
     data = gpu_study(on_gpu(0), outer=1.004)
-    shown = shown_of(data, tmp_path)
+    shown = shown_of(data)
     assert [(row["Phase"], row["of it GPUs (kJ)"]) for row in rows_of(shown["by-phase"])] == [
         ("preparation, at each start of carbonopt run", "0"),
         ("between trials", "0.300"),
@@ -88,13 +87,13 @@ def test_closure_of_the_gpus_and_of_the_whole(tmp_path):
     found = caveats_of(gpu_study(on_gpu(0), outer=0.99))
     assert found["closure_gpus"].numbers == {"fraction": pytest.approx(1 / 0.99)} and "closure_whole" not in found
     assert "101.01 %" in found["closure_gpus"].text
-    assert "closure" not in shown_of(study(trial(0)), tmp_path)
-    assert "closure" not in shown_of(study(trial(0), raw=REPLAY), tmp_path)
+    assert "closure" not in shown_of(study(trial(0)))
+    assert "closure" not in shown_of(study(trial(0), raw=REPLAY))
 
 
-def test_where_only_the_gpus_count_the_rest_is_shown_and_says_so(tmp_path):
+def test_where_only_the_gpus_count_the_rest_is_shown_and_says_so():
     carbon = {"country": "USA", "intensity_g_co2e_per_kwh": 230, "pue": 1.0, "objective": "gpu"}
-    shown = shown_of(gpu_study(on_gpu(0), raw={"carbon": carbon}), tmp_path)
+    shown = shown_of(gpu_study(on_gpu(0), raw={"carbon": carbon}))
     assert [row["Share"] for row in rows_of(shown["by-component"])] == ["100 %", "–", "–"]
     assert rows_of(shown["components"])[0]["RAM modelled, not counted (kJ)"] == "0.900"
     facts = {row["What"]: row["Value"] for row in rows_of(shown["provenance"])}
@@ -105,9 +104,9 @@ def test_where_only_the_gpus_count_the_rest_is_shown_and_says_so(tmp_path):
     assert [column["label"] for column in shown["by-phase"]["columns"]][1:3] == ["Energy (kJ)", "Emissions (g CO2e)"]
 
 
-def test_a_repeated_configuration_shows_its_spread(tmp_path):
+def test_a_repeated_configuration_shows_its_spread():
     again = on_gpu(1, 11e3, seed=4, perplexity=5.2, **SAME)
-    shown = shown_of(gpu_study(on_gpu(0, **SAME), again, on_gpu(2, perplexity=9.0)), tmp_path)
+    shown = shown_of(gpu_study(on_gpu(0, **SAME), again, on_gpu(2, perplexity=9.0)))
     (row,) = rows_of(shown["repeats"])
     assert (row["Trials"], row["n"], row["Seeds"], row["Perplexity"]) == ("0, 1", "2", "3, 4", "5.10 ± 0.14")
     # 11 and 12 kJ × 230 g/kWh × 1.1: 0.773 and 0.843 g
@@ -130,18 +129,18 @@ def test_the_sentence_says_how_many_runs_and_on_what():
     assert "that replay recorded runs" in sentence(StudyView(study(trial(0), raw=REPLAY)))
 
 
-def test_tables_say_where_interrupted_attempts_are(tmp_path):
+def test_tables_say_where_interrupted_attempts_are():
     again = {"attempt": 2, "earlier_attempts_energy_kwh": 1e-4, "earlier_attempts_gpu_kwh": 1e-4}
-    shown = shown_of(gpu_study(on_gpu(0, **again)), tmp_path)
+    shown = shown_of(gpu_study(on_gpu(0, **again)))
     assert "with its earlier attempts" in shown["by-state"]["note"] and "not in it" in shown["by-component"]["note"]
     attempts, total = rows_of(shown["by-phase"])[-2:]
     assert (attempts["of it GPUs (kJ)"], total["of it GPUs (kJ)"]) == ("0.360", "12.2")
-    shown = shown_of(gpu_study(on_gpu(0)), tmp_path)
+    shown = shown_of(gpu_study(on_gpu(0)))
     assert not shown["by-state"].get("note") and not shown["by-component"].get("note")
 
 
-def test_the_same_joules_at_other_hours(tmp_path):
-    shown = shown_of(gpu_study(on_gpu(0), trace=TRACE), tmp_path)
+def test_the_same_joules_at_other_hours():
+    shown = shown_of(gpu_study(on_gpu(0), trace=TRACE))
     assert "grid.csv" in shown["hours"]["caption"]
     # 11 kJ at 100 and 400 g/kWh × 1.1, mean of the two; the study: 12.8 kJ at 100 g/kWh × 1.1
     assert [(row["Start (UTC)"], row["Emissions (g CO2e)"]) for row in rows_of(shown["hours"])] == [
@@ -159,11 +158,11 @@ def test_the_same_joules_at_other_hours(tmp_path):
     assert "Highest ÷ lowest: 4." in shown["hours"]["note"] and "1 hour" in shown["hours"]["note"]
 
 
-def test_without_a_trace_or_a_run_nothing_is_said_by_the_hour(tmp_path):
+def test_without_a_trace_or_a_run_nothing_is_said_by_the_hour():
     untimed = gpu_study(on_gpu(0, duration_s=None), trace=TRACE)
-    for number, data in enumerate((gpu_study(on_gpu(0)), gpu_study(pruned(0), trace=TRACE), untimed)):
-        assert "hours" not in shown_of(data, tmp_path / str(number))
-    assert "carbon.trace" in (tmp_path / "0" / "report.md").read_text()
+    for data in (gpu_study(on_gpu(0)), gpu_study(pruned(0), trace=TRACE), untimed):
+        assert "hours" not in shown_of(data)
+    assert "carbon.trace" in markdown_of(gpu_study(on_gpu(0)))
 
 
 @pytest.mark.parametrize(

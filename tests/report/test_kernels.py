@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from analysis.test_stages import PREPARED, cost, report_of, timed
-from documents import caveats_of, rows_of, tables_of, written
+from documents import caveats_of, document_of, rows_of, tables_of
 from small_studies import study, trial
 
 from carbonopt.core.trial import Energy, Kernels, Stage, StopReason, TrialRecord, TrialState
@@ -59,14 +59,14 @@ def test_what_compiles(params: dict[str, Any], raw: dict[str, Any], told: bool, 
         "training_arguments": arguments,
     }
     raw = {"workload": workload, **{key: value for key, value in raw.items() if key != "arguments"}}
-    text = report_of(tmp_path, *records, raw=raw)
+    text = report_of(*records, raw=raw)
     assert ("| the first step, compilation in it |" in text) is told
     assert ("| the first step |" in text) is not told
     assert ("| 0 | 10,240 | 0.977 | compiled | 22.0 | 219 | 95.6 % |\n" in text) is told
     assert ("| 1 | 10,240 | 0.977 | from the cache | 2.00 | 19.0 | 65.5 % |\n" in text) is told
 
 
-def test_the_report_says_which_trials_were_stopped_when_they_had_hardly_done_more_than_compile(tmp_path):
+def test_the_report_says_which_trials_were_stopped_when_they_had_hardly_done_more_than_compile():
     records = (
         compiling(0, 1.0, params={"torch_compile": False}, done=40),
         stopped(1, 22.2, done=2, kernels=Kernels.COMPILED),
@@ -77,7 +77,7 @@ def test_the_report_says_which_trials_were_stopped_when_they_had_hardly_done_mor
         stopped(6, 9.0, done=2, stop_reason=StopReason.BUDGET),
         compiling(7, 20.0),
     )
-    document = written(study(*records, prepared=PREPARED), tmp_path)
+    document = document_of(study(*records, prepared=PREPARED))
     rows = rows_of(tables_of(document)["stopped-early"])
     assert [tuple(row.values()) for row in rows] == [
         ("1", "2 of 40", "222 J", "223 J", "compilation"),
@@ -107,6 +107,7 @@ def test_what_compiled_trials_that_are_not_compared_would_cost_is_said_and_what_
     assert NOT_COMPARED not in beside(timed(2, 400, 60, **fast))  # it is
 
 
+@pytest.mark.slow
 def test_real_trials_tell_what_the_compiler_counted(tmp_path: Path, tiny_study, write_study, monkeypatch):
     """Trial 0 compiles, trial 1 finds the same kernels in the cache; trials 2 and 3 compile nothing."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from small_studies import study, trial
 
 from carbonopt.core.errors import BadInput
 from carbonopt.core.study import SessionLedger
+from carbonopt.report import place
 from carbonopt.report.build import write_report
 
 MET = study(trial(0), trial(1, 2e-3, 4.0))
@@ -18,6 +20,17 @@ LATER = "2026-01-02T00:00:00+00:00"
 
 def begun(*moments: str) -> dict:
     return {"sessions": tuple(SessionLedger(started_at=moment, duration_s=70.0) for moment in moments)}
+
+
+@pytest.fixture(scope="module")
+def written_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(MET, tmp_path_factory.mktemp("report")).parent
+
+
+@pytest.fixture
+def met_report(written_once: Path, tmp_path: Path) -> Path:
+    """The folder of MET's report, for one test."""
+    return shutil.copytree(written_once, tmp_path / "report")
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -35,14 +48,13 @@ def contents(folder: Path) -> dict[Path, bytes]:
     ],
     ids=["another name", "the same name"],
 )
-def test_another_studys_report_is_not_replaced(other, said, tmp_path):
-    write_report(MET, tmp_path)
-    (tmp_path / "winner" / "output").mkdir()
-    before = contents(tmp_path)
-    words = f"{tmp_path} holds the report of another study {said}; give another --out."
+def test_another_studys_report_is_not_replaced(other, said, met_report):
+    (met_report / "winner" / "output").mkdir()
+    before = contents(met_report)
+    words = f"{met_report} holds the report of another study {said}; give another --out."
     with pytest.raises(BadInput, match=f"^{re.escape(words)}$"):
-        write_report(other, tmp_path)
-    assert contents(tmp_path) == before
+        write_report(other, met_report)
+    assert contents(met_report) == before
 
 
 def test_a_name_can_not_write_to_the_terminal(tmp_path):
@@ -59,23 +71,23 @@ def test_the_same_study_is_written_again_whatever_ran_since(tmp_path):
     assert json.loads((tmp_path / "data/report.json").read_text())["study"] == {"name": "small", "began": LATER}
 
 
-def test_a_report_from_before_it_said_so_has_a_name_to_tell_it_by(tmp_path):
-    write_report(MET, tmp_path)
-    path = tmp_path / "data" / "report.json"
+def test_a_report_from_before_it_said_so_has_a_name_to_tell_it_by(met_report):
+    path = met_report / "data" / "report.json"
     facts = json.loads(path.read_text())
     del facts["study"]
     path.write_text(json.dumps(facts))
-    write_report(study(trial(0), **begun(LATER)), tmp_path)
+    write_report(study(trial(0), **begun(LATER)), met_report)
     path.write_text(json.dumps({**facts, "shown": {"name": "other"}}))
     with pytest.raises(BadInput, match=re.escape("another study ('other'); give")):
-        write_report(MET, tmp_path)
+        write_report(MET, met_report)
 
 
 def test_what_says_nothing_of_its_study_is_replaced(tmp_path):
     (tmp_path / "data").mkdir()
     for damaged in ("{", "[1]", '{"study": 1}', '{"shown": {}}', "[" * 100_000):
         (tmp_path / "data" / "report.json").write_text(damaged)
-        write_report(MET, tmp_path)
+        place.refuse(tmp_path, MET)
+    write_report(MET, tmp_path)
 
 
 @pytest.fixture

@@ -44,6 +44,17 @@ for turn in range(60):
 """
 
 
+@pytest.fixture(scope="module")
+def written_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(MET, tmp_path_factory.mktemp("once") / "report").parent
+
+
+@pytest.fixture
+def met_report(written_once: Path, tmp_path: Path) -> Path:
+    """The folder of MET's report, for one test, with nothing beside it."""
+    return shutil.copytree(written_once, tmp_path / "report")
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -52,9 +63,8 @@ def beside(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.parent.iterdir() if path != folder)
 
 
-def test_a_new_report_takes_the_place_of_the_old_one_beside_the_users_files(tmp_path):
-    folder = tmp_path / "report"
-    write_report(MET, folder)
+def test_a_new_report_takes_the_place_of_the_old_one_beside_the_users_files(met_report, tmp_path):
+    folder = met_report
     folder.chmod(0o750)
     notes = {
         "notes.md": b"mine",
@@ -87,9 +97,8 @@ def test_all_files_of_a_report_are_known_by_name(tmp_path):
     assert folders == ("winner/carbonopt/",)
 
 
-def test_a_killed_report_leaves_the_old_one_and_nothing_in_the_way(tmp_path):
-    folder = tmp_path / "report"
-    write_report(MET, folder)
+def test_a_killed_report_leaves_the_old_one_and_nothing_in_the_way(met_report, tmp_path):
+    folder = met_report
     before = contents(folder)
     killed = subprocess.run([sys.executable, "-c", WRITER, folder, "killed"], check=False)
     assert killed.returncode == -signal.SIGKILL and beside(folder) == [".report.part"]
@@ -144,9 +153,8 @@ def test_what_is_in_the_way_is_said_and_nothing_is_written(name, make, said, tmp
     assert sorted(folder.rglob("*")) == before and beside(folder) == []
 
 
-def test_a_folder_is_not_taken_away_from_under_the_user(tmp_path, monkeypatch):
-    folder = tmp_path / "report"
-    write_report(MET, folder)
+def test_a_folder_is_not_taken_away_from_under_the_user(met_report, monkeypatch):
+    folder = met_report
     monkeypatch.chdir(folder / "paper")
     with pytest.raises(BadInput, match="while you are in it; change to another folder first"):
         write_report(MET, folder)

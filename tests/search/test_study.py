@@ -55,6 +55,7 @@ def row(batch: int, rate: float, epochs: float, micro: int) -> dict:
 
 
 TABLE = [row(*one) for one in itertools.product(BATCHES, RATES, EPOCHS, MICROS)]
+HALF = [one for one in TABLE if one["params"]["micro_batch_size_per_gpu"] == MICROS[-1]]
 
 
 def final(one: dict) -> float:
@@ -114,9 +115,14 @@ def after(questions: int) -> Callable[[], bool]:
     return lambda: next(asked) > questions
 
 
-def test_the_cheapest_configuration_that_meets_the_target_is_found_and_the_search_ends(tmp_path: Path) -> None:
-    data = Replayed(tmp_path).run()
-    found = recommend(data)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> StudyData:
+    """The search over the whole table, as it is by default and never interrupted."""
+    return Replayed(tmp_path_factory.mktemp("whole")).run()
+
+
+def test_the_cheapest_configuration_that_meets_the_target_is_found_and_the_search_ends(whole: StudyData) -> None:
+    data, found = whole, recommend(whole)
     assert found.met and joules(CHEAPEST) == pytest.approx(found.energy_kwh * 3.6e6, rel=0.02)
     assert data.ended == "no configuration is left that could meet the target with less energy"
     assert len(data.records) < len(TABLE) / 2
@@ -124,10 +130,12 @@ def test_the_cheapest_configuration_that_meets_the_target_is_found_and_the_searc
     assert len(set(keys)) == len(keys), "a configuration was run twice"
 
 
-def test_converged_ends_sooner_and_says_what_another_trial_would_cost_and_save(tmp_path: Path) -> None:
-    long, short = Replayed(tmp_path / "long"), Replayed(tmp_path / "short")
-    short.study["budget"] = {"until": "converged", "reuses": 1}
-    whole, data = long.run(), short.run()
+def test_converged_ends_sooner_and_says_what_another_trial_would_cost_and_save(
+    whole: StudyData, tmp_path: Path
+) -> None:
+    study = Replayed(tmp_path)
+    study.study["budget"] = {"until": "converged", "reuses": 1}
+    data = study.run()
     assert data.ended is not None and data.ended.startswith("converged: another trial is expected to cost ")
     assert data.ended.endswith(" in one run of what is recommended")
     assert recommend(data).met
@@ -166,27 +174,26 @@ def test_a_table_with_missing_points_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_front_is_all_of_the_front(tmp_path: Path) -> None:
-    rows = [one for one in TABLE if one["params"]["micro_batch_size_per_gpu"] == 16]
-    study = Replayed(tmp_path, rows, goal="front")
+    study = Replayed(tmp_path, HALF, goal="front")
     data = study.run()
-    assert len(data.records) == len(rows)
+    assert len(data.records) == len(HALF)
     assert data.ended == "every configuration of the search space has been run"
     front = [
         one
-        for one in rows
-        if not any(joules(o) <= joules(one) and final(o) <= final(one) and o is not one for o in rows)
+        for one in HALF
+        if not any(joules(o) <= joules(one) and final(o) <= final(one) and o is not one for o in HALF)
     ]
     complete = [row_of(record) for record in data.records if record.state == TrialState.COMPLETE]
     assert all(one in complete for one in front), "a trial on the front was stopped"
-    assert len(complete) < len(rows), "nothing was stopped at all"
+    assert len(complete) < len(HALF), "nothing was stopped at all"
 
 
 def test_audited_trials_run_to_their_end_and_say_where_they_would_have_been_stopped(tmp_path: Path) -> None:
-    pruned = Replayed(tmp_path / "pruned", pruning={"cap": False}).run()
+    pruned = Replayed(tmp_path / "pruned", HALF, pruning={"cap": False}).run()
     stopped = [record for record in pruned.records if record.stop_reason == StopReason.TARGET]
     assert stopped, "nothing was should_prune"
     assert all(final(row_of(record)) > ANSWER_NLL for record in stopped), "one of them would have met the target"
-    audited = Replayed(tmp_path / "audited", pruning={"cap": False, "audit": 1.0}).run()
+    audited = Replayed(tmp_path / "audited", HALF, pruning={"cap": False, "audit": 1.0}).run()
     assert {record.state for record in audited.records} == {TrialState.COMPLETE}
     marked = [record for record in audited.records if record.audited_at_step is not None]
     assert marked
@@ -194,17 +201,16 @@ def test_audited_trials_run_to_their_end_and_say_where_they_would_have_been_stop
 
 
 def test_the_start_comes_first_and_is_never_stopped(tmp_path: Path) -> None:
-    worst = max(TABLE, key=final)["params"]
-    data = Replayed(tmp_path, start=worst).run()
+    worst = max(HALF, key=final)["params"]
+    data = Replayed(tmp_path, HALF, start=worst).run()
     first = data.records[0]
     assert first.state == TrialState.COMPLETE
     assert {name: getattr(first.params, name) for name in worst} == worst
     assert recommend(data).baseline.trial == 0
 
 
-def test_an_interrupted_study_runs_what_the_uninterrupted_one_does(tmp_path: Path) -> None:
-    whole = Replayed(tmp_path / "whole").run()
-    broken = Replayed(tmp_path / "broken")
+def test_an_interrupted_study_runs_what_the_uninterrupted_one_does(whole: StudyData, tmp_path: Path) -> None:
+    broken = Replayed(tmp_path)
     data = None
     while data is None:
         with contextlib.suppress(StudyInterrupted):
@@ -225,6 +231,7 @@ def test_a_dearer_system_setting_is_stopped_after_a_few_steps(tmp_path: Path) ->
     assert second.steps_done < 0.15 * second.total_steps
 
 
+@pytest.mark.slow
 def test_a_model_that_never_fits_ends_with_every_configuration_infeasible(tiny_study: dict, tmp_path: Path) -> None:
     tiny_study["workload"]["model"]["from_config"]["n_inner"] = 10**14  # more bytes than there are addresses
     tiny_study["search"]["space"] |= {"learning_rate": 1e-3, "epochs": 0.1}

@@ -4,27 +4,14 @@ import json
 import os
 import shutil
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from commands import refusal, within
 
 RECORD = "SELECT value_json FROM trial_user_attributes WHERE trial_id = 3 AND key = 'record'"
 NEW_RECORD = "UPDATE trial_user_attributes SET value_json = ? WHERE trial_id = 3 AND key = 'record'"
-
-
-def carbonopt(*arguments: object) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "carbonopt", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
-
-
-def refusal(*arguments: object) -> str:
-    done = carbonopt(*arguments)
-    assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    assert done.stderr.count("\n") == 1
-    return done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +44,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "launch": {"kind": "replay", "table": "table.jsonl"},
     }  # fmt: skip
     (root / "study.yaml").write_text(json.dumps(study))
-    done = carbonopt("run", root / "study.yaml", "--out", root / "out")
+    done = within("run", root / "study.yaml", "--out", root / "out")
     assert done.returncode == 0, done.stderr
     return root / "out"
 
@@ -151,4 +138,4 @@ def test_a_folder_holds_one_study(folder: Path, whole: Path) -> None:
     (whole.parent / "another.yaml").write_text(json.dumps(study))
     sentence = refusal("run", whole.parent / "another.yaml", "--out", folder)
     assert "holds the study 'whole'; give 'another' a folder of its own: --out DIR" in sentence
-    assert carbonopt("recommend", folder).returncode == 0, "nothing was added to it"
+    assert within("recommend", folder).returncode == 0, "nothing was added to it"

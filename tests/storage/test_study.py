@@ -1,8 +1,7 @@
 """The Optuna storage: readable by Optuna's own tools, on SQLite and PostgreSQL."""
 
 import json
-import os
-import socket
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -13,32 +12,50 @@ from pathlib import Path
 
 import optuna
 import pytest
+import yaml
+from commands import free_port, within
+from replays import study_over, write_table
+from search.test_study import Silent
 
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import PERPLEXITY, Target
 from carbonopt.core.space import SearchSpace
+from carbonopt.core.study import StudyData
 from carbonopt.core.trial import EvalPoint, QualityResult, StopReason, TrialRecord, TrialState
 from carbonopt.search.strategy import Strategy
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.study import CONSTRAINT, WORST_VIOLATION, violation
 from carbonopt.storage.url import connect
-from carbonopt.study.file import parse_study
+from carbonopt.study.check import check
+from carbonopt.study.file import load_study, parse_study
+from carbonopt.study.loop import run_study
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def ran(study: Path, folder: Path, trials: int | None = None) -> StudyData:
+    """What `carbonopt run` does, without its report."""
+    paths, config = StudyPaths(folder), load_study(study)
+    paths.root.mkdir(exist_ok=True)
+    if trials is not None:
+        config = config.model_copy(update={"budget": config.budget.model_copy(update={"trials": trials})})
+    text = study.read_text(encoding="utf-8")
+    return run_study(check(config), text, paths, None, Silent(), Silent(), lambda: False)
 
 
-def run(study: Path, folder: Path, *more: str, **environment: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "carbonopt", "run", str(study), "--out", str(folder), *more]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=120)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a study that was never interrupted, its study file beside it. Nobody writes into it."""
+    root = tmp_path_factory.mktemp("whole")
+    (root / "study.yaml").write_text(yaml.safe_dump(study_over(write_table(root))))
+    assert ran(root / "study.yaml", root / "out").ended is not None
+    return root / "out"
 
 
-def test_optuna_dashboard_shows_the_study(replay_study: dict, write_study, tmp_path: Path) -> None:
-    folder = tmp_path / "out"
-    assert run(write_study(replay_study), folder).returncode == 0
+def trials_in(folder: Path) -> list[optuna.trial.FrozenTrial]:
+    return optuna.load_study(study_name="replayed", storage=f"sqlite:///{StudyPaths(folder).storage}").trials
+
+
+def test_optuna_dashboard_shows_the_study(whole: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(whole, tmp_path / "out")
     port = free_port()
     program = Path(sys.executable).with_name("optuna-dashboard")
     server = subprocess.Popen(
@@ -69,10 +86,8 @@ def test_optuna_dashboard_shows_the_study(replay_study: dict, write_study, tmp_p
     assert "complete" in attributes["state"]
 
 
-def test_the_target_is_optunas_constraint(replay_study: dict, write_study, tmp_path: Path) -> None:
-    folder = tmp_path / "out"
-    assert run(write_study(replay_study), folder).returncode == 0
-    study = optuna.load_study(study_name="replayed", storage=f"sqlite:///{folder / 'study.db'}")
+def test_the_target_is_optunas_constraint(whole: Path, replay_study: dict) -> None:
+    study = optuna.load_study(study_name="replayed", storage=f"sqlite:///{whole / 'study.db'}")
     assert study.metric_names == ["emissions_kg_co2e", "perplexity"]
     target = replay_study["target"]["perplexity"]
     for trial in study.trials:
@@ -85,17 +100,16 @@ def test_the_target_is_optunas_constraint(replay_study: dict, write_study, tmp_p
 
 def test_a_study_in_postgresql(replay_study: dict, write_study, tmp_path: Path, postgresql_url: str) -> None:
     study, folder = write_study(replay_study), tmp_path / "out"
-    done = run(study, folder, "--storage", postgresql_url, "--trials", "5")
+    done = within("run", study, "--out", folder, "--storage", postgresql_url, "--trials", 5)
     assert done.returncode in (0, 3), done.stderr
     assert not (folder / "study.db").exists()
     for path in folder.rglob("*"):
         assert not path.is_file() or b"s3cret" not in path.read_bytes(), f"{path} holds the password"
-    again = run(study, folder, PGPASSWORD="s3cret")  # the folder knows the rest of the URL
+    again = within("run", study, "--out", folder, PGPASSWORD="s3cret")  # the folder knows the rest of the URL
     assert again.returncode == 0, again.stderr
-    export = [sys.executable, "-m", "carbonopt", "export", str(folder)]
-    records = subprocess.run(export, capture_output=True, text=True, env={**os.environ, "PGPASSWORD": "s3cret"})
+    records = within("export", folder, PGPASSWORD="s3cret")
     assert 5 < len(records.stdout.splitlines()) <= 12
-    refused = run(study, tmp_path / "other", "--storage", postgresql_url.replace("s3cret", "wr0ng"))
+    refused = within("run", study, "--out", tmp_path / "other", "--storage", postgresql_url.replace("s3cret", "wr0ng"))
     assert refused.returncode == 2
     assert "wr0ng" not in refused.stderr
 
@@ -122,8 +136,20 @@ def test_only_what_meets_the_target_is_feasible() -> None:
     assert violation(stopped, target) > 0, "a trial that can't reach the target must not look feasible"
 
 
-@pytest.mark.parametrize("name", ["carbon", "tpe", "nsga2", "gp", "random", "grid"])
-def test_samplers_propose_only_what_can_exist_and_nothing_twice(name: str, tiny_study: dict) -> None:
+OFFLOADS = ["none", "optimizer"]
+
+
+@pytest.mark.parametrize(
+    ("name", "offloads"),
+    [
+        *((name, OFFLOADS) for name in ("carbon", "tpe", "nsga2", "random", "grid")),
+        ("gp", OFFLOADS[:1]),  # two proposals more than the ten that it draws: each takes seconds
+        pytest.param("gp", OFFLOADS, marks=pytest.mark.slow),
+    ],
+)
+def test_samplers_propose_only_what_can_exist_and_nothing_twice(
+    name: str, offloads: list[str], tiny_study: dict
+) -> None:
     tiny_study["search"] |= {"sampler": name, "goal": "front"}  # for which carbon, too, runs all that exists
     tiny_study["search"]["space"] = {
         "global_batch_size": {"choices": [4, 8]},
@@ -131,7 +157,7 @@ def test_samplers_propose_only_what_can_exist_and_nothing_twice(name: str, tiny_
         "learning_rate": {"choices": [1e-3, 1e-2]},
         "epochs": 1,
         "zero_stage": {"choices": [0, 3]},
-        "offload": {"choices": ["none", "optimizer"]},
+        "offload": {"choices": offloads},
     }
     config = parse_study(tiny_study, "here")
     space = SearchSpace(config.search.space, 1, on_gpu=False)
@@ -164,9 +190,9 @@ cli.main()
 """
 
 
-def test_a_full_disk_gets_one_sentence_and_loses_no_trial(replay_study: dict, write_study, tmp_path: Path) -> None:
-    study, folder = write_study(replay_study), tmp_path / "out"
-    assert run(study, folder, "--trials", "3").returncode in (0, 3)
+def test_a_full_disk_gets_one_sentence_and_loses_no_trial(whole: Path, tmp_path: Path) -> None:
+    study, folder = whole.parent / "study.yaml", tmp_path / "out"
+    ran(study, folder, trials=3)
     with closing(sqlite3.connect(folder / "study.db")) as database:
         ((pages,),) = database.execute("PRAGMA page_count")
     program = FULL.replace("{pages}", str(pages + 1))
@@ -177,29 +203,15 @@ def test_a_full_disk_gets_one_sentence_and_loses_no_trial(replay_study: dict, wr
         f"carbonopt: no space left for the storage of {folder}; make room and type the same command again."
     )
     assert "Traceback" not in full.stderr
-    assert run(study, folder).returncode == 0
-    assert run(study, tmp_path / "whole").returncode == 0
-    there, whole = (
-        [(trial.params, trial.values) for trial in optuna.load_study(study_name="replayed", storage=url).trials]
-        for url in (f"sqlite:///{folder / 'study.db'}", f"sqlite:///{tmp_path / 'whole' / 'study.db'}")
-    )
-    assert there == whole
+    assert within("run", study, "--out", folder).returncode == 0
+    there, undisturbed = ([(trial.params, trial.values) for trial in trials_in(root)] for root in (folder, whole))
+    assert there == undisturbed
 
 
-def test_an_interrupted_search_proposes_what_the_uninterrupted_one_would(
-    replay_study: dict, write_study, tmp_path: Path
-) -> None:
-    study = write_study(replay_study)
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert run(study, whole).returncode == 0
-    for trials in ("3", "7", "12"):
-        assert run(study, parts, "--trials", trials).returncode in (0, 3)
-
-    def proposed(folder: Path) -> list[dict]:
-        url = f"sqlite:///{StudyPaths(folder).storage}"
-        return [trial.params for trial in optuna.load_study(study_name="replayed", storage=url).trials]
-
-    assert proposed(parts) == proposed(whole)
+def test_an_interrupted_search_proposes_what_the_uninterrupted_one_would(whole: Path, tmp_path: Path) -> None:
+    for trials in (3, 7, 12):
+        ran(whole.parent / "study.yaml", tmp_path / "parts", trials)
+    assert [trial.params for trial in trials_in(tmp_path / "parts")] == [trial.params for trial in trials_in(whole)]
 
 
 KILLED_WHILE_IT_WROTE = """

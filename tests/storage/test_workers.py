@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from storage.test_study import ran
 from study.test_resume import read, training_in, wait_for, workers
 
 from carbonopt.analysis.footprint import footprint
@@ -193,6 +194,7 @@ def check_whole(folder: Path) -> None:
     assert footprint(data).closure == pytest.approx(1.0, abs=0.01)
 
 
+@pytest.mark.slow
 def test_a_second_worker_is_refused_and_a_dead_ones_trials_are_taken_over(
     slow_study: dict, write_study, tmp_path: Path
 ) -> None:
@@ -216,6 +218,7 @@ def test_a_second_worker_is_refused_and_a_dead_ones_trials_are_taken_over(
     assert node.readings == record.energy_kwh
 
 
+@pytest.mark.slow
 @can_contain
 def test_a_worker_that_was_not_heard_stores_nothing_more(slow_study: dict, write_study, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'shared.db'}"
@@ -239,8 +242,7 @@ def test_a_worker_that_was_not_heard_stores_nothing_more(slow_study: dict, write
 
 def test_sessions_of_studies_from_before_workers_are_kept(replay_study: dict, write_study, tmp_path: Path) -> None:
     study, folder = write_study(replay_study), tmp_path / "out"
-    program = [sys.executable, "-m", "carbonopt", "run", str(study), "--out", str(folder), "--trials"]
-    assert done([*program, "2"]).returncode in (0, 3)
+    ran(study, folder, trials=2)
     with closing(sqlite3.connect(StudyPaths(folder).storage)) as database, database:
         ((key, ledger),) = database.execute(
             "SELECT key, value_json FROM study_user_attributes WHERE key LIKE 'session %'"
@@ -249,7 +251,7 @@ def test_sessions_of_studies_from_before_workers_are_kept(replay_study: dict, wr
         database.execute(
             "UPDATE study_user_attributes SET key = 'session 0', value_json = ? WHERE key = ?", (json.dumps(old), key)
         )
-    assert done([*program, "4"]).returncode in (0, 3)
+    ran(study, folder, trials=4)
     storage = connect(f"sqlite:///{StudyPaths(folder).storage}")
     first, second = StudyStorage.load(storage, "replayed").sessions()
     assert first.worker is None and first.started_at == old["started_at"]

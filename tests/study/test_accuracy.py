@@ -3,8 +3,6 @@
 import itertools
 import json
 import math
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -12,6 +10,7 @@ from statistics import fmean
 import numpy as np
 import optuna
 import pytest
+from commands import within
 from scipy import stats
 from search.test_study import Silent
 
@@ -111,10 +110,6 @@ class Ended:
 
     def optuna(self) -> optuna.Study:
         return optuna.load_study(study_name="accurate", storage=f"sqlite:///{StudyPaths(self.folder).storage}")
-
-    def carbonopt(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "carbonopt", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
 def study_over(folder: Path, rows: list[dict], **changes: object) -> dict:
@@ -381,7 +376,7 @@ def test_best_trials_without_a_target_are_our_front(tmp_path: Path) -> None:
 
 
 def test_the_command_answers_in_the_qualitys_own_words(searched: Ended) -> None:
-    done = searched.carbonopt("recommend", str(searched.folder), "--json")
+    done = within("recommend", searched.folder, "--json")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     rec = recommend(searched.data)
@@ -389,7 +384,7 @@ def test_the_command_answers_in_the_qualitys_own_words(searched: Ended) -> None:
     assert answer["target_perplexity"] is answer["perplexity"] is answer["baseline"]["perplexity"] is None
     assert answer["quality"] == {"name": "accuracy", "value": rec.value}
     assert (answer["trial"], answer["baseline"]["value"]) == (rec.trial, rec.baseline and rec.baseline.value)
-    missed = searched.carbonopt("recommend", str(searched.folder), "--json", "--target", "0.9999")
+    missed = within("recommend", searched.folder, "--json", "--target", "0.9999")
     assert missed.returncode == 3
     answer = json.loads(missed.stdout)
     assert answer["target"] == {"quality": "accuracy", "at_least": 0.9999}
@@ -397,7 +392,7 @@ def test_the_command_answers_in_the_qualitys_own_words(searched: Ended) -> None:
 
 
 def test_exported_records_have_the_quality_and_no_perplexity(searched: Ended) -> None:
-    done = searched.carbonopt("export", str(searched.folder))
+    done = within("export", searched.folder)
     assert done.returncode == 0, done.stderr
     exported = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(exported) == len(searched.data.records)
