@@ -28,17 +28,13 @@ def copies(*modules: str) -> Copies:
         path = _path(module)
         if path is None or path in files:
             continue
-        files[path] = _read(path)
-        for name in (_parent(module), *_imported(files[path])):
+        files[path] = _file(path).read_bytes().decode("utf-8")
+        for name in (module.rpartition(".")[0], *_imported(files[path])):
             if name.partition(".")[0] == PACKAGE:
                 waiting.append(name)
             elif name:
                 libraries.add(name.partition(".")[0])
     return Copies(dict(sorted(files.items())), frozenset(libraries - sys.stdlib_module_names))
-
-
-def _parent(module: str) -> str:
-    return module.rpartition(".")[0]
 
 
 def _imported(text: str) -> Iterator[str]:
@@ -56,10 +52,6 @@ def _path(module: str) -> str | None:
     """A module's file; None if it is no module, but something in one."""
     stem = module.replace(".", "/")
     return next((path for path in (f"{stem}.py", f"{stem}/__init__.py") if _file(path).is_file()), None)
-
-
-def _read(path: str) -> str:
-    return _file(path).read_bytes().decode("utf-8")
 
 
 def _file(path: str) -> "resources.abc.Traversable":

@@ -9,66 +9,68 @@ from pathlib import Path
 from typing import Any
 
 from carbonopt.analysis.recommend import Recommendation
-from carbonopt.core.config import Dataset, Model, StudyConfig, Workload
+from carbonopt.core.config import Dataset, Model, Workload
 from carbonopt.core.format import count_text, emissions_text, energy_text, intensity_text, params_text
 from carbonopt.core.markup import escape_markdown as escape
 from carbonopt.core.study import Hardware, StudyData
 from carbonopt.core.trial import COMPONENTS, TrialRecord
 from carbonopt.core.units import GRAMS_PER_KG
-from carbonopt.export import recorded
 from carbonopt.export.settings import as_yaml
 from carbonopt.train.tasks.base import task_class
 
 
 def model_card(
-    data: StudyData,
-    recommendation: Recommendation,
-    record: TrialRecord,
-    needed: dict[str, list[recorded.Recorded]],
-    caveats: Sequence[str],
+    data: StudyData, recommendation: Recommendation, record: TrialRecord, needed: Sequence[str], caveats: Sequence[str]
 ) -> str:
     """The card's text, for the README.md of the trained model. Emissions are those of the training window, PUE in, of
     one run, as recommended; of a configuration that was repeated with other seeds, means over them.
 
-    `record`: the trial that train.py repeats; `needed`: the files that it reads; `caveats`: sentences on the figures.
+    `record`: the trial that train.py repeats; `needed`: what it reads, `data/NAME`; `caveats`: on the figures.
     """
-    words = [*_words(data, recommendation), *map(escape, caveats), *_again(data, record, needed)]
+    title, *words = map(escape, (data.config.name, *_words(data, recommendation), *caveats))
+    words = [f"# {title}", *words, *_again(data, record, needed)]
     return f"---\n{as_yaml(_metadata(data, recommendation))}---\n\n" + "\n\n".join(words) + "\n"
 
 
 def _metadata(data: StudyData, recommendation: Recommendation) -> dict[str, Any]:
-    config, provenance = data.config, data.provenance
+    config, workload = data.config, data.config.workload
     metadata: dict[str, Any] = {"library_name": "transformers"}
-    if config.workload is not None:
-        metadata["pipeline_tag"] = task_class(config.workload.task).card.pipeline_tag
-        if base := _hub_name(config.workload.model.name_or_path):
+    if workload is not None:
+        metadata["pipeline_tag"] = task_class(workload.task).card.pipeline_tag
+        if base := _hub_name(workload.model.name_or_path):
             metadata["base_model"] = base
-        if hub := _hub_name(config.workload.dataset.name_or_path):
+        if hub := _hub_name(workload.dataset.name_or_path):
             metadata["datasets"] = [hub]
     if recommendation.emissions_kg_co2e is not None:
-        emissions: dict[str, Any] = {
+        emissions = {
             "emissions": _rounded(recommendation.emissions_kg_co2e * GRAMS_PER_KG, 3),
             "source": _source(data),
-            "training_type": _training_type(config.workload.model if config.workload else None),
+            "training_type": None if workload is None else _training_type(workload.model),
             "geographical_location": _place(data),
-            "hardware_used": _hardware(provenance.hardware, config),
+            "hardware_used": _hardware(data.provenance.hardware),
         }
-        metadata["co2_eq_emissions"] = {key: value for key, value in emissions.items() if value is not None}
-    if recommendation.value is not None and config.workload is not None:
-        metadata["model-index"] = [_results(config.name, config.workload, recommendation.value)]
+        metadata["co2_eq_emissions"] = _known(emissions)
+    if recommendation.value is not None and workload is not None:
+        metadata["model-index"] = [_results(config.name, workload, recommendation.value)]
     return metadata
+
+
+def _known(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _results(name: str, workload: Workload, value: float) -> dict[str, Any]:
     task, dataset = task_class(workload.task), workload.dataset
-    judged_on = {"type": _hub_name(dataset.name_or_path) or "text", "name": _data_set(dataset)}
-    if dataset.config is not None:
-        judged_on["config"] = dataset.config
+    judged_on = {
+        "type": _hub_name(dataset.name_or_path) or "text",
+        "name": _data_set(dataset),
+        "config": dataset.config,
+    }
     if dataset.name_or_path is not None:
         judged_on["split"] = dataset.eval_split
     measured = {
         "task": {"type": task.card.pipeline_tag, "name": task.card.pipeline_name},
-        "dataset": judged_on,
+        "dataset": _known(judged_on),
         "metrics": [{"type": task.quality.name, "value": _rounded(value, 4), "name": task.card.metric}],
     }
     return {"name": name, "results": [measured]}
@@ -77,48 +79,41 @@ def _results(name: str, workload: Workload, value: float) -> dict[str, Any]:
 def _words(data: StudyData, recommendation: Recommendation) -> list[str]:
     config, intensity, quality = data.config, data.provenance.intensity, recommendation.target.quality
     assert recommendation.params is not None  # of a study with a winner
-    sure = recommendation.confidence
-    seeds, unconfirmed = (sure.seeds, not sure.confirmed) if sure else (1, False)
-    parts = [f"# {escape(config.name)}"]
+    confidence = recommendation.confidence
+    seeds = confidence.seeds if confidence else 1
+    parts = []
     if config.workload is not None:
         model = config.workload.model.name_or_path
-        origin = f"from {_shown_name(model)}" if model else "from random weights"
+        origin = f"trained from {_shown_name(model) if model else 'random weights'}"
         size = f" of {data.prepared.model_parameters:,} parameters" if data.prepared else ""
-        trained = task_class(config.workload.task).card.trains
-        what = f"{trained[0].upper()}{trained[1:]}"
-        parts.append(escape(f"{what}{size}, trained {origin} on {_data_set(config.workload.dataset)}."))
+        what = task_class(config.workload.task).card.trains
+        parts.append(f"{what[0].upper()}{what[1:]}{size}, {origin} on {_data_set(config.workload.dataset)}.")
     mean_name = "geometric mean" if quality.value_of_mean == "exp" else "mean"
     parts.append(
-        escape(
-            f"Its configuration ({params_text(recommendation.params)}) was chosen by carbonopt as the one with the "
-            f"lowest emissions of training among those whose {quality.name} is {quality.bound_word} "
-            f"{quality.text(recommendation.target.value)}, in a study of "
-            f"{count_text(len(data.records), 'trial')}. "
-            f"It reached {quality.text(recommendation.value)}"
-            + (f" ({mean_name} over {seeds} seeds)." if seeds > 1 else " (one run).")
-            + (" That other seeds reach it, too, is not confirmed." if unconfirmed else "")
-        )
+        f"Its configuration ({params_text(recommendation.params)}) was chosen by carbonopt as the one with the lowest "
+        f"emissions of training among those whose {quality.name} is {quality.bound_word} "
+        f"{quality.text(recommendation.target.value)}, in a study of {count_text(len(data.records), 'trial')}. "
+        f"It reached {quality.text(recommendation.value)}"
+        + (f" ({mean_name} over {seeds} seeds)." if seeds > 1 else " (one run).")
+        + (" That other seeds reach it, too, is not confirmed." if confidence and not confidence.confirmed else "")
     )
     mean = f", means over {seeds} seeds" if seeds > 1 else ""
-    counted = "" if data.config.carbon.objective == "all" else " of the GPUs alone"
+    counted = "" if config.carbon.objective == "all" else " of the GPUs alone"
     parts.append(
-        escape(
-            f"Training it once used {energy_text(recommendation.energy_kwh)}{counted} and emitted "
-            f"{emissions_text(recommendation.emissions_kg_co2e)}{mean}: energy × "
-            f"{intensity_text(intensity.g_co2e_per_kwh)} g CO2e/kWh × a PUE of {config.carbon.pue:.3g}. Set-up and "
-            f"evaluation are not in it; the whole study that found it emitted "
-            f"{emissions_text(recommendation.study_emissions_kg_co2e)}."
-        )
+        f"Training it once used {energy_text(recommendation.energy_kwh)}{counted} and emitted "
+        f"{emissions_text(recommendation.emissions_kg_co2e)}{mean}: energy × "
+        f"{intensity_text(intensity.g_co2e_per_kwh)} g CO2e/kWh × a PUE of {config.carbon.pue:.3g}. Set-up and "
+        "evaluation are not in it; the whole study that found it emitted "
+        f"{emissions_text(recommendation.study_emissions_kg_co2e)}."
     )
     return parts
 
 
-def _again(data: StudyData, record: TrialRecord, needed: dict[str, list[recorded.Recorded]]) -> list[str]:
+def _again(data: StudyData, record: TrialRecord, needed: Sequence[str]) -> list[str]:
     """How to train it once more."""
     if not data.config.launch.trains:
         return ["The study replayed recorded runs and trained nothing itself, so that there is no train.py here: "
                 "how those runs read their data and made their model is not known."]  # fmt: skip
-    steps = ["pip install -r requirements.txt", "./run.sh"]
     words = "In the folder that this card was written into, with a Python environment of its own:"
     if needed:
         listed = ", ".join(name.partition("/")[2] for name in needed)
@@ -130,7 +125,7 @@ def _again(data: StudyData, record: TrialRecord, needed: dict[str, list[recorded
     return [
         "## Training it again",
         words,
-        "\n".join(("```sh", *steps, "```")),
+        "```sh\npip install -r requirements.txt\n./run.sh\n```",
         escape(
             f"That repeats trial {record.trial} with its seed, {record.seed}, which reached a {record.quality.name} of "
             f"{record.quality.of.text(record.value)}. Another seed gives another one."
@@ -138,25 +133,20 @@ def _again(data: StudyData, record: TrialRecord, needed: dict[str, list[recorded
     ]
 
 
-def _training_type(model: Model | None) -> str | None:
-    if model is None:
-        return None
-    return "pre-training" if model.from_config is not None else "fine-tuning"
-
-
 def _source(data: StudyData) -> str:
     """How the energy is known, component by component, and the intensity that it is multiplied by."""
     config, intensity = data.config, data.provenance.intensity
     counted = ("gpu",) if config.carbon.objective == "gpu" else COMPONENTS
-    known = ", ".join(
-        f"{name.upper()} {data.provenance.energy_source[name]}"
-        for name in counted
-        if name in data.provenance.energy_source
-    )
+    sources = data.provenance.energy_source
+    known = ", ".join(f"{name.upper()} {sources[name]}" for name in counted if name in sources)
     return (
         f"carbonopt with CodeCarbon; energy of the training window: {known or 'as recorded'}; "
         f"{intensity_text(intensity.g_co2e_per_kwh)} g CO2e/kWh ({intensity.source}), PUE {config.carbon.pue:.3g}"
     )
+
+
+def _training_type(model: Model) -> str:
+    return "pre-training" if model.from_config is not None else "fine-tuning"
 
 
 def _place(data: StudyData) -> str | None:
@@ -165,7 +155,7 @@ def _place(data: StudyData) -> str | None:
     return data.provenance.intensity.place or ", ".join(part for part in given if part) or None
 
 
-def _hardware(hardware: Hardware | None, config: StudyConfig) -> str | None:
+def _hardware(hardware: Hardware | None) -> str | None:
     if hardware is None:
         return None
     if hardware.gpus:

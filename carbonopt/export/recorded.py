@@ -15,16 +15,10 @@ HASHED_BYTES = 8 * 2**30  # in all: more would keep a report waiting for a minut
 
 # Where a dumped study has them: always paths, or the name of something on the hub unless absolute.
 _FILES = (
-    ("workload", "dataset", "train_files"),
-    ("workload", "dataset", "eval_files"),
-    ("launch", "table"),
-    ("carbon", "trace"),
+    *(("workload", "dataset", key) for key in ("train_files", "eval_files")),
+    *(("launch", "table"), ("carbon", "trace")),
 )
-_FOLDERS = (
-    ("workload", "model", "name_or_path"),
-    ("workload", "tokenizer", "name_or_path"),
-    ("workload", "dataset", "name_or_path"),
-)
+_FOLDERS = tuple(("workload", part, "name_or_path") for part in ("model", "tokenizer", "dataset"))
 
 
 class Recorded(NamedTuple):
@@ -35,6 +29,9 @@ class Recorded(NamedTuple):
     sha256: str | None
 
 
+Files = dict[str, list[Recorded]]  # by their input's name
+
+
 class Inputs:
     """The files and folders of a study, each under its name."""
 
@@ -42,12 +39,10 @@ class Inputs:
         self._names: dict[str, str] = {}  # by path
         self._flat = {_value(study, place) for place in _FOLDERS[:2]}  # a model's folder is read, not those in it
         self.study = study
-        for place in _FILES:
-            self.study = _changed(self.study, place, self._name)
-        for place in _FOLDERS:
-            self.study = _changed(self.study, place, self._folder)
+        for place in (*_FILES, *_FOLDERS):
+            self.study = _changed(self.study, place, self._folder if place in _FOLDERS else self._name)
 
-    def recorded(self, older: dict[str, list[Recorded]]) -> dict[str, list[Recorded]]:
+    def recorded(self, older: Files) -> Files:
         """Their files by name; none for an input that can't be read, and wasn't for the `older` report either."""
         left = HASHED_BYTES
         found = {}
@@ -66,8 +61,8 @@ class Inputs:
 
     def _name(self, path: str) -> str:
         if path not in self._names:
-            whole, number = PurePath(path), 1
-            name = f"{inputs.DATA}/{whole.name}"
+            whole = PurePath(path)
+            name, number = f"{inputs.DATA}/{whole.name}", 1
             while name in self._names.values():
                 number += 1
                 name = f"{inputs.DATA}/{whole.stem}-{number}{whole.suffix}"
@@ -84,12 +79,12 @@ def of_workload(study: dict[str, Any]) -> set[str]:
     return {name.removeprefix("./") for name in names}
 
 
-def as_json(recorded: dict[str, list[Recorded]]) -> str:
+def as_json(recorded: Files) -> str:
     plain = {name: [file._asdict() for file in files] for name, files in recorded.items()}
     return json.dumps(plain, indent=2, ensure_ascii=False) + "\n"
 
 
-def of_older_report(folder: Path) -> dict[str, list[Recorded]]:
+def of_older_report(folder: Path) -> Files:
     """What a report in this folder recorded: another machine, to which the data wasn't copied, keeps it."""
     try:
         plain = json.loads((folder / inputs.LIST).read_text(encoding="utf-8"))
@@ -98,9 +93,9 @@ def of_older_report(folder: Path) -> dict[str, list[Recorded]]:
         return {}
 
 
-def comment(recorded: dict[str, list[Recorded]]) -> str:
-    """As lines of a YAML comment."""
-    lines = []
+def comment(recorded: Files) -> str:
+    """As lines of a YAML comment; none without files."""
+    lines = ["# What it reads has to be put beside this file, under these names:\n"] if recorded else []
     for name, files in recorded.items():
         size = f"{sum(file.bytes for file in files):,} bytes"
         if not files:

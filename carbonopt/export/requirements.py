@@ -7,12 +7,8 @@ from pathlib import Path
 from carbonopt.core.config import Launch, Workload
 from carbonopt.core.dimensions import TrialParams
 
-_HEAD = """\
-# What train.py imports, in the versions that the study's trials ran on: pip install -r requirements.txt
-"""
-_COMPILERS = """\
-# It also compiles: a C and a C++ compiler (g++) have to be on PATH.
-"""
+_HEAD = "# What train.py imports, in the versions that the study's trials ran on: pip install -r requirements.txt\n"
+_COMPILERS = "# It also compiles: a C and a C++ compiler (g++) have to be on PATH.\n"
 _LAUNCHER = "accelerate"
 _DISTRIBUTIONS = {"yaml": "pyyaml", "pydantic_core": "pydantic"}  # of those whose name is not the module's
 _PYTORCH_BUILD = re.compile(r"cpu|cu\d+|rocm[\d.]+")

@@ -3,24 +3,27 @@ and accelerate."""
 
 import json
 import math
+from importlib import resources
 from typing import Any
 
 import yaml
 
-from carbonopt.core.config import Launch, StudyConfig, Workload
+from carbonopt.core.config import Launch, StudyConfig
 from carbonopt.core.dimensions import DIMENSIONS, TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.trial import Prepared, TrialRecord
 from carbonopt.export import recorded
 from carbonopt.train.arguments import max_grad_norm
 from carbonopt.train.deepspeed_config import deepspeed_config
+from carbonopt.train.rerun import RECORDED
 
 DEEPSPEED_CONFIG = "ds_config.json"
-OWN_STEP = "carbonopt/train/fast_step.py"  # in winner/
+_OWN_STEP = "carbonopt/train/fast_step.py"  # in winner/
 
 _SUFFIX = " (winner)"
 _NAME_LENGTH = 200  # what a study's name may have
 
+_STUDY_HEAD = "# carbonopt run rerun.yaml\n"
 _WORKLOAD_HEAD = """\
 # What train.py trains, how it is judged, and what the trial reached with its seed; another seed reaches another
 # quality. The trial's parameters are in params.json; train.py reads no other settings.
@@ -29,74 +32,13 @@ _TRAINING_HEAD = """\
 # transformers.TrainingArguments, with the names of transformers {version}, for a training script of your own; train.py
 # makes its own from params.json and workload.yaml.
 """
-_STUDY_HEAD = """\
-# carbonopt run rerun.yaml
-"""
-_DATA_HEAD = """\
-# What it reads has to be put beside this file, under these names:
-"""
 _ACCELERATE_HEAD = f"""\
 # accelerate launch --config_file accelerate.yaml train.py
 # The ZeRO stage, offload and mixed precision are in {DEEPSPEED_CONFIG}; train.py makes the same from params.json.
 """
-_SCRIPT = """\
-#!/bin/sh
-# Trains the recommended configuration once more, into output/ beside this file. Needs an environment with what
-# requirements.txt lists; of carbonopt, the folder carbonopt/ beside this file has all that is needed.
-set -eu
-usage() {{
-    cat <<'END'
-{usage}
-END
-}}
-case "$#,${{1-}}" in
-    0,{taken}) ;;
-    *,-h | *,--help) usage; exit 0 ;;
-    *)
-        usage >&2
-        echo "run.sh: {refused}: $*" >&2
-        exit 2 ;;
-esac
-export CALLED_FROM="$PWD"
-CDPATH='' cd -- "$(dirname -- "$(readlink -f -- "$0")")"  # of the file itself, where a link to it was called
-command -v accelerate >/dev/null || {{ echo "accelerate is not on PATH: activate its environment" >&2; exit 127; }}
-# Its ninja first: for another one DeepSpeed's operators count as changed, and are compiled anew.
-export PATH="$(dirname -- "$(command -v accelerate)"):$PATH"
-{check}export TOKENIZERS_PARALLELISM=false{device}
-if [ -n "${{TORCH_CUDA_ARCH_LIST-}}" ]; then  # DeepSpeed takes what follows the dot for a number and dies on 9.0a
-    TORCH_CUDA_ARCH_LIST=$(printf %s "$TORCH_CUDA_ARCH_LIST" | sed 's/\\([0-9]\\.[0-9][0-9]*\\)[a-z][a-z]*/\\1/g')
-    export TORCH_CUDA_ARCH_LIST
-fi
-threads=$(($(nproc) / {ranks}))
-export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}}"
-exec accelerate launch --config_file accelerate.yaml train.py{arguments}
-"""
-_ON_CPU = """
-export DS_ACCELERATOR=cpu CUDA_VISIBLE_DEVICES=''
-# For speed, as in trials: OpenMP's threads look for work before they sleep, for long only where it can be noticed that
-# others want the cores, and what is freed stays at hand.
-spins=1000
-[ "$(cut -d ' ' -f 1 /proc/$$/schedstat 2>/dev/null || echo 0)" -gt 0 ] && spins=30000
-[ -n "${OMP_WAIT_POLICY+given}" ] || export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-$spins}"
-export MALLOC_MMAP_THRESHOLD_="${MALLOC_MMAP_THRESHOLD_:-1099511627776}"
-export MALLOC_TRIM_THRESHOLD_="${MALLOC_TRIM_THRESHOLD_:-1099511627776}\""""
-_USAGE = """\
-Usage: ./run.sh
-Trains the recommended configuration once more, into output/ beside this script. It needs no files, so that there is
-nothing to give it."""
-_USAGE_WITH_DATA = """\
-Usage: ./run.sh [--data FOLDER]
-Trains the recommended configuration once more, into output/ beside this script. What inputs.json lists has to lie in
-data/ beside the script, or in FOLDER."""
-_CHECK = """\
-python3 inputs.py "$@"  # here, and not only where they are read: there a launcher's traceback would follow
-"""
-
 
 TRAIN = '''\
-"""Trains the recommended configuration once more and says which quality it reaches.
-
-    ./run.sh [--data FOLDER]
+"""Trains the recommended configuration once more and says which quality it reaches: ./run.sh [--data FOLDER]
 
 The folder carbonopt/ beside this file has all that is needed of carbonopt, as it was when this was written; params.json
 and workload.yaml say what is trained. What inputs.json lists, if there is one, has to lie in data/ or in FOLDER.
@@ -109,7 +51,7 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 
 
-def main() -> None:
+if __name__ == "__main__":
     places = {}
     if (FOLDER / "inputs.json").exists():
         import inputs  # inputs.py, beside this file
@@ -119,10 +61,6 @@ def main() -> None:
     from carbonopt.train.rerun import rerun
 
     rerun(FOLDER, places)
-
-
-if __name__ == "__main__":
-    main()
     sys.stdout.flush()
     sys.stderr.flush()
     # All is written. DeepSpeed holds on to groups, and so to Gloo's threads; one that still drops a tensor while the
@@ -150,30 +88,19 @@ def as_yaml(value: dict[str, Any]) -> str:
 
 def rerun(config: StudyConfig, record: TrialRecord) -> dict[str, Any]:
     """The study file for this configuration alone: each dimension of the space fixed, one trial that runs to its end.
-
-    Only dimensions that the space has: the others keep the defaults that the trial had, too.
-    """
-    study = config.model_dump(mode="json", exclude_none=True)
-    values = record.params.as_record()
-    study["name"] = config.name[: _NAME_LENGTH - len(_SUFFIX)] + _SUFFIX
-    study["search"] |= {
-        "space": {name: values[name] for name in study["search"]["space"]},
-        "pruning": {"target": False, "cap": False},
-        "seed": record.seed,
-    }
+    Dimensions that the space lacks keep the defaults that the trial had, too."""
+    study, values = config.model_dump(mode="json", exclude_none=True), record.params.as_record()
+    study |= {"name": config.name[: _NAME_LENGTH - len(_SUFFIX)] + _SUFFIX, "budget": {"trials": 1}}
+    space = {name: values[name] for name in study["search"]["space"]}
+    study["search"] |= {"space": space, "pruning": {"target": False, "cap": False}, "seed": record.seed}
     study["search"].pop("start", None)
     study.pop("confirm", None)
-    study["budget"] = {"trials": 1}
     return study
 
 
-def study_file(study: dict[str, Any], found: dict[str, list[recorded.Recorded]]) -> str:
+def study_file(study: dict[str, Any], found: recorded.Files) -> str:
     """rerun.yaml."""
-    return _STUDY_HEAD + _listed(found) + as_yaml(study)
-
-
-def _listed(found: dict[str, list[recorded.Recorded]]) -> str:
-    return _DATA_HEAD + recorded.comment(found) if found else ""
+    return _STUDY_HEAD + recorded.comment(found) + as_yaml(study)
 
 
 def training_settings(config: StudyConfig, record: TrialRecord, versions: dict[str, str]) -> str:
@@ -183,9 +110,8 @@ def training_settings(config: StudyConfig, record: TrialRecord, versions: dict[s
     if ratio is not None and record.total_steps is not None:
         head += f"# warmup_steps is {100 * ratio:.4g} % of the trial's {record.total_steps} steps, rounded up.\n"
     if has_own_step(config, record.params):
-        head += (
-            f"# The optimizer step of bf16 without ZeRO is {OWN_STEP}'s. DeepSpeed's own took more time and energy.\n"
-        )
+        step = "# The optimizer step of bf16 without ZeRO is"
+        head += f"{step} {_OWN_STEP}'s. DeepSpeed's own took more time and energy.\n"
     return head + as_yaml(arguments)
 
 
@@ -200,25 +126,17 @@ def has_own_step(config: StudyConfig, params: TrialParams) -> bool:
 
 def training_arguments(config: StudyConfig, record: TrialRecord) -> dict[str, Any]:
     """The configuration in the names of `transformers.TrainingArguments`; what the trial left to its default is absent.
-
-    Attention and LoRA are settings of the model, not of the training: they are in workload.yaml. The device's settings
-    and DeepSpeed's file are absent of a replay, whose runs are not known to have had them.
-    """
+    So are the device's settings and DeepSpeed's file of a replay, whose runs are not known to have had them."""
     params = record.params
-    given = config.workload.training_arguments if config.workload else {}
-    arguments: dict[str, Any] = {
-        **(_device_defaults(config.launch, params) if config.launch.trains else {}),
-        **given,
-        **{
-            dimension.argument: value
-            for name, dimension in DIMENSIONS.items()
-            if dimension.argument is not None and (value := getattr(params, name)) is not None
-        },
-        "gradient_accumulation_steps": params.gradient_accumulation_steps,
-        "seed": record.seed,
-    }
-    if (warmup := _warmup_steps(config, record)) is not None:
-        arguments["warmup_steps"] = warmup
+    arguments = _device_defaults(config.launch, params) if config.launch.trains else {}
+    arguments |= config.workload.training_arguments if config.workload else {}
+    for name, dimension in DIMENSIONS.items():
+        if dimension.argument is not None and (value := getattr(params, name)) is not None:
+            arguments[dimension.argument] = value
+    arguments |= {"gradient_accumulation_steps": params.gradient_accumulation_steps, "seed": record.seed}
+    if (ratio := _warmup_ratio(config, record)) is not None:
+        # A number of steps where it is known: the only thing that every transformers takes for the same.
+        arguments["warmup_steps"] = ratio if record.total_steps is None else math.ceil(ratio * record.total_steps)
     if params.precision is not None:
         arguments |= {"bf16": params.precision == "bf16", "fp16": params.precision == "fp16"}
     return arguments
@@ -237,34 +155,23 @@ def _device_defaults(launch: Launch, params: TrialParams) -> dict[str, Any]:
 
 def _warmup_ratio(config: StudyConfig, record: TrialRecord) -> float | None:
     """The share of the steps, whether searched or given to transformers as one; None: no warmup, or a number of steps.
-
-    Below 1 transformers 5 takes `warmup_steps` for a share; from 1 on, and always before 5, for a number of steps.
-    """
+    Below 1 transformers 5 takes `warmup_steps` for a share; from 1 on, and always before 5, for a number of steps."""
     if record.params.warmup_ratio is not None:
         return record.params.warmup_ratio
     given = config.workload.training_arguments.get("warmup_steps", 0) if config.workload else 0
     return given if 0 < given < 1 else None
 
 
-def _warmup_steps(config: StudyConfig, record: TrialRecord) -> float | int | None:
-    """A number of steps where it is known: the only thing that every transformers takes for the same."""
-    ratio = _warmup_ratio(config, record)
-    return ratio if ratio is None or record.total_steps is None else math.ceil(ratio * record.total_steps)
-
-
-def deepspeed_settings(workload: Workload, record: TrialRecord, *, on_gpu: bool) -> str:
-    settings = deepspeed_config(record.params, workload, on_gpu, max_grad_norm(workload))
-    return json.dumps(settings, indent=2) + "\n"
-
-
-def checked_deepspeed_settings(text: str, record: TrialRecord) -> str:
-    """The trial's own ds_config.json, as it is.
-
-    Raises:
-        BadInput: if it isn't what DeepSpeed reads; a disk that was full or a copy that broke off can have cut it.
-    """
+def deepspeed_settings(config: StudyConfig, record: TrialRecord, own: str | None) -> str:
+    """ds_config.json: the trial's `own`, as it is; one made from its parameters where that is gone. Raises BadInput if
+    it isn't what DeepSpeed reads; a disk that was full or a copy that broke off can have cut it."""
+    if own is None:
+        assert config.workload is not None
+        max_norm = max_grad_norm(config.workload)
+        made = deepspeed_config(record.params, config.workload, bool(config.launch.gpus), max_norm)
+        return json.dumps(made, indent=2) + "\n"
     try:
-        whole = isinstance(json.loads(text), dict)
+        whole = isinstance(json.loads(own), dict)
     except (ValueError, RecursionError):
         whole = False
     if not whole:
@@ -272,28 +179,21 @@ def checked_deepspeed_settings(text: str, record: TrialRecord) -> str:
             f"trials/{record.trial:04d}/{DEEPSPEED_CONFIG} is damaged: it must be a JSON object, but isn't; "
             "remove it, and the report makes its own."
         )
-    return text
+    return own
 
 
-def workload(
-    study: dict[str, Any],
-    record: TrialRecord,
-    prepared: Prepared | None,
-    found: dict[str, list[recorded.Recorded]],
-) -> str:
+def workload(study: dict[str, Any], record: TrialRecord, prepared: Prepared | None, found: recorded.Files) -> str:
     """workload.yaml: the study's own workload, and the trial's figures. `study` is as rerun.yaml has it, where the
     files, those `found`, have their names."""
-    settings = dict(study["workload"])
+    settings, quality = dict(study["workload"]), record.quality
     if prepared is not None and prepared.eval_batch_size_per_gpu is not None:
         # By that GPU's memory; another one's would give another, and sums that differ in their last digits.
         settings.setdefault("eval_batch_size_per_gpu", prepared.eval_batch_size_per_gpu)
-    quality = record.quality
-    settings["recorded"] = {
-        "trial": record.trial, "seed": record.seed, "quality": quality.name, "value": quality.value
-    }  # fmt: skip
+    reached = {"trial": record.trial, "seed": record.seed, "quality": quality.name, "value": quality.value}
     if prepared is not None:
-        settings["recorded"] |= {"train_tokens": prepared.train_tokens, "eval_tokens": prepared.eval_tokens}
-    return _WORKLOAD_HEAD + _listed(found) + as_yaml(settings)
+        reached |= {"train_tokens": prepared.train_tokens, "eval_tokens": prepared.eval_tokens}
+    settings[RECORDED] = reached
+    return _WORKLOAD_HEAD + recorded.comment(found) + as_yaml(settings)
 
 
 def accelerate_settings(params: TrialParams) -> str:
@@ -311,14 +211,7 @@ def accelerate_settings(params: TrialParams) -> str:
     return _ACCELERATE_HEAD + as_yaml(settings)
 
 
-def script(launch: Launch, has_inputs: bool) -> str:
+def script(launch: Launch) -> str:
     """run.sh. The threads of a rank are as many as in a trial: sums on a CPU depend on their number."""
-    return _SCRIPT.format(
-        device="" if launch.gpus else _ON_CPU,
-        ranks=launch.world_size,
-        usage=_USAGE_WITH_DATA if has_inputs else _USAGE,
-        taken=" | 1,--data=?* | 2,--data" if has_inputs else "",
-        refused="it takes --data FOLDER alone, not" if has_inputs else "it takes no arguments, not",
-        check=_CHECK if has_inputs else "",
-        arguments=' "$@"' if has_inputs else "",
-    )
+    template = resources.files("carbonopt.export").joinpath("run.sh").read_text(encoding="utf-8")
+    return template.replace("@DEVICE@", "gpu" if launch.gpus else "cpu").replace("@RANKS@", str(launch.world_size))

@@ -11,19 +11,11 @@ from carbonopt.export import copies, inputs, model_card, recorded, requirements,
 from carbonopt.train import rerun
 from carbonopt.train.tasks.base import task_module
 
-PARAMS = rerun.PARAMS
-STUDY = "rerun.yaml"
-CARD = "model_card.md"
-SCRIPT = "run.sh"
-TRAIN = "train.py"
-WORKLOAD = rerun.WORKLOAD
-TRAINING_ARGUMENTS = "training_args.yaml"
-ACCELERATE = "accelerate.yaml"
-REQUIREMENTS = "requirements.txt"
-CHECK = "inputs.py"
+STUDY, CARD, SCRIPT, TRAIN, CHECK = "rerun.yaml", "model_card.md", "run.sh", "train.py", "inputs.py"
+TRAINING_ARGUMENTS, ACCELERATE, REQUIREMENTS = "training_args.yaml", "accelerate.yaml", "requirements.txt"
 COPIES = f"{copies.PACKAGE}/"  # a folder with all that is in it
 NAMES = (
-    *(PARAMS, STUDY, CARD, SCRIPT, TRAIN, WORKLOAD, TRAINING_ARGUMENTS, ACCELERATE, REQUIREMENTS, CHECK),
+    *(rerun.PARAMS, STUDY, CARD, SCRIPT, TRAIN, rerun.WORKLOAD, TRAINING_ARGUMENTS, ACCELERATE, REQUIREMENTS, CHECK),
     *(inputs.LIST, settings.DEEPSPEED_CONFIG, COPIES),
 )
 
@@ -50,10 +42,10 @@ def winner_files(
     versions = data.provenance.versions
     needed = {name: parts for name, parts in found.items() if name in recorded.of_workload(reads.study)}
     texts = {
-        PARAMS: json.dumps(record.params.as_record(), indent=2) + "\n",
+        rerun.PARAMS: json.dumps(record.params.as_record(), indent=2) + "\n",
         STUDY: settings.study_file(reads.study, found),
         TRAINING_ARGUMENTS: settings.training_settings(data.config, record, versions),
-        CARD: model_card.model_card(data, recommendation, record, needed, caveats),
+        CARD: model_card.model_card(data, recommendation, record, [*needed], caveats),
     }
     workload, launch = data.config.workload, data.config.launch
     if workload is None or not launch.trains:
@@ -62,14 +54,13 @@ def winner_files(
         check = resources.files("carbonopt.export").joinpath(CHECK).read_text(encoding="utf-8")
         texts |= {inputs.LIST: recorded.as_json(needed), CHECK: check}
     copied = copies.copies(rerun.__name__, task_module(workload.task))
-    own = {name: settings.checked_deepspeed_settings(text, record) for name, text in (given or {}).items()}
+    own = (given or {}).get(settings.DEEPSPEED_CONFIG)
     return {
         **texts,
-        settings.DEEPSPEED_CONFIG: settings.deepspeed_settings(workload, record, on_gpu=bool(launch.gpus)),
-        **own,
-        WORKLOAD: settings.workload(reads.study, record, data.prepared, needed),
+        settings.DEEPSPEED_CONFIG: settings.deepspeed_settings(data.config, record, own),
+        rerun.WORKLOAD: settings.workload(reads.study, record, data.prepared, needed),
         ACCELERATE: settings.accelerate_settings(record.params),
-        SCRIPT: settings.script(launch, has_inputs=bool(needed)),
+        SCRIPT: settings.script(launch),
         REQUIREMENTS: requirements.requirements(workload, launch, record.params, versions, copied.libraries),
         TRAIN: settings.TRAIN,
         **copied.files,

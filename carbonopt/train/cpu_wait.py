@@ -42,15 +42,12 @@ class CpuWait:
 class SpinThrottle(threading.Thread):
     """Lets OpenMP's threads sleep sooner, to the trial's end, once other work wants their cores.
 
-    Why it is here: with 30,000 looks a trial alone on two cores has 0.996 of a bare loop's tokens a second, with 1,000
-    it has 0.84; but beside one busy process its training took 126.5 s instead of 9.4, and a study whose machine became
-    busy reported a saving of 97.5 % that was none. With both, it takes 17.2 s (reports/performance.md).
-
-    Between two parallel regions they look for the next one, GOMP_SPINCOUNT times, before they sleep. Alone on a machine
-    that saves the time of waking them; beside other work it takes the core from whoever has the next region's work. A
-    step of the quickstart's model on two cores, beside one busy process: 320 ms with 30,000 looks, 46 with 1,000. A
-    running process can't set the number, but libgomp looks 1,000 times at most once its threads are more than the
-    machine's cores (its `gomp_throttled_spin_count_var`): hence a team of threads that does nothing.
+    Between two parallel regions they look for the next one, GOMP_SPINCOUNT times, before they sleep. With 30,000 looks
+    a trial alone on two cores has 0.996 of a bare loop's tokens a second, with 1,000 it has 0.84; but beside one busy
+    process its training took 126.5 s instead of 9.4, and a study reported a saving of 97.5 % that was none. With both,
+    it takes 17.2 s (reports/performance.md). A running process can't set the number, but libgomp looks 1,000 times at
+    most once its threads are more than the machine's cores (its `gomp_throttled_spin_count_var`): hence a team of
+    threads that does nothing.
     """
 
     def __init__(self) -> None:

@@ -15,13 +15,9 @@ def deepspeed_config(
     params: TrialParams, workload: Workload, on_gpu: bool, max_grad_norm: float = 1.0
 ) -> dict[str, Any]:
     """DeepSpeed's settings for these parameters, the study's own (`workload.deepspeed`) merged in; plain numbers all.
-
-    Raises:
-        BadInput: if the study's settings have a key that DeepSpeed doesn't know or that carbonopt sets, or if the
-            offload doesn't go with the ZeRO stage.
-    """
+    Raises BadInput as `check_deepspeed_keys` does, and if the offload doesn't go with the ZeRO stage."""
     check_deepspeed_keys(workload.deepspeed)
-    config: dict[str, Any] = {
+    config = {
         "train_batch_size": params.global_batch_size,
         "train_micro_batch_size_per_gpu": params.micro_batch_size_per_gpu,
         "gradient_accumulation_steps": params.gradient_accumulation_steps,
@@ -39,27 +35,23 @@ def deepspeed_config(
 
 
 def _zero(params: TrialParams, on_gpu: bool) -> dict[str, Any]:
+    if params.offload != "none" and params.zero_stage == 0:
+        raise BadInput(f"offload needs zero_stage 1, 2 or 3, but got offload={params.offload} with zero_stage=0.")
+    if params.offload == "parameters" and params.zero_stage != 3:
+        raise BadInput(f"offload=parameters needs zero_stage 3, but got zero_stage={params.zero_stage}.")
     zero: dict[str, Any] = {"stage": params.zero_stage}
     if params.zero_stage > 0:
         zero |= {"reduce_bucket_size": _BUCKET_ELEMENTS, "allgather_bucket_size": _BUCKET_ELEMENTS}
     if params.zero_stage == 3:
         zero["stage3_gather_16bit_weights_on_model_save"] = True  # or a saved model would have no weights
-    if params.offload == "none":
-        return zero
-    if params.zero_stage == 0:
-        raise BadInput(f"offload needs zero_stage 1, 2 or 3, but got offload={params.offload} with zero_stage=0.")
-    to_host = {"device": "cpu", "pin_memory": on_gpu}
-    zero["offload_optimizer"] = to_host
-    if params.offload == "parameters":
-        if params.zero_stage != 3:
-            raise BadInput(f"offload=parameters needs zero_stage 3, but got zero_stage={params.zero_stage}.")
-        zero["offload_param"] = dict(to_host)
+    for part in {"none": (), "optimizer": ("optimizer",), "parameters": ("optimizer", "param")}[params.offload]:
+        zero[f"offload_{part}"] = {"device": "cpu", "pin_memory": on_gpu}
     return zero
 
 
 def _merged(base: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in more.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merged(merged[key], value) if both else value
+    merged = base | more
+    for key in base.keys() & more.keys():
+        if isinstance(base[key], dict) and isinstance(more[key], dict):
+            merged[key] = _merged(base[key], more[key])
     return merged

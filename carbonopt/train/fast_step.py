@@ -7,11 +7,9 @@ import torch
 
 
 def install_fast_step(engine: Any, world_size: int) -> None:
-    """Has an engine do the same in less time; to be called before its first step.
-
-    Without ZeRO in bf16, gradients that are not finite are then not looked for, as with ZeRO: the loss shows them.
-    Where the study asks for that search (bf16.check_grad_overflow), the step stays DeepSpeed's.
-    """
+    """Has an engine do the same in less time; to be called before its first step. Without ZeRO in bf16, gradients that
+    are not finite are then not looked for, as with ZeRO: the loss shows them. Where the study asks for that search
+    (bf16.check_grad_overflow), the step stays DeepSpeed's."""
     # The engine looks through the model's modules twice a step to forget the gradients, the Trainer at each micro batch
     # to have the model train: together 0.9 ms of the quickstart's 24 a step.
     parameters = list(engine.module.parameters())

@@ -1,8 +1,5 @@
-"""A rank that is forked from a process which has imported everything: the module of the fork server.
-
-The process imports this module once; each of its forks calls `run`. Importing touches no GPU: the forks of a process
-that has opened one can't use it.
-"""
+"""A rank that is forked from a process which has imported everything: the module of the fork server, whose forks call
+`run`. Importing touches no GPU: the forks of a process that has opened one can't use it."""
 
 import os
 import select
@@ -27,9 +24,7 @@ import_all()
 
 def unfit() -> str | None:
     """Why forks of this process can't train; None: they can."""
-    if torch.cuda.is_initialized():
-        return "importing what trials need has opened a GPU already"
-    return None
+    return "importing what trials need has opened a GPU already" if torch.cuda.is_initialized() else None
 
 
 def run() -> int:

@@ -2,24 +2,22 @@
 
 import math
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
 
 from carbonopt.core.events import Evaluated
-from carbonopt.core.quality import Quality
 from carbonopt.core.trial import EvalPoint, Kernels, Phase, Stage
 from carbonopt.train import ranks
 from carbonopt.train.client import Speaker
 from carbonopt.train.cpu_wait import CpuWait, SpinThrottle
-from carbonopt.train.data.prefetch import PrefetchLoader
-from carbonopt.train.evaluation import evaluation_steps
+from carbonopt.train.data.packing import PrefetchLoader, evaluation_steps
 from carbonopt.train.failures import Diverged
 from carbonopt.train.fast_step import install_fast_step
 from carbonopt.train.tasks.base import TrialRun
+from carbonopt.train.tasks.trainer_task import TrainerTask
 
 _LOSS_CHECK_STEPS = 50  # reading the loss waits for the GPU; between two evaluations this often is enough
 
@@ -58,34 +56,21 @@ def _kernels() -> Kernels | None:
 class Evaluations(TrainerCallback):
     """Evaluates at the planned steps, tells the study, and stops on all ranks when the study says so."""
 
-    def __init__(
-        self,
-        run: TrialRun,
-        quality: Quality,
-        trainer: TrialTrainer,
-        evaluate: Callable[[], tuple[float, int]],
-        speaker: Speaker | None,
-    ) -> None:
-        self._run, self._quality = run, quality
+    def __init__(self, task: TrainerTask, run: TrialRun, trainer: TrialTrainer, speaker: Speaker | None) -> None:
+        self._task, self._run, self._speaker = task, run, speaker  # the speaker is rank 0's
         self._trainer = trainer  # its engine exists when training begins
-        self._evaluate = evaluate  # returns the quality's sum and count, over all ranks
         self._evaluation_steps = evaluation_steps(run.total_steps, run.workload.evaluations)
-        self._speaker = speaker  # rank 0's
-        self._cores = CpuWait()
-        self._spin_throttle = SpinThrottle()
+        self._cores, self._spin_throttle = CpuWait(), SpinThrottle()
         self.last: EvalPoint | None = None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:  # model, engine and optimizer are ready here, and no step was made yet
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Model, engine and optimizer are ready, and no step was made yet."""
         install_fast_step(self._trainer.model_wrapped, ranks.world_size())
         if ranks.device().type == "cpu":
             self._spin_throttle.start()
         self._enter(Phase.TRAIN)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl:
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
         step = state.global_step
         if self._speaker is not None:
             if step == 1:
@@ -94,16 +79,14 @@ class Evaluations(TrainerCallback):
             # The evaluations say it of all ranks; but a trial can be stopped before the first.
             told_later = step >= self._evaluation_steps[0]
             self._speaker.progress(step, self._run.total_steps, None if told_later else self._cores.so_far)
-        if step in self._evaluation_steps:
+        evaluates = step in self._evaluation_steps
+        if evaluates or step % _LOSS_CHECK_STEPS == 0:
             self._check_loss(step)
+        if evaluates:
             control.should_training_stop |= self._evaluated(step)
-        elif step % _LOSS_CHECK_STEPS == 0:
-            self._check_loss(step)
         return control
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         self._spin_throttle.end()
 
     def _enter(self, phase: Phase) -> None:
@@ -119,31 +102,24 @@ class Evaluations(TrainerCallback):
 
     def _check_loss(self, step: int) -> None:
         loss = self._trainer.last_loss
-        last = math.nan if loss is None else float(loss)
-        if ranks.largest(float(not math.isfinite(last))):
+        diverged = loss is None or not math.isfinite(loss)
+        if ranks.largest(float(diverged)):
             raise Diverged(f"the training loss was not finite at step {step} of {self._run.total_steps}.")
 
     def _evaluated(self, step: int) -> bool:
         """Evaluates; returns whether to stop."""
-        total_steps = self._run.total_steps
+        total_steps, stop = self._run.total_steps, False
         self._enter(Phase.EVAL)
-        total, count = self._evaluate()
+        total, count = self._task.evaluate(self._run, self._trainer)
         ranks.together()
-        peak_memory_gib = ranks.largest(ranks.peak_memory_gib())
-        cpu_wait_fraction = self._cores.share  # where one rank's kernel tells it, all do
-        cpu_wait_fraction = None if cpu_wait_fraction is None else ranks.largest(cpu_wait_fraction)
-        tokens = step * self._run.tokens_per_step
-        self.last = EvalPoint.of(self._quality, total, count, step=step, tokens=tokens)
-        stop = False
+        measured: dict[str, float] = {"peak_memory_gib": ranks.largest(ranks.peak_memory_gib())}
+        if (share := self._cores.share) is not None:  # where one rank's kernel tells it, all do
+            measured["cpu_wait_fraction"] = ranks.largest(share)
+        self.last = EvalPoint.of(self._task.quality, total, count, step=step, tokens=step * self._run.tokens_per_step)
         if self._speaker is not None:
-            told = Evaluated(
-                point=self.last,
-                total_steps=total_steps,
-                peak_memory_gib=peak_memory_gib,
-                cpu_wait_fraction=cpu_wait_fraction,
-            )
+            told = Evaluated(point=self.last, total_steps=total_steps, **measured)
             stop = self._speaker.evaluated(told) is not None
-        stop = bool(ranks.from_rank_0(int(stop)))
+        stop = bool(ranks.largest(float(stop)))
         if self.last.value is None:
             raise Diverged(f"the evaluation loss was not finite at step {step} of {total_steps}.")
         if not stop and step < total_steps:

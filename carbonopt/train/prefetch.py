@@ -1,14 +1,10 @@
 """What a trial's process does while it waits to be told which trial it is: it loads the kernels, and draws the random
-model that the trial will most likely train.
-
-On a CPU there is nothing to load and no time to wait, so that nothing here is called.
-"""
+model that the trial will most likely train. On a CPU there is nothing to load, so that nothing here is called."""
 
 import json
 import random
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,15 +18,12 @@ from carbonopt.train.tasks.trainer_task import TrainerTask
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Parameters of a model that waits in the host's memory beside the trial that runs; in float32 1 GB.
-_MOST_PARAMETERS = 250_000_000
-# Parameters of the model that a waiting trial warms up with, beside another that trains: with gradients and optimizer
-# 1 GB.
-_MOST_WARMED_UP = 60_000_000
+# Parameters beside another trial that runs; both are 1 GB.
+_MOST_PARAMETERS = 250_000_000  # of a model that waits in the host's memory, in float32
+_MOST_WARMED_UP = 60_000_000  # of one that kernels are loaded by, with gradients and optimizer
 
 
-@dataclass(frozen=True)
-class _Prefetched:
+class _Prefetched(NamedTuple):
     folder: PreparedFolder
     seed: int
     model: "PreTrainedModel"
@@ -68,12 +61,9 @@ def take_prefetched_model(spec: TrialSpec) -> "PreTrainedModel | None":
     stand as if it just had."""
     global _prefetched
     prefetched, _prefetched = _prefetched, None
-    if prefetched is None or (prefetched.folder, prefetched.seed) != (
-        PreparedFolder(Path(spec.prepared_dir)),
-        spec.seed,
-    ):
+    if prefetched is None or spec.params.attention_implementation is not None:
         return None
-    if spec.params.attention_implementation is not None:
+    if (prefetched.folder, prefetched.seed) != (PreparedFolder(Path(spec.prepared_dir)), spec.seed):
         return None
     python, numpy, cpu = prefetched.generators
     random.setstate(python)

@@ -1,8 +1,6 @@
 """Everything that trials share, done once before the first: data to arrays, the checks, DeepSpeed's ops.
 
-    python -m carbonopt.train.prepare SPEC.json
-
-SPEC.json is a PrepareSpec.
+python -m carbonopt.train.prepare SPEC.json, which is a PrepareSpec.
 """
 
 import gc
@@ -20,6 +18,7 @@ from carbonopt.core.files import PreparedFolder, write_json
 from carbonopt.core.trial import Phase, Prepared
 from carbonopt.core.values import Frozen
 from carbonopt.train.client import Speaker
+from carbonopt.train.deepspeed_ops import op_builders
 from carbonopt.train.failures import reported
 from carbonopt.train.tasks.base import task_for
 
@@ -36,59 +35,47 @@ class PrepareSpec(Frozen):
 
 def prepare(spec: PrepareSpec) -> Prepared:
     """Makes the prepared folder, or takes it as it is when it was made for the same workload; DeepSpeed's operators are
-    loaded in any case, and compiled where they aren't there.
-
-    Raises:
-        BadInput: for whatever in the workload would make every trial fail.
-    """
+    loaded in any case, and compiled where they aren't there. Raises BadInput for whatever in the workload would make
+    every trial fail."""
     folder = PreparedFolder(Path(spec.prepared_dir))
-    if (found := folder.made_for(spec.fingerprint)) is not None:
+    if (prepared := folder.made_for(spec.fingerprint)) is not None:
         _load_ops(spec)
-        return found
+        return prepared
     if folder.root.exists() and not folder.root.is_dir():
         raise BadInput(f"{folder.root} must be a folder, but is a file; move it away.")
     if folder.root.exists() and not folder.summary.is_file() and any(folder.root.iterdir()):
         raise BadInput(f"{folder.root} must be empty or a prepared data set, but holds other files; move them away.")
-    aside = PreparedFolder(folder.root.with_name(f".{folder.root.name}.{os.getpid()}.part"))
+    aside, old = (folder.root.with_name(f".{folder.root.name}.{os.getpid()}.{kind}") for kind in ("part", "old"))
     try:
-        aside.root.mkdir(parents=True)
-        prepared = _make(spec, aside)
-        prepared = prepared.model_copy(update={"files": aside.sizes()})
-        write_json(aside.summary, prepared.model_dump())
-        _replace(folder.root, aside.root)
+        aside.mkdir(parents=True)
+        prepared = _make(spec, PreparedFolder(aside))
+        if folder.root.exists():
+            folder.root.rename(old)
+        aside.rename(folder.root)  # a reader finds a whole folder there or none
     finally:
-        shutil.rmtree(aside.root, ignore_errors=True)
+        for rest in (aside, old):
+            shutil.rmtree(rest, ignore_errors=True)
     return prepared
 
 
 def _make(spec: PrepareSpec, folder: PreparedFolder) -> Prepared:
-    from carbonopt.train import ranks
-    from carbonopt.train.arguments import check_training_arguments
-    from carbonopt.train.deepspeed_keys import check_deepspeed_keys
+    from carbonopt.train import arguments, deepspeed_keys, ranks
 
     ranks.check_devices()
     task = task_for(spec.workload)
-    check_deepspeed_keys(task.workload.deepspeed)
-    check_training_arguments(task.workload.training_arguments, spec.space)
+    deepspeed_keys.check_deepspeed_keys(task.workload.deepspeed)
+    arguments.check_training_arguments(task.workload.training_arguments, spec.space)
     prepared = task.prepare(spec.space, folder, spec.fingerprint)
     write_json(folder.workload, spec.workload)
     _load_ops(spec)
+    prepared = prepared.model_copy(update={"files": folder.sizes()})
+    write_json(folder.summary, prepared.model_dump())
     return prepared
 
 
 def _load_ops(spec: PrepareSpec) -> None:
-    from carbonopt.train.deepspeed_ops import load_ops
-
-    load_ops(with_cpu_adam=may_be_other_than(spec.space["offload"], "none"))
-
-
-def _replace(target: Path, made: Path) -> None:
-    """Puts `made` in `target`'s place; a reader finds a whole folder there or none."""
-    old = target.with_name(f".{target.name}.{os.getpid()}.old")
-    if target.exists():
-        target.rename(old)
-    made.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
+    for builder in op_builders(with_cpu_adam=may_be_other_than(spec.space["offload"], "none")):
+        builder.load(verbose=False)
 
 
 def main(spec_path: str) -> int:

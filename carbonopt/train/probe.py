@@ -12,6 +12,7 @@ import sys
 from typing import Any, TextIO
 
 from carbonopt.core.values import Frozen
+from carbonopt.train.deepspeed_ops import build_folder, op_builders
 
 _MATRIX = 4096  # rows and columns
 _PRODUCTS = 50  # before the GPUs are waited for
@@ -25,16 +26,16 @@ class TorchGpu(Frozen):
 class Op(Frozen):
     name: str
     built: bool
-    lock: str | None  # a file that makes everyone wait who needs the operator
+    lock: str | None = None  # a file that makes everyone wait who needs the operator
 
 
 class Stack(Frozen):
     versions: dict[str, str]
     torch_cuda: str | None  # the version that torch was built with; None: for the CPU only
-    gpus: tuple[TorchGpu, ...]
-    gpu_error: str | None  # why torch can't use GPUs
-    nvcc: str | None  # its version
-    nvcc_error: str | None  # why DeepSpeed wouldn't compile with it
+    gpus: tuple[TorchGpu, ...] = ()
+    gpu_error: str | None = None  # why torch can't use GPUs
+    nvcc: str | None = None  # its version
+    nvcc_error: str | None = None  # why DeepSpeed wouldn't compile with it
     ops: tuple[Op, ...]
 
 
@@ -42,79 +43,56 @@ def stack() -> Stack:
     """Looks at torch, its GPUs and DeepSpeed's compilers and operators; compiles nothing."""
     import torch
 
-    from carbonopt.train.deepspeed_ops import op_builders
-    from carbonopt.train.versions import package_versions
+    from carbonopt.train.imports import package_versions
 
-    gpus, gpu_error = _gpus()
-    nvcc, nvcc_error = _nvcc()
-    return Stack(
-        versions=package_versions(),
-        torch_cuda=torch.version.cuda,
-        gpus=gpus,
-        gpu_error=gpu_error,
-        nvcc=nvcc,
-        nvcc_error=nvcc_error,
-        ops=tuple(_op(builder) for builder in op_builders(with_cpu_adam=True)),
-    )
+    ops = tuple(map(_op, op_builders(with_cpu_adam=True)))
+    return Stack(versions=package_versions(), torch_cuda=torch.version.cuda, ops=ops, **_gpus(), **_nvcc())
 
 
-def _gpus() -> tuple[tuple[TorchGpu, ...], str | None]:
+def _gpus() -> dict[str, Any]:
     import torch
 
     if torch.version.cuda is None:
-        return (), None
+        return {}
     try:
         torch.cuda.init()
     except RuntimeError as error:
-        return (), " ".join(str(error).split())
-    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return tuple(TorchGpu(name=gpu.name, uuid=f"GPU-{gpu.uuid}") for gpu in found), None
+        return {"gpu_error": " ".join(str(error).split())}
+    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return {"gpus": tuple(TorchGpu(name=gpu.name, uuid=f"GPU-{gpu.uuid}") for gpu in gpus)}
 
 
-def _nvcc() -> tuple[str | None, str | None]:
+def _nvcc() -> dict[str, Any]:
     """The compiler's version and what DeepSpeed has against it, by DeepSpeed's own rule."""
     import torch
-    from deepspeed.ops.op_builder.builder import (
-        CUDAMismatchException,
-        MissingCUDAException,
-        assert_no_cuda_mismatch,
-        installed_cuda_version,
-    )
+    from deepspeed.ops.op_builder import builder
 
     if torch.version.cuda is None:
-        return None, None
+        return {}
     try:
-        version = ".".join(map(str, installed_cuda_version()))
-    except MissingCUDAException as error:
-        return None, str(error)
+        version = ".".join(map(str, builder.installed_cuda_version()))
+    except builder.MissingCUDAException as error:
+        return {"nvcc_error": str(error)}
     try:
-        assert_no_cuda_mismatch()
-    except CUDAMismatchException as error:
-        return version, str(error).removeprefix(">- ")
-    return version, None
+        builder.assert_no_cuda_mismatch()
+    except builder.CUDAMismatchException as error:
+        return {"nvcc": version, "nvcc_error": str(error).removeprefix(">- ")}
+    return {"nvcc": version}
 
 
 def _op(builder: Any) -> Op:
     from deepspeed.git_version_info import installed_ops
     from torch.utils.cpp_extension import LIB_EXT
 
-    from carbonopt.train.deepspeed_ops import build_folder
-
     if installed_ops.get(builder.name, False):  # DeepSpeed was installed with it
-        return Op(name=builder.name, built=True, lock=None)
+        return Op(name=builder.name, built=True)
     folder = build_folder(builder)
-    lock = folder / "lock"  # torch's name for it
-    return Op(
-        name=builder.name,
-        built=(folder / f"{builder.name}{LIB_EXT}").exists(),
-        lock=str(lock) if lock.exists() else None,
-    )
+    lock, library = folder / "lock", folder / f"{builder.name}{LIB_EXT}"  # torch's names for them
+    return Op(name=builder.name, built=library.exists(), lock=str(lock) if lock.exists() else None)
 
 
 def build() -> None:
     """Compiles what trials will load and isn't there yet. One that is locked is left alone."""
-    from carbonopt.train.deepspeed_ops import op_builders
-
     for builder in op_builders(with_cpu_adam=True):
         op = _op(builder)
         if not op.built and op.lock is None:
@@ -125,19 +103,17 @@ def load(answers: TextIO) -> None:
     """Keeps all visible GPUs busy until standard input is closed."""
     import torch
 
-    if not torch.cuda.device_count():
+    devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    if not devices:
         raise RuntimeError("torch sees no GPU")
-    matrices = [
-        torch.randn(_MATRIX, _MATRIX, device=f"cuda:{index}", dtype=torch.float16)
-        for index in range(torch.cuda.device_count())
-    ]
+    matrices = [torch.randn(_MATRIX, _MATRIX, device=device, dtype=torch.float16) for device in devices]
 
     def work() -> None:
         for matrix in matrices:
             for _ in range(_PRODUCTS):
                 torch.matmul(matrix, matrix)
-        for matrix in matrices:
-            torch.cuda.synchronize(matrix.device)
+        for device in devices:
+            torch.cuda.synchronize(device)
 
     work()
     print("busy", file=answers, flush=True)

@@ -27,20 +27,17 @@ def device() -> torch.device:
 
 
 def check_devices() -> None:
-    """Makes sure that PyTorch has exactly the GPUs that the study measures; without a study, any.
-
-    Raises:
-        BadInput: if it has not, rather than to train on the CPU, or on a GPU that nobody measures, in silence.
-    """
+    """Raises BadInput unless PyTorch has exactly the GPUs that the study measures (without a study, any): else it would
+    train on the CPU, or on a GPU that nobody measures, in silence."""
     if GPU_UUIDS not in os.environ:
         return
     measured = [uuid.removeprefix("GPU-") for uuid in os.environ[GPU_UUIDS].split(",") if uuid]
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    found = [str(torch.cuda.get_device_properties(index).uuid) for index in range(count)]
-    if found != measured:
+    seen = [str(torch.cuda.get_device_properties(index).uuid) for index in range(count)]
+    if seen != measured:
         raise BadInput(
             f"PyTorch must train on the GPUs of launch.gpus ({', '.join(measured) or 'none'}), but PyTorch "
-            f"{torch.__version__} sees {', '.join(found) or 'none'}; install a CUDA build that fits the driver "
+            f"{torch.__version__} sees {', '.join(seen) or 'none'}; install a CUDA build that fits the driver "
             "(`carbonopt doctor` says more), or set launch.gpus: [] for the CPU."
         )
 
@@ -66,15 +63,6 @@ def summed(values: list[float]) -> list[float]:
 def largest(value: float) -> float:
     """The largest over all ranks."""
     return _reduced([value], dist.ReduceOp.MAX)[0]
-
-
-def from_rank_0(value: int) -> int:
-    """Rank 0's value on every rank."""
-    if world_size() == 1:
-        return value
-    tensor = torch.tensor([value], dtype=torch.int64, device=device())
-    dist.broadcast(tensor, src=0)
-    return int(tensor.item())
 
 
 def _reduced(values: list[float], operation: dist.ReduceOp.RedOpType) -> list[float]:

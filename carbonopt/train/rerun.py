@@ -1,11 +1,8 @@
 """Trains a configuration once more, as its trial was trained, and says which quality it reaches.
 
-A report puts a copy of this file, and of all that it imports from carbonopt, into the winner's folder: there it needs
-carbonopt not installed. Data and model are made by the code that made them for the study, training and evaluation are
-a trial's; what is missing is the study that listens.
-
-Two files are read: params.json, the trial's parameters, and workload.yaml, the study's workload and what was recorded
-of the trial. Everything else in the folder follows from them, for other tools and for people.
+A report puts a copy of this file, and of all that it imports from carbonopt, into the winner's folder. Two files are
+read: params.json, the trial's parameters, and workload.yaml, the study's workload and what was recorded of the trial.
+Everything else in the folder follows from them, for other tools and for people.
 """
 
 import json
@@ -30,15 +27,9 @@ RECORDED = "recorded"  # in workload.yaml: what the trial reached, and on how ma
 
 
 def rerun(folder: Path, places: dict[str, str]) -> None:
-    """Trains and writes the model, its tokenizer and result.json into output/; to be called on every rank.
-
-    Args:
-        folder: the winner's.
-        places: where the files and folders that the workload names lie, by those names.
-
-    Raises:
-        SystemExit: with one sentence, if the data isn't what it was, or training can't be done here.
-    """
+    """Trains and writes the model, its tokenizer and result.json into output/ of `folder`, the winner's; to be called
+    on every rank. `places`: where the files and folders that the workload names lie, by those names. Raises SystemExit
+    with one sentence if the data isn't what it was, or training can't be done here."""
     workload = yaml.safe_load((folder / WORKLOAD).read_bytes())
     recorded = workload.pop(RECORDED)
     workload["evaluations"] = 1  # the others are for a study that may stop the trial
@@ -58,15 +49,11 @@ def _placed(workload: dict[str, Any], places: dict[str, str]) -> dict[str, Any]:
     """The workload with the places of its files and folders instead of their names."""
 
     def placed(value: Any) -> Any:
-        match value:
-            case dict():
-                return {key: placed(part) for key, part in value.items()}
-            case list():
-                return [placed(part) for part in value]
-            case str():
-                return places.get(value.removeprefix("./"), value)
-            case _:
-                return value
+        if isinstance(value, dict):
+            return {key: placed(part) for key, part in value.items()}
+        if isinstance(value, list):
+            return [placed(part) for part in value]
+        return places.get(value.removeprefix("./"), value) if isinstance(value, str) else value
 
     return {**workload, **{key: placed(workload[key]) for key in ("model", "tokenizer", "dataset") if key in workload}}
 
@@ -80,33 +67,22 @@ def _trained(task: Task, params: TrialParams, recorded: dict[str, Any], output: 
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     with tempfile.TemporaryDirectory(prefix=".prepared-", dir=output) as aside:  # each rank's own
         prepared_folder = PreparedFolder(Path(aside))
-        prepared = task.prepare(_space(params), prepared_folder, fingerprint="")
+        fixed = {name: value for name, value in params.model_dump(exclude_none=True).items() if name in SEARCHED}
+        prepared = task.prepare(Space.model_validate(fixed), prepared_folder, fingerprint="")
         for name in ("train_tokens", "eval_tokens"):
-            found = getattr(prepared, name)
-            if recorded.get(name, found) != found:
-                raise BadInput(f"the data set has changed: {name} were {recorded[name]}, now they are {found}.")
+            count = getattr(prepared, name)
+            if recorded.get(name, count) != count:
+                raise BadInput(f"the data set has changed: {name} were {recorded[name]}, now they are {count}.")
         write_json(prepared_folder.summary, prepared.model_dump())
+        workload, number, seed = task.workload.model_dump(mode="json"), recorded["trial"], recorded["seed"]
         spec = TrialSpec(
-            number=recorded["trial"],
-            attempt=1,
-            seed=recorded["seed"],
-            params=params,
-            workload=task.workload.model_dump(mode="json"),
-            prepared_dir=aside,
-            trial_dir=aside,
+            number=number, attempt=1, seed=seed, params=params, workload=workload, prepared_dir=aside, trial_dir=aside
         )
         trained = run_trial(spec, None)
         trained.save_model(output)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     return trained
-
-
-def _space(params: TrialParams) -> Space:
-    """The space that has these parameters alone."""
-    given = params.model_dump(exclude_none=True)
-    space: Space = Space.model_validate({name: value for name, value in given.items() if name in SEARCHED})
-    return space
 
 
 def _tell(last: EvalPoint, recorded: dict[str, Any], output: Path) -> None:

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from carbonopt.train import ranks
-from carbonopt.train.data.packing import IGNORED, Tokens, sequence_count, sequences
-from carbonopt.train.evaluation import batches_of_rank
+from carbonopt.train.data.packing import IGNORED, Tokens, batches_of_rank, sequence_count, sequences
 from carbonopt.train.loop import TrialTrainer
 from carbonopt.train.output_layer import FusedOutputLayer
 
@@ -17,15 +16,10 @@ TokenNll = Callable[[torch.Tensor, torch.Tensor, str], torch.Tensor]
 
 
 def token_nll(compiled: bool) -> TokenNll:
-    """The negative log-likelihood of target tokens in nats, computed in float32.
-
-    Compiled, it never writes the logits in float32, which for a vocabulary of 50,304 are six times the model's
-    activations.
-
-    Returns:
-        A function of the logits [batch, length, vocabulary], the targets [batch, length] and the reduction: "sum", or
-        "none" for each target (0 where it is IGNORED).
-    """
+    """The negative log-likelihood of target tokens in nats, computed in float32: a function of the logits [batch,
+    length, vocabulary], the targets [batch, length] and the reduction: "sum", or "none" for each target (0 where it is
+    IGNORED). Compiled, it never writes the logits in float32, which for a vocabulary of 50,304 are six times the
+    model's activations."""
 
     def nll(logits: torch.Tensor, targets: torch.Tensor, reduction: str) -> torch.Tensor:
         flat = logits.float().flatten(0, 1)
@@ -36,11 +30,9 @@ def token_nll(compiled: bool) -> TokenNll:
 
 class TokenLoss:
     """Cross entropy summed over a micro batch's targets and divided by the target tokens of a whole global batch.
-
-    DeepSpeed averages gradients over ranks, so each rank's sum counts world-size-fold. Divided by a constant that
-    neither micro batch nor accumulation enters, gradients need no averaging later (transformers #45305 is about
-    averaging twice or not at all). All of a training sequence's targets count: packing drops the ragged tail.
-    """
+    DeepSpeed averages gradients over ranks, so each rank's sum counts world-size-fold. Divided by a constant, gradients
+    need no averaging later (transformers #45305 is about averaging twice or not at all). All of a training sequence's
+    targets count: packing drops the ragged tail."""
 
     def __init__(self, model: Any, global_batch_tokens: int, world_size: int, compiled: bool) -> None:
         self._scale = world_size / global_batch_tokens
@@ -56,8 +48,7 @@ class TokenLoss:
 
     def __call__(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
         logits = outputs["logits"]
-        nll_sum = self.nll(logits, labels, "sum") if self._fused is None else logits
-        return nll_sum * self._scale
+        return (self.nll(logits, labels, "sum") if self._fused is None else logits) * self._scale
 
 
 class TokenTrainer(TrialTrainer):
@@ -72,11 +63,8 @@ class TokenTrainer(TrialTrainer):
 
 @torch.no_grad()
 def evaluate(model: Any, tokens: Tokens, sequence_length: int, batch_size: int, nll: TokenNll) -> tuple[float, int]:
-    """The total negative log-likelihood in nats and the number of target tokens, over all ranks.
-
-    Every target token counts once, in float64; `model` is the DeepSpeed engine and is left in training mode. `nll` is
-    made by `token_nll`.
-    """
+    """The total negative log-likelihood in nats and the number of target tokens, over all ranks: each counts once, in
+    float64. `model` is the DeepSpeed engine and is left in training mode; `nll` is made by `token_nll`."""
     count = sequence_count(len(tokens), sequence_length, keep_tail=True)
     device = ranks.device()
     nll_sum = torch.zeros((), dtype=torch.float64, device=device)

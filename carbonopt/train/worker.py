@@ -1,6 +1,4 @@
-"""One rank of one trial.
-
-    python -m carbonopt.train.worker SPEC.json
+"""One rank of one trial: python -m carbonopt.train.worker SPEC.json
 
 SPEC.json is a trial.TrialSpec. RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are in the environment, as
 torchrun sets them; rank 0 inherits the channel. With CARBONOPT_SAVE_MODEL=1 the trained model is kept.
@@ -10,7 +8,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -22,20 +19,14 @@ from carbonopt.train import ranks
 from carbonopt.train.client import Speaker
 from carbonopt.train.data.packing import total_steps
 from carbonopt.train.failures import reported
+from carbonopt.train.imports import import_all, package_versions
 from carbonopt.train.tasks.base import Trained, TrialRun, task_for
 
 SAVE_MODEL = "CARBONOPT_SAVE_MODEL"  # environment variable: 1 keeps the trained model in the trial's folder
 
 
 def run_trial(spec: TrialSpec, speaker: Speaker | None) -> Trained:
-    """Trains and evaluates.
-
-    Raises:
-        BadInput: if the parameters don't go with each other or with the data set.
-        Diverged: when a loss is not finite.
-    """
-    from carbonopt.train.imports import import_all
-
+    """Trains and evaluates; raises what `Task.train` does."""
     import_all()  # a fork has done so already
     if speaker is not None:
         speaker.stage(Stage.DATA)
@@ -43,19 +34,11 @@ def run_trial(spec: TrialSpec, speaker: Speaker | None) -> Trained:
     folder = PreparedFolder(Path(spec.prepared_dir))
     prepared = folder.read_summary()
     if spec.params.world_size != ranks.world_size():
-        raise BadInput(
-            f"world_size must be the number of processes, but got {spec.params.world_size} and {ranks.world_size()}."
-        )
+        given = f"{spec.params.world_size} and {ranks.world_size()}"
+        raise BadInput(f"world_size must be the number of processes, but got {given}.")
     ranks.check_devices()
     steps = total_steps(prepared.train_sequences, spec.params.global_batch_size, spec.params.epochs)
     return task.train(TrialRun(spec, task.workload, folder, prepared, steps), speaker)
-
-
-def _summary(trained: Trained) -> dict[str, Any]:
-    """What the study is told at the end."""
-    from carbonopt.train.versions import package_versions
-
-    return {"step": trained.last.step, "tokens": trained.last.tokens, "versions": package_versions()}
 
 
 def main(spec_json: str) -> int:
@@ -67,7 +50,8 @@ def main(spec_json: str) -> int:
         if os.environ.get(SAVE_MODEL) == "1":
             trained.save_model(Path(spec.trial_dir) / "model")
         if speaker is not None:
-            speaker.finished(_summary(trained))
+            last = trained.last
+            speaker.finished({"step": last.step, "tokens": last.tokens, "versions": package_versions()})
     if torch.distributed.is_initialized() and outcome.exit_code == 0:
         torch.distributed.destroy_process_group()
     return outcome.exit_code

@@ -346,12 +346,6 @@ def test_no_winner_no_files():
     assert outside_the_copy(study(trial(0), raw=changed(dataset={"train_files": ["/x/a.txt"]}))) == {*NAMES}
 
 
-def test_run_script_gives_its_arguments_on_where_there_is_data():
-    assert "$@" not in winner_of(study(trial(0)))["run.sh"]
-    text = winner_of(study(trial(0), raw=changed(dataset={"train_files": ["/x/a.txt"]})))["run.sh"]
-    assert text.count('"$@"') == 2
-
-
 # ---------------------------------------------------------------------------------------------------------------- card
 
 

@@ -16,13 +16,22 @@ from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import PreparedFolder
 from carbonopt.train.arguments import check_training_arguments
-from carbonopt.train.data.packing import IGNORED, MicroBatches, open_tokens, sequence_count, sequences, total_steps
-from carbonopt.train.data.prefetch import PrefetchLoader
+from carbonopt.train.data.packing import (
+    IGNORED,
+    MicroBatches,
+    PrefetchLoader,
+    batch_size_that_fits,
+    batches_of_rank,
+    evaluation_steps,
+    open_tokens,
+    sequence_count,
+    sequences,
+    total_steps,
+)
 from carbonopt.train.data.text import TextDataset, read_text
 from carbonopt.train.data.tokens import make_encoder
 from carbonopt.train.deepspeed_config import deepspeed_config
 from carbonopt.train.deepspeed_keys import check_deepspeed_keys
-from carbonopt.train.evaluation import batch_size_that_fits, batches_of_rank, evaluation_steps
 from carbonopt.train.prepare import PrepareSpec, prepare
 
 TINY: dict[str, Any] = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 64}

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from carbonopt.core.config import Workload
-from carbonopt.core.errors import BadInput
 from carbonopt.train.data.packing import Tokens, smallest_dtype
 from carbonopt.train.model import unloadable
 
@@ -43,39 +42,27 @@ class Encoder:
 
 
 def make_encoder(workload: Workload, train: list[str], evaluation: list[str]) -> Encoder:
-    """The workload's tokenizer; what has to be learnt from text is learnt from the training text alone.
-
-    Raises:
-        BadInput: if a tokenizer can't be loaded.
-    """
-    chosen = workload.tokenizer
-    if chosen is not None and chosen.kind == "char":
-        return _characters(train, evaluation)
-    if chosen is not None and chosen.kind == "byte":
-        return _bytes()
+    """The workload's tokenizer; what has to be learnt from text is learnt from the training text alone. Raises BadInput
+    if a tokenizer can't be loaded."""
+    chosen, model = workload.tokenizer, workload.model
+    if chosen is not None and chosen.kind is not None:
+        return _characters(train, evaluation) if chosen.kind == "char" else _bytes()
     if chosen is not None and chosen.train_bpe is not None:
         return _from_hugging_face(_trained_bpe(train, chosen.train_bpe))
-    own = chosen is None or chosen.name_or_path is None
-    name = workload.model.name_or_path if own else chosen.name_or_path  # type: ignore[union-attr]
-    revision = workload.model.revision if own else None
-    return _from_hugging_face(_load(str(name), revision, workload.model.trust_remote_code))
-
-
-def _load(name: str, revision: str | None, trust_remote_code: bool) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
-    try:
-        return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise BadInput(unloadable("tokenizer", name, error)) from error
+    name, revision = (model.name_or_path, model.revision) if chosen is None else (chosen.name_or_path, None)
+    with unloadable("tokenizer", str(name)):
+        loaded = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=model.trust_remote_code)
+    return _from_hugging_face(loaded)
 
 
 def _from_hugging_face(tokenizer: "PreTrainedTokenizerBase") -> Encoder:
     def ids(documents: list[str]) -> Iterable[np.ndarray]:
         for start in range(0, len(documents), _DOCUMENTS_AT_ONCE):
-            some = documents[start : start + _DOCUMENTS_AT_ONCE]
-            encoded = tokenizer(some, add_special_tokens=False, return_attention_mask=False, verbose=False)
-            yield from (np.array(one, np.uint32) for one in encoded["input_ids"])
+            batch = documents[start : start + _DOCUMENTS_AT_ONCE]
+            encoded = tokenizer(batch, add_special_tokens=False, return_attention_mask=False, verbose=False)
+            yield from (np.array(document, np.uint32) for document in encoded["input_ids"])
 
     return Encoder(tokenizer, len(tokenizer), ids)
 
@@ -87,22 +74,17 @@ def _trained_bpe(train: list[str], vocab_size: int) -> "PreTrainedTokenizerBase"
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
+        vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(train, trainer)
     return _wrapped(tokenizer, eos_token=END_OF_TEXT)
 
 
 def _characters(train: list[str], evaluation: list[str]) -> Encoder:
-    """One token for each distinct character of the training text, in code point order.
-
-    One more, for what is unknown, exists only where the evaluation text has characters that the training text lacks:
-    nobody who counts 65 characters in Tiny Shakespeare should find a vocabulary of 66.
-    """
+    """One token for each distinct character of the training text, in code point order; one more, for what is unknown,
+    where the evaluation text has others: who counts 65 in Tiny Shakespeare should find no vocabulary of 66."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     known = sorted(set().union(*train))
@@ -129,8 +111,9 @@ def _characters(train: list[str], evaluation: list[str]) -> Encoder:
 def _bytes() -> Encoder:
     """256 tokens, the id of each its byte."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-    tokenizer = Tokenizer(models.BPE({_byte_character(byte): byte for byte in range(256)}, []))
+    tokenizer = Tokenizer(models.BPE({character: byte for byte, character in bytes_to_unicode().items()}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
 
@@ -138,14 +121,6 @@ def _bytes() -> Encoder:
         return (np.frombuffer(document.encode("utf-8"), np.uint8) for document in documents)
 
     return Encoder(_wrapped(tokenizer), 256, ids)
-
-
-def _byte_character(byte: int) -> str:
-    """The printable character that stands for a byte in byte-level vocabularies (GPT-2's `bytes_to_unicode`)."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    if byte in printable:
-        return chr(byte)
-    return chr(256 + sum(1 for other in range(byte) if other not in printable))
 
 
 def _wrapped(tokenizer: Any, **special_tokens: str) -> "PreTrainedTokenizerBase":

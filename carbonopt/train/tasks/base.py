@@ -1,7 +1,7 @@
 """What a task is to the rest of carbonopt, and which tasks there are.
 
-A study's rooms ask a task for its settings and its words before anything is started, so the files here import nothing
-heavy until a method is called: torch, transformers and the like are imported inside methods.
+Settings and words of a task are read before anything is started: torch, transformers and the like are imported inside
+methods.
 """
 
 import pkgutil
@@ -20,9 +20,7 @@ from carbonopt.train.client import Speaker
 
 # By the name that `workload.task` has in a study file. As text: whoever needs one task imports that one alone, and the
 # winner's folder has a copy of no other.
-TASKS = {
-    "causal_lm": "carbonopt.train.tasks.causal_lm:CausalLM",
-}
+TASKS = {"causal_lm": "carbonopt.train.tasks.causal_lm:CausalLM"}
 
 _SMALLEST_EVAL_BATCH = 8  # examples; no gradients are kept, so more than the micro batch always fits
 
@@ -70,13 +68,8 @@ class Trained:
 class Task(ABC):
     """One kind of training, for one study's settings.
 
-    It has no more than its callers ask: the study file's reader (`settings`), the study and its records (`quality`),
-    the preparation (`prepare`), a trial's ranks (`train`) and the model card (`card`). A task that trains with a
-    Trainer derives from `trainer_task.TrainerTask`, which has `train`; one that doesn't, as a user's own script, brings
-    its own. Nobody registers anything at run time, so that `TASKS` is all there is to read.
-
-    Dimensions of its own are not here: a trial's parameters are one record, whatever the task, and a dimension is one
-    line in the one table of them. A task refuses in `prepare` what it can't train with.
+    A task that trains with a Trainer derives from `trainer_task.TrainerTask`, which has `train`; one that doesn't, as a
+    user's own script, brings its own. Dimensions are not here: a trial's parameters are one record, whatever the task.
     """
 
     settings: ClassVar[type[Workload]]  # its part of the study file, under `workload`
@@ -88,29 +81,19 @@ class Task(ABC):
 
     @abstractmethod
     def prepare(self, space: Space, folder: PreparedFolder, fingerprint: str) -> Prepared:
-        """Writes what all trials read into `folder`, and returns its summary, with that fingerprint.
-
-        Raises:
-            BadInput: for whatever in the workload or the space would make every trial fail.
-        """
+        """Writes what all trials read into `folder`, and returns its summary, with that fingerprint. Raises BadInput
+        for whatever in the workload or the space would make every trial fail."""
 
     @abstractmethod
     def train(self, run: TrialRun, speaker: Speaker | None) -> Trained:
         """Trains and evaluates one trial on this rank. `speaker`, on rank 0 of a study's trial, is told the stages, the
         phases and each evaluation, as a sum and a count over all ranks: what they make is the quality's own affair.
-
-        Raises:
-            BadInput: if the parameters don't go with each other or with the data.
-            Diverged: when a loss is not finite.
+        Raises BadInput if the parameters don't go with each other or with the data, Diverged when a loss is not finite.
         """
 
 
 def task_class(name: str) -> type[Task]:
-    """The task of that name.
-
-    Raises:
-        BadInput: if there is none.
-    """
+    """The task of that name. Raises BadInput if there is none."""
     if name not in TASKS:
         raise BadInput(f"workload.task must be a task, but got {name!r}; {hint(name, sorted(TASKS))}")
     task: type[Task] = pkgutil.resolve_name(TASKS[name])
@@ -123,11 +106,7 @@ def task_module(name: str) -> str:
 
 
 def task_for(workload: dict[str, Any]) -> Task:
-    """The task that trains a workload, which is given as plain data.
-
-    Raises:
-        BadInput: if there is no such task.
-        ValidationError: pydantic's, if the settings aren't that task's.
-    """
+    """The task that trains a workload, which is given as plain data. Raises BadInput if there is no such task,
+    pydantic's ValidationError if the settings aren't that task's."""
     kind = task_class(workload.get("task", Workload.model_fields["task"].default))
     return kind(kind.settings(**workload))

@@ -12,15 +12,13 @@ from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.trial import Prepared
 from carbonopt.train.data.text import TextDataset
 from carbonopt.train.failures import as_bad_input
-from carbonopt.train.model_kind import ModelKind
 from carbonopt.train.tasks.base import Card, TrialRun
-from carbonopt.train.tasks.trainer_task import OptimizerClass, TrainerTask
+from carbonopt.train.tasks.trainer_task import ModelKind, OptimizerClass, TrainerTask
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedConfig, PreTrainedModel, TrainingArguments
+    from transformers import PreTrainedModel, TrainingArguments
 
-    from carbonopt.train.data.tokens import Encoder
     from carbonopt.train.loop import TrialTrainer
 
 
@@ -47,22 +45,23 @@ class CausalLM(TrainerTask):
     )
 
     def prepare(self, space: Space, folder: PreparedFolder, fingerprint: str) -> Prepared:
-        from carbonopt.train.data.packing import sequence_count
-        from carbonopt.train.data.text import read_text
-        from carbonopt.train.data.tokens import make_encoder
-        from carbonopt.train.model import parameter_count
-        from carbonopt.train.versions import package_versions
+        from carbonopt.train import imports, model
+        from carbonopt.train.data import packing, text, tokens
 
-        workload, length = self.workload, self.workload.sequence_length
+        workload, length, kind = self.workload, self.workload.sequence_length, self.model_kind
         with as_bad_input("dataset"):
-            text = read_text(workload.dataset)
+            documents = text.read_text(workload.dataset)
         with as_bad_input("tokenizer"):
-            encoder = make_encoder(workload, *text)
-            train, evaluation = encoder.encode(text.train), encoder.encode(text.evaluation)
+            encoder = tokens.make_encoder(workload, *documents)
+            train, evaluation = encoder.encode(documents.train), encoder.encode(documents.evaluation)
         with as_bad_input("model"):
-            config = self._checked_model(encoder, space)
-            parameters = parameter_count(self.model_kind, config, workload.model.trust_remote_code)
-        train_sequences = sequence_count(len(train), length, keep_tail=False)
+            config = model.model_config(kind, workload.model, encoder.tokenizer, encoder.vocab_size)
+            model.check_model(config, workload, encoder.vocab_size)
+            for layer in values_of(space["output_layer"]):
+                model.check_output_layer(kind, config, str(layer), workload.model.trust_remote_code)
+            model.fetch_weights(kind, workload.model)
+            parameters = model.parameter_count(kind, config, workload.model.trust_remote_code)
+        train_sequences = packing.sequence_count(len(train), length, keep_tail=False)
         if train_sequences == 0:
             raise BadInput(
                 f"the training text must have at least one sequence of {length} tokens and one token more, "
@@ -70,7 +69,7 @@ class CausalLM(TrainerTask):
             )
         if len(evaluation) < 2:
             raise BadInput(f"the evaluation text must have at least 2 tokens, but has {len(evaluation)}.")
-        eval_sequences = sequence_count(len(evaluation), length, keep_tail=True)
+        eval_sequences = packing.sequence_count(len(evaluation), length, keep_tail=True)
         np.save(folder.train, train, allow_pickle=False)
         np.save(folder.evaluation, evaluation, allow_pickle=False)
         encoder.tokenizer.save_pretrained(folder.tokenizer)
@@ -84,20 +83,9 @@ class CausalLM(TrainerTask):
             sequence_length=length,
             vocab_size=encoder.vocab_size,
             model_parameters=parameters,
-            versions=package_versions(),
+            versions=imports.package_versions(),
             eval_batch_size_per_gpu=_eval_batch_size(config.get_text_config().vocab_size, length, eval_sequences),
         )
-
-    def _checked_model(self, encoder: "Encoder", space: Space) -> "PreTrainedConfig":
-        from carbonopt.train.model import check_model, check_output_layer, fetch_weights, model_config
-
-        model = self.workload.model
-        config = model_config(self.model_kind, model, encoder.tokenizer, encoder.vocab_size)
-        check_model(config, self.workload, encoder.vocab_size)
-        for layer in values_of(space["output_layer"]):
-            check_output_layer(self.model_kind, config, str(layer), model.trust_remote_code)
-        fetch_weights(self.model_kind, model)
-        return config
 
     def trainer(
         self, run: TrialRun, model: Any, arguments: "TrainingArguments", optimizer: OptimizerClass | None
@@ -113,11 +101,7 @@ class CausalLM(TrainerTask):
         )  # fmt: skip
         loss = TokenLoss(model, run.tokens_per_step, params.world_size, compiled=arguments.torch_compile)
         return TokenTrainer(
-            model=model,
-            args=arguments,
-            train_dataset=batches,
-            compute_loss_func=loss,
-            optimizer_cls_and_kwargs=optimizer,
+            model, arguments, train_dataset=batches, compute_loss_func=loss, optimizer_cls_and_kwargs=optimizer
         )
 
     def evaluate(self, run: TrialRun, trainer: "TrialTrainer") -> tuple[float, int]:
@@ -141,7 +125,7 @@ class CausalLM(TrainerTask):
 def _eval_batch_size(vocab_size: int, sequence_length: int, eval_sequences: int) -> int | None:
     import torch
 
-    from carbonopt.train.evaluation import batch_size_that_fits
+    from carbonopt.train.data.packing import batch_size_that_fits
 
     if not torch.cuda.is_available():
         return None

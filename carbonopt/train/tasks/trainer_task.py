@@ -3,13 +3,14 @@
 import functools
 import os
 from abc import abstractmethod
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from carbonopt.core.files import PreparedFolder, write_json
 from carbonopt.core.trial import Prepared, Stage
 from carbonopt.train.client import Speaker
-from carbonopt.train.model_kind import ModelKind
 from carbonopt.train.tasks.base import Task, Trained, TrialRun
 
 if TYPE_CHECKING:
@@ -21,12 +22,32 @@ if TYPE_CHECKING:
 OptimizerClass = tuple[type, dict[str, Any]]
 
 
-class TrainerTask(Task):
-    """What a task says of its model, its loss and its quality; the rest of a training is the same for all.
+@dataclass(frozen=True)
+class ModelKind:
+    """Which models a task trains, by names alone: whoever reads a task loads none of the libraries that make them."""
 
-    `trainer` is one method for data and loss, since a trainer of another library (TRL's) has both inside. What it
-    returns is a `loop.TrialTrainer` or behaves as one: it knows its last loss.
-    """
+    auto_class: str  # of transformers
+    mapping: str  # transformers' table of the model types that this class makes
+    peft_task_type: str
+    name: str  # in a sentence: "causal language model"
+
+    def auto(self) -> Any:
+        """The class."""
+        import transformers
+
+        return getattr(transformers, self.auto_class)
+
+    def model_types(self) -> Collection[str]:
+        """Those that the class makes."""
+        from transformers.models.auto import modeling_auto
+
+        model_types: Collection[str] = getattr(modeling_auto, self.mapping).keys()
+        return model_types
+
+
+class TrainerTask(Task):
+    """What a task says of its model, its loss and its quality; the rest of a training is the same for all. `trainer` is
+    one method for data and loss, since a trainer of another library (TRL's) has both inside."""
 
     model_kind: ClassVar[ModelKind]
 
@@ -34,8 +55,8 @@ class TrainerTask(Task):
     def trainer(
         self, run: TrialRun, model: Any, arguments: "TrainingArguments", optimizer: OptimizerClass | None
     ) -> "TrialTrainer":
-        """This rank's trainer, with its part of the training data. `optimizer`: its class and arguments, where it is
-        not `arguments.optim`."""
+        """This rank's, with its part of the training data: a `loop.TrialTrainer`, or what behaves as one and knows its
+        last loss. `optimizer`: its class and arguments, where it is not `arguments.optim`."""
 
     @abstractmethod
     def evaluate(self, run: TrialRun, trainer: "TrialTrainer") -> tuple[float, int]:
@@ -50,11 +71,13 @@ class TrainerTask(Task):
     def train(self, run: TrialRun, speaker: Speaker | None) -> Trained:
         from carbonopt.train.loop import Evaluations
 
-        _tell(speaker, Stage.MODEL)
+        if speaker is not None:
+            speaker.stage(Stage.MODEL)
         arguments, model = self._arguments_and_model(run)
-        _tell(speaker, Stage.ENGINE)
+        if speaker is not None:
+            speaker.stage(Stage.ENGINE)
         trainer = self.trainer(run, model, arguments, _offloaded_optimizer(run, arguments))
-        evaluations = Evaluations(run, self.quality, trainer, functools.partial(self.evaluate, run, trainer), speaker)
+        evaluations = Evaluations(self, run, trainer, speaker)
         trainer.add_callback(evaluations)
         trainer.train()
         assert evaluations.last is not None  # there is one at the last step, and none is stopped elsewhere
@@ -65,14 +88,14 @@ class TrainerTask(Task):
         import torch
         from transformers import AutoConfig, set_seed
 
+        from carbonopt.train import model as models
         from carbonopt.train import ranks
         from carbonopt.train.arguments import max_grad_norm, training_arguments
         from carbonopt.train.deepspeed_config import deepspeed_config
-        from carbonopt.train.model import fuse_output_layer, pretrained_model, random_model, with_lora
         from carbonopt.train.prefetch import take_prefetched_model
 
-        spec, params, workload = run.spec, run.spec.params, run.workload
-        on_gpu = torch.cuda.is_available()
+        spec, params, workload, kind = run.spec, run.spec.params, run.workload, self.model_kind
+        on_gpu, attention = torch.cuda.is_available(), params.attention_implementation
         settings = deepspeed_config(params, workload, on_gpu, max_grad_norm(workload))
         if ranks.rank() == 0:
             write_json(Path(spec.trial_dir) / "ds_config.json", settings)
@@ -84,22 +107,16 @@ class TrainerTask(Task):
         model: Any = None
         if workload.model.from_config is not None and (model := take_prefetched_model(spec)) is None:
             config = AutoConfig.from_pretrained(run.folder.model_config)
-            attention = params.attention_implementation
-            model = random_model(self.model_kind, config, attention, workload.model.trust_remote_code)
+            model = models.random_model(kind, config, attention, workload.model.trust_remote_code)
         arguments = training_arguments(params, workload, run.total_steps, spec.seed, on_gpu, spec.trial_dir, settings)
         if model is None:
-            model = pretrained_model(self.model_kind, workload.model, params.attention_implementation)
+            model = models.pretrained_model(kind, workload.model, attention)
         if params.has_fused_output_layer:
-            fuse_output_layer(model, str(params.output_layer), compiled=on_gpu or arguments.torch_compile)
+            models.fuse_output_layer(model, str(params.output_layer), compiled=on_gpu or arguments.torch_compile)
         if params.lora_rank:
             set_seed(spec.seed)
-            model = with_lora(self.model_kind, model, params.lora_rank, bool(arguments.gradient_checkpointing))
+            model = models.with_lora(kind, model, params.lora_rank, bool(arguments.gradient_checkpointing))
         return arguments, model
-
-
-def _tell(speaker: Speaker | None, stage: Stage) -> None:
-    if speaker is not None:
-        speaker.stage(stage)
 
 
 def _offloaded_optimizer(run: TrialRun, arguments: "TrainingArguments") -> OptimizerClass | None:
