@@ -6,9 +6,8 @@ import json
 import os
 import signal
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -16,7 +15,6 @@ import carbonopt
 from carbonopt.core.errors import BadInput, CarbonoptError
 
 if TYPE_CHECKING:
-    from carbonopt.core.config import StudyConfig
     from carbonopt.core.study import StudyData
     from carbonopt.storage.paths import StudyPaths
 
@@ -31,10 +29,7 @@ _NEEDED_LATER = (
     "pyarrow.parquet",
 )
 
-EXIT_MET = 0
-EXIT_NOT_MET = 3
-EXIT_BAD_INPUT = 2
-EXIT_INTERRUPTED = 130
+EXIT_MET, EXIT_NOT_MET, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 3, 2, 130
 
 app = typer.Typer(
     add_completion=False,
@@ -48,11 +43,7 @@ StudyDir = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a s
 StorageUrl = Annotated[
     str | None, typer.Option("--storage", metavar="URL", help="SQLAlchemy URL of the Optuna storage.")
 ]
-
-
-class ExportFormat(StrEnum):
-    JSONL = "jsonl"
-    CSV = "csv"
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 
 @app.command()
@@ -71,12 +62,17 @@ def run(
     from carbonopt.storage.paths import StudyPaths
     from carbonopt.study.file import load_study
 
-    config = _overridden(load_study(study), trials, seed)
+    config = load_study(study)
+    if trials is not None:
+        config = config.model_copy(update={"budget": config.budget.model_copy(update={"trials": trials})})
+    if seed is not None:
+        config = config.model_copy(update={"search": config.search.model_copy(update={"seed": seed})})
     text = study.read_text(encoding="utf-8")
     paths = StudyPaths(out) if out is not None else StudyPaths.default(config.name)
 
     from carbonopt.cli.display import LiveDisplay
     from carbonopt.doctor import before_run
+    from carbonopt.doctor.check import Status
     from carbonopt.storage.folder import study_folder
     from carbonopt.storage.study import written
     from carbonopt.study.check import check
@@ -86,16 +82,15 @@ def run(
 
     checked = check(config)
     findings = before_run(config, paths.root)
-    failures = [f"{finding.name}: {finding.as_text()}" for finding in findings if finding.status == "failure"]
-    if failures:
-        raise BadInput("; ".join(failures))
+    told = {status: [str(check) for check in findings if check.status == status] for status in Status}
+    if told[Status.FAILURE]:
+        raise BadInput("; ".join(told[Status.FAILURE]))
     with study_folder(paths), written(str(paths.root)), interruptible() as interrupted:
         display = LiveDisplay(config)
 
         def warn() -> None:
-            for finding in findings:
-                if finding.status == "warning":
-                    display.warn(f"{finding.name}: {finding.as_text()}")
+            for warning in told[Status.WARNING]:
+                display.warn(warning)
 
         trackers = open_trackers(config, paths.trackers, display.warn)
         try:
@@ -107,7 +102,7 @@ def run(
         page = _write_report(data, paths, paths.report)
     met = _print_recommendation(data)
     print(f"\nReport: {_printable(str(page))}")
-    raise typer.Exit(EXIT_MET if met else EXIT_NOT_MET)
+    _exit(met)
 
 
 @app.command()
@@ -136,37 +131,34 @@ def recommend(
     target: Annotated[
         float | None, typer.Option("--target", metavar="X", help="Another target for the same quality.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    as_json: AsJson = False,
     storage: StorageUrl = None,
 ) -> None:
     """Print the recommendation alone; another target needs no new trial."""
     paths, data = _read(study_dir, storage)
-    if as_json:
-        from carbonopt.report.assemble import top
-        from carbonopt.report.study_view import StudyView
-
-        study = StudyView(data, target)
-        recommendation, caveats = study.recommendation, [caveat.as_json() for caveat in top(study).caveats]
-        answer = {**recommendation.as_json(), "caveats": caveats}
-        print(json.dumps(answer, indent=2, allow_nan=False))
-        met = recommendation.met
-    else:
+    if not as_json:
         from carbonopt.storage.folder import is_locked
 
-        met = _print_recommendation(data, target, running=is_locked(paths))
-    raise typer.Exit(EXIT_MET if met else EXIT_NOT_MET)
+        _exit(_print_recommendation(data, target, running=is_locked(paths)))
+    from carbonopt.report.assemble import top
+    from carbonopt.report.study_view import StudyView
+
+    study = StudyView(data, target)
+    caveats = [caveat.as_json() for caveat in top(study).caveats]
+    print(json.dumps({**study.recommendation.as_json(), "caveats": caveats}, indent=2, allow_nan=False))
+    _exit(study.recommendation.met)
 
 
 @app.command()
 def export(
     study_dir: StudyDir,
-    form: Annotated[ExportFormat, typer.Option("--format", help="One record a trial.")] = ExportFormat.JSONL,
+    form: Annotated[Literal["jsonl", "csv"], typer.Option("--format", help="One record a trial.")] = "jsonl",
     storage: StorageUrl = None,
 ) -> None:
     """Print one record a trial, every state included."""
     _, data = _read(study_dir, storage)
     records = [record.as_json() for record in data.records]
-    if form is ExportFormat.JSONL:
+    if form == "jsonl":
         sys.stdout.writelines(json.dumps(record, allow_nan=False) + "\n" for record in records)
     else:
         from carbonopt.report.data import csv_text
@@ -191,7 +183,7 @@ def check(study: StudyFile) -> None:
 
 @app.command()
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    as_json: AsJson = False,
     build: Annotated[bool, typer.Option("--build", help="Compile DeepSpeed's operators now.")] = False,
 ) -> None:
     """Say whether this machine is ready for a study, and if not, what to type.
@@ -214,7 +206,7 @@ def doctor(
             console.print(status, _printable(f"{check.name:20} {check.as_text()}"), markup=False)
     ok = all(check.status != Status.FAILURE for check in checks)
     if as_json:
-        print(json.dumps({"ok": ok, "checks": [check.as_json() for check in checks]}, indent=2))
+        print(json.dumps({"ok": ok, "checks": [check.model_dump() for check in checks]}, indent=2))
     raise typer.Exit(0 if ok else 1)
 
 
@@ -262,7 +254,7 @@ def main() -> None:
             _fail("no further process can be started; raise the limit (ulimit -u) and type the same command again.", 1)
         if error.errno != errno.ENOSPC:
             raise
-        _drop_output()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what it can't take is not tried again when Python ends
         _fail(f"no space left for {error.filename or 'the output'}; make room and type the same command again.", 1)
     finally:
         signal.signal(signal.SIGINT, _end_at_once)  # while Python tidies up, a KeyboardInterrupt would be a traceback
@@ -282,9 +274,8 @@ def _unraisable(error: "sys.UnraisableHookArgs") -> None:
         sys.__unraisablehook__(error)
 
 
-def _drop_output() -> None:
-    """What standard output can't take is not tried again when Python ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+def _exit(met: bool) -> NoReturn:
+    raise typer.Exit(EXIT_MET if met else EXIT_NOT_MET)
 
 
 def _fail(text: str, code: int) -> None:
@@ -299,23 +290,8 @@ def _printable(text: str) -> str:
     return "".join(sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in text)
 
 
-# ----------------------------------------------------------------------------------------------------------- the parts
-
-
-def _overridden(config: "StudyConfig", trials: int | None, seed: int | None) -> "StudyConfig":
-    if trials is not None:
-        config = config.model_copy(update={"budget": config.budget.model_copy(update={"trials": trials})})
-    if seed is not None:
-        config = config.model_copy(update={"search": config.search.model_copy(update={"seed": seed})})
-    return config
-
-
 def _read(study_dir: Path, url: str | None) -> "tuple[StudyPaths, StudyData]":
-    """A study from its folder.
-
-    Raises:
-        BadInput: if there is none, or it can't be read.
-    """
+    """A study from its folder. Raises BadInput if there is none, or it can't be read."""
     from carbonopt.storage.folder import is_locked
     from carbonopt.storage.paths import StudyPaths
     from carbonopt.storage.study import StudyStorage

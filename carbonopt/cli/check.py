@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from carbonopt.core.config import Confirm, Search, StudyConfig
+from carbonopt.core.config import Confirm, StudyConfig
 from carbonopt.core.space import SearchSpace, describe
 from carbonopt.report.study_text import budget_text, goal_text, pruning_text, sampler_text
 from carbonopt.study.check import Checked
@@ -10,18 +10,21 @@ from carbonopt.study.check import Checked
 
 def describe_study(checked: Checked) -> str:
     """A study in a few plain lines: what it searches, on what, until when, and the limits of its cost."""
-    config, quality = checked.config, checked.config.target.quality
+    config, quality, search = checked.config, checked.config.target.quality, checked.config.search
+    nothing_left = "every configuration of the space has been run"
+    if search.sampler == "carbon" and search.goal == "recommend":
+        nothing_left = "no configuration is left that could meet the target with less energy"
     lines = [
         f"{config.name}: the study file is valid.",
         f"  target      {quality.name} {quality.bound_word} {config.target.value:g}, with the least emissions",
-        f"  goal        {goal_text(config.search)}",
+        f"  goal        {goal_text(search)}",
         f"  workload    {_workload(config)}",
         f"  launch      {checked.engine.description}",
         f"  carbon      {_carbon(checked)}",
-        f"  sampler     {sampler_text(config.search)}",
-        f"  prunes      {pruning_text(config.search)}",
+        f"  sampler     {sampler_text(search)}",
+        f"  prunes      {pruning_text(search)}",
         "  space       " + _space(checked.space),
-        f"  stops       {budget_text(config.budget)}; earlier if {_nothing_left(config.search)}",
+        f"  stops       {budget_text(config.budget)}; earlier if {nothing_left}",
         f"  costs       {_cost(checked)}",
     ]
     if config.confirm is not None:
@@ -38,9 +41,8 @@ def _workload(config: StudyConfig) -> str:
     model = workload.model.name_or_path or f"{workload.model.from_config['model_type']}, from its configuration"  # type: ignore[index]
     data = workload.dataset
     source = data.builtin or data.name_or_path or ", ".join(Path(file).name for file in data.train_files or ())
-    return (
-        f"{model} on {source}, {workload.sequence_length} tokens a sequence, {workload.evaluations} evaluations a trial"
-    )
+    length, evaluations = workload.sequence_length, workload.evaluations
+    return f"{model} on {source}, {length} tokens a sequence, {evaluations} evaluations a trial"
 
 
 def _carbon(checked: Checked) -> str:
@@ -55,41 +57,29 @@ def _carbon(checked: Checked) -> str:
 
 
 def _space(space: SearchSpace) -> str:
-    combinations = space.combinations
-    count = "infinite"
-    if combinations is not None:
-        count = f"{len(combinations)} configuration{'' if len(combinations) == 1 else 's'} that can exist"
+    known = space.combinations
+    count = (
+        "infinite" if known is None else f"{len(known)} configuration{'' if len(known) == 1 else 's'} that can exist"
+    )
     dimensions = [f"{name}: {describe(dimension)}" for name, dimension in space.space.domains().items()]
     return "\n              ".join([count, *dimensions])
-
-
-def _nothing_left(search: Search) -> str:
-    if search.sampler == "carbon" and search.goal == "recommend":
-        return "no configuration is left that could meet the target with less energy"
-    return "every configuration of the space has been run"
 
 
 def _confirmation(confirm: Confirm) -> str:
     runners_up = {0: "", 1: " and its runner-up"}.get(confirm.runners_up, f" and {confirm.runners_up} runners-up")
     runs = (1 + confirm.runners_up) * (confirm.seeds - 1)
-    return (
-        f"the winner{runners_up} with {confirm.seeds} seeds each: {runs} runs more, for which budget.trials does not "
-        "count"
-    )
+    seeds = f"{confirm.seeds} seeds each: {runs} runs more, for which budget.trials does not count"
+    return f"the winner{runners_up} with {seeds}"
 
 
 def _cost(checked: Checked) -> str:
     """The bounds that the budget gives; what a step costs, only a trial can tell."""
-    config = checked.config
-    budget = config.budget
-    power_w = checked.engine.max_power_w
+    budget, power_w = checked.config.budget, checked.engine.max_power_w
     if power_w == 0:
         return "nothing: recorded energy is added up, none is used"
-    bounds = []
-    if budget.energy_kwh is not None:
-        bounds.append(budget.energy_kwh)
+    bounds = [] if budget.energy_kwh is None else [budget.energy_kwh]
     if budget.emissions_kg_co2e is not None:
-        bounds.append(budget.emissions_kg_co2e * 1000 / (checked.intensity.g_co2e_per_kwh * config.carbon.pue))
+        bounds.append(budget.emissions_kg_co2e * 1000 / (checked.intensity.g_co2e_per_kwh * checked.config.carbon.pue))
     if power_w is not None and budget.hours is not None:
         bounds.append(budget.hours * power_w / 1000)
     return f"at most about {min(bounds):.3g} kWh" if bounds else "not bounded by its budget; the first trial will tell"

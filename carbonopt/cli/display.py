@@ -27,12 +27,9 @@ class LiveDisplay:
         if self._console.is_terminal:
             self._live.start()
         self._began = time.monotonic()
-        self._spent_kwh = 0.0
+        self._spent_kwh = self._hours_before = 0.0
         self._ended = 0
-        self._hours_before = 0.0
-        self._running, self._configuration = "", ""
-        self._quality = config.target.quality
-        self._reached = ""
+        self._running = self._configuration = self._reached = ""
         self._confirming = False
         self._best: TrialRecord | None = None
 
@@ -50,10 +47,9 @@ class LiveDisplay:
     def study_started(self, data: StudyData) -> None:
         self._spent_kwh = data.spent_kwh()
         self._hours_before = sum(session.duration_s for session in data.sessions[:-1]) / 3600  # the last is this one
-        done = [record for record in data.records if record.state != TrialState.RUNNING]
-        for record in done:
+        for record in data.records:
             self._consider(record)
-        self._ended = sum(record.stop_reason != "interrupted" and record.repeat_of is None for record in done)
+        self._ended = _searched(data)
         if self._ended:
             self._print(f"going on with {self._config.name!r}: {count_text(self._ended, 'trial')} done")
 
@@ -68,7 +64,8 @@ class LiveDisplay:
         self._refresh(f"step {step}/{total_steps}{self._reached}  {energy_text(train_kwh)}")
 
     def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None:
-        self._reached = "" if point.value is None else f"  {self._quality.name} {point.value:.4g}"
+        quality = self._config.target.quality.name
+        self._reached = "" if point.value is None else f"  {quality} {point.value:.4g}"
         self._refresh(f"step {point.step}{self._reached}  {emissions_text(emissions_kg_co2e)}")
 
     def trial_ended(self, record: TrialRecord) -> None:
@@ -133,32 +130,31 @@ def short(params: TrialParams) -> str:
 def not_ended(data: StudyData, recommendation: Recommendation, running: bool) -> str:
     """What a study that has not ended has still to do, and what its answer lacks until then."""
     budget = data.config.budget.trials
-    done = sum(
-        record.repeat_of is None
-        and record.state is not TrialState.RUNNING
-        and record.stop_reason is not StopReason.INTERRUPTED
-        for record in data.records
-    )
+    done = _searched(data)
     searching = budget is None or done < budget
+    confirms = data.config.confirm is not None
     left = []
     if searching:
         left.append("trials" if budget is None else f"at most {budget - done} of {count_text(budget, 'trial')}")
-    if data.config.confirm is not None:
-        due = None if searching else confirm.plan(data, lambda seed, params: True).next
-        if searching:
-            left.append("then the repeats with other seeds")
-        elif due is not None:
-            left.append(f"repeats with other seeds, the next of trial {due.trial}")
+        left += ["then the repeats with other seeds"] if confirms else []
+    elif confirms and (due := confirm.plan(data, lambda seed, params: True).next) is not None:
+        left.append(f"repeats with other seeds, the next of trial {due.trial}")
     why = "it still runs" if running else "it was interrupted; the same `carbonopt run` goes on with it"
     parts = [f"The study has not ended: {why}."]
     if left:
         parts.append(f"Left: {', '.join(left)}.")
     sure = recommendation.confidence
-    if recommendation.met and data.config.confirm is not None and (sure is None or not sure.confirmed):
+    if recommendation.met and confirms and (sure is None or not sure.confirmed):
         parts.append("Until then the recommendation is not confirmed.")
     elif recommendation.met:
         parts.append("Until then the recommendation may change.")
     return " ".join(parts)
+
+
+def _searched(data: StudyData) -> int:
+    """How many of the search's trials have ended."""
+    own = [record for record in data.records if record.repeat_of is None and record.state is not TrialState.RUNNING]
+    return sum(record.stop_reason is not StopReason.INTERRUPTED for record in own)
 
 
 def _repeats(trial: TrialSpec | TrialRecord) -> str:

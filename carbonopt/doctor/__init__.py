@@ -7,7 +7,7 @@ from pathlib import Path
 from carbonopt.core.config import StudyConfig, may_be_other_than
 from carbonopt.core.errors import CarbonoptError
 from carbonopt.doctor import build, gpu, host, services
-from carbonopt.doctor.check import Check, Finding, failure
+from carbonopt.doctor.check import Finding, failure
 from carbonopt.doctor.machine import Machine
 from carbonopt.energy.hardware import check_gpus
 from carbonopt.energy.occupancy import gpus_now
@@ -22,14 +22,10 @@ _OTHER_EXTENSIONS = "export TORCH_EXTENSIONS_DIR=/another/disk/torch_extensions"
 Find = Callable[[], Finding | None]  # None: nothing to look at here
 
 
-def examine(compile_ops: bool) -> Iterator[Check]:
-    """Every check, in turn; about 15 seconds.
-
-    Args:
-        compile_ops: compile DeepSpeed's operators where they aren't.
-    """
+def examine(compile_ops: bool) -> Iterator[Finding]:
+    """Every check, in turn, in about 15 seconds; `compile_ops` compiles DeepSpeed's operators where they aren't."""
     machine = Machine(compile_ops)
-    gpus = [one.index for one in machine.gpus]
+    gpus = [device.index for device in machine.gpus]
     return _checks(
         {
             "GPUs": lambda: gpu.seen(machine),
@@ -63,11 +59,8 @@ def examine(compile_ops: bool) -> Iterator[Check]:
     )
 
 
-def before_run(config: StudyConfig, folder: Path) -> list[Check]:
-    """Those checks that cost next to nothing, of what this study will use.
-
-    Args:
-        folder: the study's.
+def before_run(config: StudyConfig, folder: Path) -> list[Finding]:
+    """Those checks that cost next to nothing, of what this study, in this folder, will use.
 
     Raises:
         BadInput: if a GPU of the launch doesn't exist or has no energy counter.
@@ -84,7 +77,8 @@ def before_run(config: StudyConfig, folder: Path) -> list[Check]:
             compiles |= may_be_other_than(space["output_layer"], "standard")
         machine = Machine()
         seen = gpus_now() if launch.gpus else ()
-        ours = [one for one in seen if one.index in launch.gpus]
+        ours = [device for device in seen if device.index in launch.gpus]
+        uuids = [device.uuid for device in ours]
         checks |= {
             "CPU load": host.cpu_load,
             "GPUs given": lambda: gpu.hidden(seen, launch.gpus),
@@ -92,7 +86,7 @@ def before_run(config: StudyConfig, folder: Path) -> list[Check]:
             "nvidia-smi": lambda: gpu.nvidia_smi(machine, ours),
             "energy counters": lambda: gpu.counters_tick(launch.gpus),
             "CodeCarbon settings": services.codecarbon_config,
-            "CUDA architectures": lambda: build.arch_list(ours, work_environment(launch, [one.uuid for one in ours])),
+            "CUDA architectures": lambda: build.arch_list(ours, work_environment(launch, uuids)),
             "temporary files": host.temporary_files,
             "disk for operators": lambda: host.disk(extensions_folder(), _OTHER_EXTENSIONS),
             "disk for models": services.hub_disk,
@@ -109,7 +103,7 @@ def before_run(config: StudyConfig, folder: Path) -> list[Check]:
     return list(_checks(checks))
 
 
-def _checks(finds: dict[str, Find]) -> Iterator[Check]:
+def _checks(finds: dict[str, Find]) -> Iterator[Finding]:
     for name, find in finds.items():
         try:
             finding = find()
@@ -119,4 +113,4 @@ def _checks(finds: dict[str, Find]) -> Iterator[Check]:
             what = " ".join(str(error).split())
             finding = failure(f"the check itself broke: {type(error).__name__}: {what}", "carbonopt doctor --json")
         if finding is not None:
-            yield Check(name=name, **finding.model_dump())
+            yield finding.model_copy(update={"name": name})

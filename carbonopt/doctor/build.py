@@ -17,16 +17,15 @@ from carbonopt.engines.process.extensions import extensions_folder, lock_at, loc
 _OWN = ("optuna", "codecarbon")  # the packages that work in the study's process
 _FOR_WHAT = "offload, torch_compile and fused output layers need it"
 _WAIT = "sleep 60; carbonopt doctor"
-_READABLE = re.compile(r"[0-9]+\.[0-9]+(\+PTX)?")
+_READABLE = re.compile(r"[0-9]+\.[0-9]+(\+PTX)?([; ][0-9]+\.[0-9]+(\+PTX)?)*")
 
 
 def stack_starts(machine: Machine) -> Finding:
     """That trials can import what they need, and the versions for a bug report."""
     if machine.stack is not None:
         versions = {"carbonopt": carbonopt.__version__, **{name: version(name) for name in _OWN}}
-        return ok(", ".join(f"{name} {number}" for name, number in {**versions, **machine.stack.versions}.items()))
-    assert machine.stack_error is not None
-    missing = re.search(r"No module named '(\w+)", machine.stack_error)
+        return ok(", ".join(f"{name} {number}" for name, number in (versions | machine.stack.versions).items()))
+    missing = re.search(r"No module named '(\w+)", machine.stack_error or "")
     advice = f"pip install {missing[1]}" if missing else by_hand("stack")
     return failure(f"the processes of trials can't start: {machine.stack_error}", advice)
 
@@ -38,18 +37,17 @@ def compilers(*, needed: bool) -> Finding:
     cc = next(filter(None, map(_which, filter(None, (os.environ.get("CC"), "gcc", "clang", "cc")))), None)
     if cxx and cc:
         return ok(f"{cxx}, {cc}")
-    found = "no C++ compiler (c++) on PATH" if not cxx else "no C compiler (gcc) on PATH"
+    found, install = f"no {'C compiler (gcc)' if cxx else 'C++ compiler (c++)'} on PATH", "sudo apt-get install g++"
     if not needed:
-        return warning(f"{found}: {_FOR_WHAT}", "sudo apt-get install g++")
+        return warning(f"{found}: {_FOR_WHAT}", install)
     if any(extensions_folder().rglob("*.so")):
-        return warning(f"{found}: only what is compiled already can be used", "sudo apt-get install g++")
-    return failure(f"{found}: DeepSpeed compiles operators with it", "sudo apt-get install g++")
+        return warning(f"{found}: only what is compiled already can be used", install)
+    return failure(f"{found}: DeepSpeed compiles operators with it", install)
 
 
 def ninja(*, needed: bool) -> Finding:
     """torch asks for it even where everything is compiled."""
-    path = _which("ninja")
-    if path is not None:
+    if (path := _which("ninja")) is not None:
         return ok(path)
     if needed:
         return failure("not on PATH: DeepSpeed's operators can't be loaded without it", "pip install ninja")
@@ -62,26 +60,18 @@ def _which(program: str) -> str | None:
 
 
 def arch_list(gpus: Sequence[GpuNow], environment: Mapping[str, str]) -> Finding | None:
-    """Whether DeepSpeed can read TORCH_CUDA_ARCH_LIST, as it is here and as trials get it.
-
-    Args:
-        environment: that of trials.
-    """
+    """Whether DeepSpeed can read TORCH_CUDA_ARCH_LIST, as it is here and in the environment of trials."""
     value = os.environ.get(ARCH_LIST)
     if not gpus:
         return None
     if not value:
         return ok("not set: compiled for the GPUs that are here")
     right = f'export {ARCH_LIST}="{";".join(sorted({gpu.compute_capability for gpu in gpus}))}"'
-    if not _readable(environment[ARCH_LIST]):
+    if not _READABLE.fullmatch(environment[ARCH_LIST]):
         return failure(f"{ARCH_LIST}={value!r} must hold numbers such as 9.0, with ; between two", right)
-    if not _readable(value):
+    if not _READABLE.fullmatch(value):
         return warning(f"{ARCH_LIST}={value!r} makes DeepSpeed crash; trials get {environment[ARCH_LIST]!r}", right)
     return ok(f"{ARCH_LIST}={value}")
-
-
-def _readable(arch_list: str) -> bool:
-    return all(_READABLE.fullmatch(piece) for piece in re.split("[; ]", arch_list))
 
 
 def nvcc(machine: Machine) -> Finding | None:
@@ -92,11 +82,9 @@ def nvcc(machine: Machine) -> Finding | None:
     if stack.nvcc_error is None:
         return ok(f"nvcc {stack.nvcc}, torch's CUDA {stack.torch_cuda}")
     home = Path(f"/usr/local/cuda-{stack.torch_cuda}")
-    package = f"cuda-nvcc-{stack.torch_cuda.replace('.', '-')}"
-    return warning(
-        f"{stack.nvcc_error} (no operator of a trial needs it)",
-        f"export CUDA_HOME={home}" if (home / "bin" / "nvcc").exists() else f"sudo apt-get install {package}",
-    )
+    install = f"sudo apt-get install cuda-nvcc-{stack.torch_cuda.replace('.', '-')}"
+    advice = f"export CUDA_HOME={home}" if (home / "bin" / "nvcc").exists() else install
+    return warning(f"{stack.nvcc_error} (no operator of a trial needs it)", advice)
 
 
 def ops(machine: Machine) -> Finding | None:
@@ -120,7 +108,7 @@ def locked(operators: Sequence[str]) -> Finding | None:
     locks = locks_of(operators)
     if not locks:
         return None
-    lock = next((one for one in locks if one.is_dead), locks[0])
-    if lock.is_dead:
-        return failure(lock.found, lock.advice)
-    return warning(f"{lock.found}; the study waits for that", lock.advice)
+    for lock in locks:
+        if lock.is_dead:
+            return failure(lock.found, lock.advice)
+    return warning(f"{locks[0].found}; the study waits for that", locks[0].advice)

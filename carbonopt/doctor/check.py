@@ -12,6 +12,7 @@ class Status(StrEnum):
 
 
 class Finding(Frozen):
+    name: str = ""  # of the check, once it is known
     status: Status
     found: str
     advice: str | None = None  # what to type; only a finding that is ok has none
@@ -19,12 +20,8 @@ class Finding(Frozen):
     def as_text(self) -> str:
         return self.found if self.advice is None else f"{self.found} → {self.advice}"
 
-
-class Check(Finding):
-    name: str
-
-    def as_json(self) -> dict[str, str | None]:
-        return {"name": self.name, "status": self.status.value, "found": self.found, "advice": self.advice}
+    def __str__(self) -> str:
+        return f"{self.name}: {self.as_text()}"
 
 
 def ok(found: str) -> Finding:

@@ -1,5 +1,7 @@
 """GPUs: which there are, whether they count their energy, and who else uses them."""
 
+import contextlib
+import itertools
 import os
 import shutil
 import time
@@ -25,18 +27,15 @@ _IN_CONTAINER = "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=all"  # the
 
 
 def seen(machine: Machine) -> Finding:
-    error = machine.driver_error
-    if error is not None and error.__cause__ is None:
+    gpus, error = machine.gpus, machine.driver_error
+    if error is None:
+        named = ", ".join(f"{gpu.index}: {gpu.name}" for gpu in gpus)
+        return ok(named or "no NVIDIA driver: studies run on the CPU with launch.gpus: []")
+    if error.__cause__ is None:
         return failure(str(error), REINSTALL_NVML)
-    if error is not None:
-        says = str(error.__cause__)
-        return failure(
-            f"there are NVIDIA GPUs, but their driver says: {says}",
-            _IN_CONTAINER if "Not Found" in says else "sudo reboot",
-        )
-    if not machine.gpus:
-        return ok("no NVIDIA driver: studies run on the CPU with launch.gpus: []")
-    return ok(", ".join(f"{gpu.index}: {gpu.name}" for gpu in machine.gpus))
+    says = str(error.__cause__)
+    advice = _IN_CONTAINER if "Not Found" in says else "sudo reboot"
+    return failure(f"there are NVIDIA GPUs, but their driver says: {says}", advice)
 
 
 def hidden(gpus: Sequence[GpuNow], wanted: Sequence[int]) -> Finding | None:
@@ -46,25 +45,13 @@ def hidden(gpus: Sequence[GpuNow], wanted: Sequence[int]) -> Finding | None:
     value = os.environ.get(VISIBLE_DEVICES)
     if value is None:
         return ok(f"{VISIBLE_DEVICES} is not set")
-    given = _given(gpus, value)
+    named = ([gpu.index for gpu in gpus if _is_named(gpu, name.strip())] for name in value.split(","))
+    given = sorted(itertools.chain(*itertools.takewhile(bool, named)))  # at a name of none, such as -1, CUDA stops
     outside = [index for index in wanted if index not in given]
     if not outside:
         return ok(f"{VISIBLE_DEVICES}={value}")
-    return warning(
-        f"{VISIBLE_DEVICES}={value!r} leaves out GPU {_listed(outside)}, but trials get the GPUs of launch.gpus "
-        "whatever it says",
-        f"launch: {{gpus: {given}}}",
-    )
-
-
-def _given(gpus: Sequence[GpuNow], visible: str) -> list[int]:
-    given: list[int] = []
-    for name in visible.split(","):
-        named = [gpu.index for gpu in gpus if _is_named(gpu, name.strip())]
-        if not named:  # such as -1: CUDA stops there
-            break
-        given += named
-    return sorted(given)
+    left_out = f"{VISIBLE_DEVICES}={value!r} leaves out GPU {_listed(outside)}"
+    return warning(f"{left_out}, but trials get the GPUs of launch.gpus whatever it says", _launch(given))
 
 
 def _is_named(gpu: GpuNow, name: str) -> bool:
@@ -77,38 +64,31 @@ def nvidia_smi(machine: Machine, gpus: Sequence[GpuNow]) -> Finding | None:
     """By this program CodeCarbon decides whether there are GPUs; also where none of `gpus` is wanted."""
     path = shutil.which("nvidia-smi")
     if path is not None and machine.smi_code is None:
-        return failure(
-            f"{path} does not answer within {SMI_S:g} s, and CodeCarbon would wait for it without end", "sudo reboot"
-        )
+        hangs = f"{path} does not answer within {SMI_S:g} s, and CodeCarbon would wait for it without end"
+        return failure(hangs, "sudo reboot")
     if not gpus:
         return None
     absent = "CodeCarbon takes every GPU for absent and its energy for 0"
-    if path is not None and machine.smi_code:
+    if path is None:
+        exports = [f'export PATH="$PATH:{at}"' for at in _SMI_FOLDERS if Path(at, "nvidia-smi").exists()]
+        return failure(f"not on PATH: without it {absent}", next(iter(exports), _IN_CONTAINER))
+    if machine.smi_code:
         return failure(f"{path} --help ends with code {machine.smi_code}, so that {absent}", f"{path} --help")
-    if path is not None:
-        return ok(path)
-    found = f"not on PATH: without it {absent}"
-    for folder in _SMI_FOLDERS:
-        if Path(folder, "nvidia-smi").exists():
-            return failure(found, f'export PATH="$PATH:{folder}"')
-    return failure(found, _IN_CONTAINER)
+    return ok(path)
 
 
 def others(gpus: Sequence[GpuNow], wanted: Sequence[int]) -> Finding | None:
     """What else works on the wanted GPUs: its energy would be counted as the study's."""
     if not wanted:
         return None
-    busy = {gpu.index: _work(gpu) for gpu in gpus if _work(gpu)}
-    here = [f"GPU {index}: {busy[index]}" for index in wanted if index in busy]
+    busy = {gpu.index: work for gpu in gpus if (work := _work(gpu))}
+    here = "; ".join(f"GPU {index}: {busy[index]}" for index in wanted if index in busy)
     if not here:
         return ok("none")
     free = [gpu.index for gpu in gpus if gpu.index not in busy]
-    return warning(
-        "; ".join(here) + "; the energy that others use would be counted as the study's",
-        f"launch: {{gpus: {free[: len(wanted)]}}}"
-        if free
-        else "nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv",
-    )
+    query = "nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv"
+    advice = _launch(free[: len(wanted)]) if free else query
+    return warning(f"{here}; the energy that others use would be counted as the study's", advice)
 
 
 def _work(gpu: GpuNow) -> str | None:
@@ -134,24 +114,19 @@ def counters_alive(machine: Machine) -> Finding | None:
     try:
         counters = EnergyCounters(indices)
     except BadInput as error:
-        return failure(str(error), "launch: {gpus: []}")
-    try:
+        return failure(str(error), _launch([]))
+    with contextlib.closing(counters):
         idle_w = _power_w(counters)
         if not all(idle_w):
             return _dead(indices, idle_w, _WINDOW_S)
         try:
             with machine.load():
-                load_w = _power_w(counters)
+                powers_w = list(zip(indices, idle_w, _power_w(counters), strict=True))
         except ProbeError as error:
             idle = ", ".join(f"GPU {index} {watts:.0f} W" for index, watts in zip(indices, idle_w, strict=True))
             return warning(f"{idle} idle; not tried under load: {error}", by_hand("load"))
-    finally:
-        counters.close()
-    text = "; ".join(
-        f"GPU {index} {idle:.0f} W idle, {load:.0f} W under load"
-        for index, idle, load in zip(indices, idle_w, load_w, strict=True)
-    )
-    deaf = [index for index, idle, load in zip(indices, idle_w, load_w, strict=True) if load <= idle]
+    text = "; ".join(f"GPU {index} {idle:.0f} W idle, {load:.0f} W under load" for index, idle, load in powers_w)
+    deaf = [index for index, idle, load in powers_w if load <= idle]
     if deaf:
         return failure(f"{text}: no more under load on GPU {_listed(deaf)}", _without(deaf, indices))
     return ok(text)
@@ -161,15 +136,12 @@ def counters_tick(indices: Sequence[int]) -> Finding | None:
     """The same in a tenth of a second, without load."""
     if not indices:
         return None
-    counters = EnergyCounters(indices)
-    try:
+    with contextlib.closing(EnergyCounters(indices)) as counters:
         until = time.monotonic() + _DEAD_AFTER_S
         while not all(energy_j := counters.read()):
             if time.monotonic() > until:
                 return _dead(indices, energy_j, _DEAD_AFTER_S)
             time.sleep(_POLL_S)
-    finally:
-        counters.close()
     return ok("counting")
 
 
@@ -181,15 +153,17 @@ def _power_w(counters: EnergyCounters) -> tuple[float, ...]:
 
 
 def _dead(indices: Sequence[int], counted: Sequence[float], duration_s: float) -> Finding:
-    dead = [index for index, one in zip(indices, counted, strict=True) if not one]
-    return failure(
-        f"a running GPU uses energy, but the counter of GPU {_listed(dead)} stood still for {duration_s:g} s",
-        _without(dead, indices),
-    )
+    dead = [index for index, energy in zip(indices, counted, strict=True) if not energy]
+    still = f"the counter of GPU {_listed(dead)} stood still for {duration_s:g} s"
+    return failure(f"a running GPU uses energy, but {still}", _without(dead, indices))
 
 
 def _without(bad: Sequence[int], indices: Sequence[int]) -> str:
-    return f"launch: {{gpus: {[index for index in indices if index not in bad]}}}"
+    return _launch([index for index in indices if index not in bad])
+
+
+def _launch(gpus: list[int]) -> str:
+    return f"launch: {{gpus: {gpus}}}"
 
 
 def torch_sees(machine: Machine) -> Finding | None:
@@ -198,17 +172,15 @@ def torch_sees(machine: Machine) -> Finding | None:
     if stack is None or not machine.gpus:
         return None
     if stack.torch_cuda is None:
-        return failure(
-            f"torch {stack.versions['torch']} was built for the CPU only", "pip install --force-reinstall torch"
-        )
+        cpu_only = f"torch {stack.versions['torch']} was built for the CPU only"
+        return failure(cpu_only, "pip install --force-reinstall torch")
     if stack.gpu_error is not None:
         return failure(f"torch can't use GPUs: {stack.gpu_error}", by_hand("stack"))
-    missing = [gpu.index for gpu in machine.gpus if gpu.uuid not in {gpu.uuid for gpu in stack.gpus}]
+    seen_uuids = {gpu.uuid for gpu in stack.gpus}
+    missing = [gpu.index for gpu in machine.gpus if gpu.uuid not in seen_uuids]
     if missing:
-        return failure(
-            f"torch sees {len(stack.gpus)} of {len(machine.gpus)} GPUs, not GPU {_listed(missing)}",
-            _without(missing, [gpu.index for gpu in machine.gpus]),
-        )
+        found = f"torch sees {len(stack.gpus)} of {len(machine.gpus)} GPUs, not GPU {_listed(missing)}"
+        return failure(found, _without(missing, [gpu.index for gpu in machine.gpus]))
     return ok(f"all {len(stack.gpus)}, by CUDA {stack.torch_cuda}")
 
 

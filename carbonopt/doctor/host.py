@@ -22,6 +22,8 @@ _SMALL_RAM_GIB = 4.0
 # little.
 _BUSY_CPU_PERCENT = 20.0
 _BUSY_CPU_S = 0.5
+_GPUS_ALONE = "carbon: {objective: gpu}"
+_LARGER_SHM = "docker run --shm-size=8g"
 _LOW_DISK_GIB, _NO_DISK_GIB = 10.0, 1.0
 # Master weights, gradients and Adam's two moments, 4 bytes each (arXiv 1910.02054, section 3.1).
 _OFFLOAD_BYTES_PER_PARAMETER = 16
@@ -36,23 +38,21 @@ def cpu_load() -> Finding:
     """
     busy_percent = psutil.cpu_percent(_BUSY_CPU_S)
     found = f"{busy_percent:.0f} % busy with other work"
-    if busy_percent > _BUSY_CPU_PERCENT:
-        return warning(f"{found}: timings and modelled energy will be off", "top")
-    return ok(found)
+    if busy_percent <= _BUSY_CPU_PERCENT:
+        return ok(found)
+    return warning(f"{found}: timings and modelled energy will be off", "top")
 
 
 def rapl(has_gpus: bool, powercap: Path = _POWERCAP) -> Finding:
     """Whether the CPU's own energy counter can be read."""
     counters = sorted(powercap.glob("intel-rapl:*/energy_uj"))
-    if counters and all(os.access(counter, os.R_OK) for counter in counters):
+    if not counters:
+        found = "this machine has no RAPL: the CPU's energy is modelled"
+        return warning(found, _GPUS_ALONE) if has_gpus else ok(found)
+    if all(os.access(counter, os.R_OK) for counter in counters):
         return ok("readable: the CPU's energy is measured")
-    if counters:
-        return warning(
-            "not readable: the CPU's energy is modelled, not measured",
-            f"sudo chmod a+r {powercap}/intel-rapl:*/energy_uj",
-        )
-    found = "this machine has no RAPL: the CPU's energy is modelled"
-    return warning(found, "carbon: {objective: gpu}") if has_gpus else ok(found)
+    chmod = f"sudo chmod a+r {powercap}/intel-rapl:*/energy_uj"
+    return warning("not readable: the CPU's energy is modelled, not measured", chmod)
 
 
 def cpu_power(has_gpus: bool) -> Finding | None:
@@ -61,32 +61,25 @@ def cpu_power(has_gpus: bool) -> Finding | None:
     if model is None:
         return None
     found = f"CodeCarbon takes {model}"
-    return warning(found, "carbon: {objective: gpu}") if has_gpus and "guess" in model else ok(found)
+    return warning(found, _GPUS_ALONE) if has_gpus and "guess" in model else ok(found)
 
 
 def shared_memory(folder: Path = _SHM) -> Finding:
     """What ranks and data loaders exchange data through; where it is used up they die of SIGBUS (exit code −7)."""
     if not folder.is_dir():
-        return warning(f"no {folder}, which several ranks need", "docker run --shm-size=8g")
+        return warning(f"no {folder}, which several ranks need", _LARGER_SHM)
     free_gib = shutil.disk_usage(folder).free / BYTES_PER_GIB
     found = f"{free_gib:.1f} GiB free in {folder}"
-    if free_gib < _SMALL_SHM_GIB:
-        return warning(f"{found}: little for several ranks", "docker run --shm-size=8g")
-    return ok(found)
+    return warning(f"{found}: little for several ranks", _LARGER_SHM) if free_gib < _SMALL_SHM_GIB else ok(found)
 
 
 def memory() -> Finding:
     """RAM that is left to us, for an offloaded optimizer."""
-    left_bytes = psutil.virtual_memory().available
-    limited_bytes = _cgroup_left_bytes()
-    if limited_bytes is not None:
-        left_bytes = min(left_bytes, limited_bytes)
-    parameters = left_bytes / _OFFLOAD_BYTES_PER_PARAMETER
-    left_gib = left_bytes / BYTES_PER_GIB
-    found = f"{left_gib:.1f} GiB left: an offloaded optimizer of {parameters / 1e9:.2g} billion parameters at the most"
-    if left_gib < _SMALL_RAM_GIB:
-        return warning(found, "search: {space: {offload: none}}")
-    return ok(found)
+    available_bytes, limited_bytes = psutil.virtual_memory().available, _cgroup_left_bytes()
+    left_bytes = available_bytes if limited_bytes is None else min(available_bytes, limited_bytes)
+    billions, left_gib = left_bytes / _OFFLOAD_BYTES_PER_PARAMETER / 1e9, left_bytes / BYTES_PER_GIB
+    found = f"{left_gib:.1f} GiB left: an offloaded optimizer of {billions:.2g} billion parameters at the most"
+    return warning(found, "search: {space: {offload: none}}") if left_gib < _SMALL_RAM_GIB else ok(found)
 
 
 def _cgroup_left_bytes(root: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int | None:
@@ -111,7 +104,7 @@ def _cgroup_left_bytes(root: Path = _CGROUPS, own: Path = Path("/proc/self/cgrou
 
 def disk(folder: Path, advice: str) -> Finding:
     """Whether files can be written there, or in the folder that would be made there."""
-    there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     if not os.access(there, os.W_OK):
         return failure(f"{there} can't be written to", advice)
     free_gib = shutil.disk_usage(there).free / BYTES_PER_GIB

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from carbonopt.core.config import LocalLaunch
 from carbonopt.core.errors import BadInput, CarbonoptError, MeasurementError
@@ -27,32 +28,37 @@ _NOT_FOUND = 127  # as shells say it
 
 
 class ProbeError(CarbonoptError):
-    """The trials' process doesn't start here."""
+    """The trials' process can't load the GPUs."""
 
 
 class Machine:
+    driver_error: CarbonoptError | None = None  # of a machine that has NVIDIA GPUs, once it was asked for `gpus`
+    stack_error: str | None = None  # why the trials' process can't start, once it was asked for `stack`
+
     def __init__(self, build: bool = False) -> None:
         self._build = build
 
     @cached_property
     def gpus(self) -> tuple[GpuNow, ...]:
-        """All GPUs; none where there is no driver, or one that doesn't answer."""
-        return self._gpus_and_error[0]
-
-    @property
-    def driver_error(self) -> CarbonoptError | None:
-        """What is wrong on a machine that has NVIDIA GPUs; its cause is what the driver itself says."""
-        return self._gpus_and_error[1]
+        """All GPUs; none where there is no driver, or one that doesn't answer: the cause of `driver_error` says why."""
+        try:
+            return gpus_now()
+        except MeasurementError as error:
+            self.driver_error = error
+        except BadInput as error:
+            # A GPU's device file without a driver that answers; other machines have no such file.
+            if any(Path("/dev").glob("nvidia[0-9]*")) or Path("/proc/driver/nvidia/version").exists():
+                self.driver_error = error
+        return ()
 
     @cached_property
     def smi_code(self) -> int | None:
         """What `nvidia-smi --help` ends with, which CodeCarbon runs when it is imported; None: it doesn't answer."""
+        silent: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         try:
-            process = subprocess.Popen(
+            process: subprocess.Popen[bytes] = subprocess.Popen(
                 ["nvidia-smi", "--help"],  # noqa: S607, whichever CodeCarbon would find
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                **silent,
                 start_new_session=True,
             )
         except OSError:
@@ -69,30 +75,30 @@ class Machine:
         launch = LocalLaunch(gpus=tuple(gpu.index for gpu in self.gpus))
         return work_environment(launch, [gpu.uuid for gpu in self.gpus])
 
-    @property
+    @cached_property
     def stack(self) -> probe.Stack | None:
         """What the trials' process finds; None where it can't start."""
-        return self._stack_and_error[0]
-
-    @property
-    def stack_error(self) -> str | None:
-        return self._stack_and_error[1]
+        patience_s = _BUILD_S if self._build else _START_S
+        # A session of its own, with the compilers.
+        with self._probe("build" if self._build else "stack", subprocess.DEVNULL, start_new_session=True) as process:
+            try:
+                answer, errors = process.communicate(timeout=patience_s)
+            except subprocess.TimeoutExpired:
+                self.stack_error = f"no answer within {patience_s:g} s"
+                return None
+            finally:
+                if process.poll() is None:
+                    folder = str(extensions_folder(self.environment).resolve())
+                    guard.end_session(process.pid, folder, [], _END_S)
+        if process.returncode:
+            self.stack_error = _last_line(errors) or f"ended with code {process.returncode}"
+            return None
+        return probe.Stack.model_validate_json(answer)
 
     @contextmanager
     def load(self) -> Iterator[None]:
-        """Keeps all GPUs busy meanwhile.
-
-        Raises:
-            ProbeError: if that can't be done.
-        """
-        with subprocess.Popen(
-            _command("load"),
-            env=self.environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as process:
+        """Keeps all GPUs busy meanwhile. Raises ProbeError if that can't be done."""
+        with self._probe("load", subprocess.PIPE) as process:
             assert process.stdin is not None and process.stdout is not None and process.stderr is not None
             try:
                 begun = select.select([process.stdout], [], [], _START_S)[0] and process.stdout.readline()
@@ -105,56 +111,22 @@ class Machine:
             finally:
                 process.kill()
 
-    @cached_property
-    def _gpus_and_error(self) -> tuple[tuple[GpuNow, ...], CarbonoptError | None]:
-        try:
-            return gpus_now(), None
-        except MeasurementError as error:
-            return (), error
-        except BadInput as error:
-            # A GPU's device file without a driver that answers; other machines have no such file.
-            has_gpu = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/proc/driver/nvidia/version").exists()
-            return (), error if has_gpu else None
-
-    @cached_property
-    def _stack_and_error(self) -> tuple[probe.Stack | None, str | None]:
-        try:
-            return _ask(self.environment, build=self._build), None
-        except ProbeError as error:
-            return None, str(error)
-
-
-def _ask(environment: dict[str, str], *, build: bool) -> probe.Stack:
-    with subprocess.Popen(
-        _command("build" if build else "stack"),
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # one of its own, with the compilers
-    ) as process:
-        try:
-            answer, errors = process.communicate(timeout=_BUILD_S if build else _START_S)
-        except subprocess.TimeoutExpired as error:
-            raise ProbeError(f"no answer within {error.timeout:g} s") from error
-        finally:
-            if process.poll() is None:
-                guard.end_session(process.pid, str(extensions_folder(environment).resolve()), [], _END_S)
-    if process.returncode:
-        raise ProbeError(_last_line(errors) or f"ended with code {process.returncode}")
-    return probe.Stack.model_validate_json(answer)
+    def _probe(self, what: str, stdin: int, *, start_new_session: bool = False) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            run_module("carbonopt.train.probe", what),
+            env=self.environment,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=start_new_session,
+        )
 
 
 def by_hand(what: str) -> str:
     """What to type to see all that the trials' process says."""
-    return shlex.join(_command(what))
-
-
-def _command(what: str) -> list[str]:
-    return run_module("carbonopt.train.probe", what)
+    return shlex.join(run_module("carbonopt.train.probe", what))
 
 
 def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+    return next(filter(None, map(str.strip, reversed(text.splitlines()))), "")

@@ -35,9 +35,8 @@ def codecarbon_config() -> Finding:
             if parser.has_section("codecarbon"):
                 dict(parser["codecarbon"])
         except (configparser.Error, UnicodeDecodeError) as error:
-            return failure(
-                f"{path} can't be parsed, so CodeCarbon fails: {' '.join(str(error).split())}", f"mv {path} {path}.bad"
-            )
+            found = f"{path} can't be parsed, so CodeCarbon fails: {' '.join(str(error).split())}"
+            return failure(found, f"mv {path} {path}.bad")
         strays.append(str(path))
     strays += sorted(name for name in os.environ if name.lower().startswith(_PREFIX))
     return ok(f"{', '.join(strays)}: ignored, every setting is given" if strays else "no stray settings")
@@ -76,10 +75,8 @@ def hub() -> Finding:
             host, port = _peer(proxy if "//" in proxy else f"//{proxy}")
         except ValueError as error:
             name, shown = f"{scheme}_proxy", proxy.rpartition("@")[2]  # before the @ a password can stand
-            return warning(
-                f"{name}={shown!r} must be an address such as http://proxy:3128: {error}",
-                f"unset {name} {name.upper()}",
-            )
+            found = f"{name}={shown!r} must be an address such as http://proxy:3128: {error}"
+            return warning(found, f"unset {name} {name.upper()}")
     try:
         with socket.create_connection((host, port), _CONNECT_S):
             return ok(f"{host} answers")
@@ -112,11 +109,7 @@ def _no_address(error: ValueError) -> tuple[str, str]:
 
 
 def _peer(url: str) -> tuple[str, int]:
-    """Host and port.
-
-    Raises:
-        ValueError: if it has none that could exist.
-    """
+    """Host and port. Raises ValueError if it has none that could exist."""
     address = urlsplit(url)
     if not address.hostname:
         raise ValueError("it names no host")

@@ -4,10 +4,11 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from carbonopt.core.errors import BEFORE_FIRST_TRIAL, MeasurementError, StudyInterrupted
 from carbonopt.core.study import IdlePower
-from carbonopt.energy.hardware import GpuHandles, energy_mj, lost_gpus
+from carbonopt.energy.hardware import answering, open_gpus
 
 _IDLE_WINDOWS, _IDLE_WINDOW_S = 5, 1.0
 _SHORTEST_WINDOW_S = 0.95  # ten ticks are a little less than a second as often as a little more
@@ -21,15 +22,12 @@ _MOST_W = 3000.0
 
 class EnergyCounters:
     """The energy counters of GPUs, in the order of their NVML indices as given. A reading takes 3 ms a GPU (H200,
-    driver 580), whatever CUDA_VISIBLE_DEVICES holds: NVML knows nothing of it.
-
-    Raises:
-        BadInput: if a GPU doesn't exist or has no energy counter.
-    """
+    driver 580), whatever CUDA_VISIBLE_DEVICES holds: NVML knows nothing of it. Raises as `check_gpus`."""
 
     def __init__(self, indices: Sequence[int]) -> None:
-        self._gpus = GpuHandles(indices)
-        self.indices = self._gpus.indices
+        self.indices = tuple(indices)
+        self._nvml = ExitStack()  # open for many readings: opening takes longer than a reading
+        self._gpus = self._nvml.enter_context(open_gpus(indices))
         self._start_mj = self._read_mj()
         self._last_mj, self._last_s = self._start_mj, time.monotonic()
 
@@ -58,31 +56,21 @@ class EnergyCounters:
     def utilisation(self) -> float | None:
         """The share of NVML's last sampling period in which a kernel ran, mean of the GPUs; None where one of them
         doesn't tell. That is no error: no figure of energy depends on it."""
-        gpus = list(self._gpus)
-        if not gpus:
-            return None
-        import pynvml
-
         try:
-            percents = [getattr(pynvml.nvmlDeviceGetUtilizationRates(handle), "gpu", None) for _, handle in gpus]
-        except pynvml.NVMLError:
+            with answering():
+                rates = [gpu.nvml.nvmlDeviceGetUtilizationRates(gpu.handle) for gpu in self._gpus]
+        except MeasurementError:
             return None
+        percents = [getattr(rate, "gpu", None) for rate in rates]
         known = [percent for percent in percents if isinstance(percent, int) and 0 <= percent <= 100]
-        return statistics.fmean(known) / 100 if len(known) == len(gpus) else None
+        return statistics.fmean(known) / 100 if known and len(known) == len(percents) else None
 
     def close(self) -> None:
-        self._gpus.close()
+        self._nvml.close()
 
     def _read_mj(self) -> tuple[int, ...]:
-        gpus = list(self._gpus)
-        if not gpus:
-            return ()
-        import pynvml
-
-        try:
-            return tuple(energy_mj(pynvml, handle, index) for index, handle in gpus)
-        except pynvml.NVMLError as error:
-            raise lost_gpus(error) from error
+        with answering():
+            return tuple(gpu.energy_mj() for gpu in self._gpus)
 
 
 def measure_idle(counters: EnergyCounters, interrupted: Callable[[], bool]) -> tuple[IdlePower, ...]:
@@ -96,10 +84,9 @@ def measure_idle(counters: EnergyCounters, interrupted: Callable[[], bool]) -> t
         StudyInterrupted: as soon as `interrupted` says so.
     """
     ticks: list[list[tuple[float, float]]] = [[] for _ in counters.indices]  # seconds, joules; by GPU
-    began = time.monotonic()
-    last_j: tuple[float, ...] = counters.read()
+    began, last_j = time.monotonic(), counters.read()
     wanted_s = _IDLE_WINDOWS * _IDLE_WINDOW_S
-    while not all(one and one[-1][0] - one[0][0] >= wanted_s for one in ticks):
+    while not all(gpu_ticks and gpu_ticks[-1][0] - gpu_ticks[0][0] >= wanted_s for gpu_ticks in ticks):
         if interrupted():
             raise StudyInterrupted(BEFORE_FIRST_TRIAL)
         now_s, now_j = time.monotonic(), counters.read()
@@ -113,7 +100,7 @@ def measure_idle(counters: EnergyCounters, interrupted: Callable[[], bool]) -> t
                 )
         last_j = now_j
         time.sleep(_POLL_S)
-    return tuple(_idle_power(index, one) for index, one in zip(counters.indices, ticks, strict=True))
+    return tuple(_idle_power(index, gpu_ticks) for index, gpu_ticks in zip(counters.indices, ticks, strict=True))
 
 
 def _idle_power(index: int, ticks: list[tuple[float, float]]) -> IdlePower:

@@ -8,11 +8,13 @@ The figures are those of its own trackers (`codecarbon/core/emissions.py`, versi
 import csv
 import difflib
 import json
+import operator
 import string
-from importlib.metadata import version
-from importlib.util import find_spec
+from collections.abc import Collection
+from functools import cache
+from importlib.metadata import distribution, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from carbonopt.core.config import Carbon
 from carbonopt.core.errors import BadInput, hint
@@ -26,14 +28,6 @@ _NORDIC_ZONES = {"SWE": "SE", "NOR": "NO", "FIN": "FI"}
 _GIVE_IT = "give carbon.intensity_g_co2e_per_kwh"
 
 
-class _Figure(NamedTuple):
-    """One of the bundled data's figures."""
-
-    g_co2e_per_kwh: float
-    what: str  # a phrase that says what is counted, and for which year
-    year: int | None
-
-
 def reference_intensity(carbon: Carbon) -> Intensity:
     """The intensity that all emissions of a study are computed with. It has no PUE in it.
 
@@ -44,114 +38,113 @@ def reference_intensity(carbon: Carbon) -> Intensity:
     given = carbon.intensity_g_co2e_per_kwh
     if given is not None:
         return Intensity(g_co2e_per_kwh=given, source="given in the study file", place=_place(carbon))
-    place, figure = _bundled(carbon)
-    rate = figure.g_co2e_per_kwh
-    if not rate > 0:
-        raise BadInput(f"carbon: the bundled data says {rate:g} g CO2e per kWh for {place}; {_GIVE_IT} instead.")
-    return _intensity(place, figure, version("codecarbon"))
+    if carbon.cloud_provider is not None and carbon.cloud_region is not None:
+        found = _cloud(carbon.cloud_provider, carbon.cloud_region)
+    elif carbon.country is None:
+        raise BadInput(f"carbon must have a country or a cloud region, but has neither; give one, or {_GIVE_IT}.")
+    else:
+        found = _of_country(carbon.country, carbon.region)
+    if not (rate := found.g_co2e_per_kwh) > 0:
+        raise BadInput(f"carbon: the bundled data says {rate:g} g CO2e per kWh for {found.place}; {_GIVE_IT} instead.")
+    return found
 
 
 def countries() -> tuple[Intensity, ...]:
     """Of every country whose mix the bundled data has, as `reference_intensity` has it for that country alone."""
-    release = version("codecarbon")
-    every = (_mix(row) for row in _data("global_energy_mix.json").values())
-    return tuple(_intensity(place, figure, release) for place, figure in every if figure.g_co2e_per_kwh > 0)
+    mixes = map(_mix, _data("global_energy_mix.json").values())
+    return tuple(intensity for intensity in mixes if intensity.g_co2e_per_kwh > 0)
 
 
-def _intensity(place: str, figure: _Figure, release: str) -> Intensity:
-    source = f"{figure.what}, from CodeCarbon {release}"
-    return Intensity(g_co2e_per_kwh=figure.g_co2e_per_kwh, source=source, place=place, year=figure.year)
+def _intensity(g_co2e_per_kwh: float, what: str, year: int | None, place: str) -> Intensity:
+    """One of the bundled data's figures; `what` is counted in it."""
+    source = f"{what}, from CodeCarbon {_release()}"
+    return Intensity(g_co2e_per_kwh=g_co2e_per_kwh, source=source, place=place, year=year)
 
 
-def _mix(row: dict[str, Any]) -> tuple[str, _Figure]:
-    """A country's name and figure."""
+@cache
+def _release() -> str:
+    return version("codecarbon")
+
+
+def _mix(row: dict[str, Any]) -> Intensity:
     what = f"the country's electricity mix of {row['year']}"
-    return row["country_name"], _Figure(row["carbon_intensity"], what, row["year"])
+    return _intensity(row["carbon_intensity"], what, row["year"], row["country_name"])
 
 
-def _bundled(carbon: Carbon) -> tuple[str, _Figure]:
-    """The place, in words, and the bundled figure for it."""
-    if carbon.cloud_provider is not None and carbon.cloud_region is not None:
-        return _cloud(carbon.cloud_provider, carbon.cloud_region)
-    if carbon.country is None:
-        raise BadInput(f"carbon must have a country or a cloud region, but has neither; give one, or {_GIVE_IT}.")
+def _of_country(country: str, region: str | None) -> Intensity:
     mixes = _data("global_energy_mix.json")
-    if carbon.country not in mixes:
-        raise BadInput(f"carbon.country: no data for {carbon.country}; {_nearest_countries(carbon.country, mixes)}")
-    if carbon.region is not None:
-        return _region_name(carbon.country, carbon.region), _regional(carbon.country, carbon.region)
-    return _mix(mixes[carbon.country])
+    if country not in mixes:
+        raise BadInput(f"carbon.country: no data for {country}; {_nearest_countries(country, mixes)}")
+    return _mix(mixes[country]) if region is None else _regional(country, region)
 
 
-def _cloud(provider: str, region: str) -> tuple[str, _Figure]:
+def _cloud(provider: str, region: str) -> Intensity:
     """Providers' own figures; most publish none."""
     with (_folder() / "cloud" / "impact.csv").open(encoding="utf-8-sig", newline="") as file:
         rows = {(row["provider"], row["region"]): row for row in csv.DictReader(file)}
     name, wanted = provider.lower(), region.lower()
-    providers = sorted({known for known, _ in rows})
+    providers = sorted({provider for provider, _ in rows})
     if name not in providers:
         raise BadInput(
             f"carbon.cloud_provider: no data for {provider!r}; {hint(name, providers)} Else give the carbon.country "
             f"that the machine is in, or {_GIVE_IT}."
         )
     if (name, wanted) not in rows:
-        known = sorted(known for one, known in rows if one == name)
-        near = difflib.get_close_matches(wanted, known, n=3) or known
-        raise BadInput(
-            f"carbon.cloud_region: {name} has no {region!r} in the bundled data; known: {', '.join(near)}. "
-            f"Or {_GIVE_IT}."
-        )
+        near = _near(wanted, [region for provider, region in rows if provider == name])
+        raise BadInput(f"carbon.cloud_region: {name} has no {region!r} {near} Or {_GIVE_IT}.")
     row = rows[name, wanted]
     place = f"{row['country_name']} ({_cloud_name(provider, region)})"
     if not row["impact"]:
         raise BadInput(f"carbon: the bundled data has no figure for {place}; {_GIVE_IT} instead.")
     what = f"{row['providerName']}'s published figure ({row['source']}), year not given"
-    return place, _Figure(float(row["impact"]), what, None)
+    return _intensity(float(row["impact"]), what, None, place)
 
 
-def _regional(country: str, region: str) -> _Figure:
+def _near(name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=3) or sorted(known)
+    return f"in the bundled data; known: {', '.join(near)}."
+
+
+def _regional(country: str, region: str) -> Intensity:
     figures = _regions(country)
     if not figures:
         raise BadInput(
             f"carbon.region: there is no data by region for {country}, but got {region!r}; leave region out, "
             f"or {_GIVE_IT}."
         )
-    wanted = " ".join(region.lower().split())
-    if wanted not in figures:
-        near = difflib.get_close_matches(wanted, figures, n=3) or sorted(figures)
-        raise BadInput(f"carbon.region: {country} has no {region!r} in the bundled data; known: {', '.join(near)}.")
-    return figures[wanted]
+    name = " ".join(region.lower().split())
+    if name not in figures:
+        raise BadInput(f"carbon.region: {country} has no {region!r} {_near(name, figures)}")
+    return _intensity(*figures[name], _region_name(country, region))
 
 
-def _regions(country: str) -> dict[str, _Figure]:
-    """The regions of a country by lower-case name; empty where only the whole country is known."""
+def _regions(country: str) -> dict[str, tuple[float, str, int]]:
+    """Of a country's regions, by lower-case name: g CO2e per kWh, what is counted, and the year; empty where only the
+    whole country is known."""
     if country == "USA":
         states = _data("2023/usa_emissions.json")
         source = states["_source"]
         return {
-            name: _Figure(state["emissions"] * _G_PER_KWH_FROM_LB_PER_MWH, source["name"], source["year"])
+            name: (state["emissions"] * _G_PER_KWH_FROM_LB_PER_MWH, source["name"], source["year"])
             for name, state in states.items()
             if not name.startswith("_") and name != "usa"  # notes on the file, and the whole country
         }
     if country == "CAN":
-        provinces = _data("2023/canada_energy_mix.json")
         what = "direct emissions of the province's electricity mix of 2023"
-        return {name: _Figure(_fossil_g_per_kwh(mix), what, 2023) for name, mix in provinces.items()}
+        provinces = _data("2023/canada_energy_mix.json").items()
+        return {name: (_fossil_g_per_kwh(mix), what, 2023) for name, mix in provinces}
     if country == "CHN":
         return {
-            name: _Figure(row["emission_factor"], f"China's provincial factor of {row['year']}", row["year"])
+            name: (row["emission_factor"], f"China's provincial factor of {row['year']}", row["year"])
             for row in _data("2023/china_provincial_emissions.json")["data"].values()
             for name in row["names"]
         }
-    if country in _NORDIC_ZONES:
-        return {
-            zone.lower(): _Figure(
-                row["emission_factor"], f"{row['description']}, generation of {row['year']}", row["year"]
-            )
-            for zone, row in _data("nordic_emissions.json")["data"].items()
-            if zone.startswith(_NORDIC_ZONES[country])
-        }
-    return {}
+    zones = _data("nordic_emissions.json")["data"].items() if country in _NORDIC_ZONES else ()
+    return {
+        zone.lower(): (row["emission_factor"], f"{row['description']}, generation of {row['year']}", row["year"])
+        for zone, row in zones
+        if zone.startswith(_NORDIC_ZONES[country])
+    }
 
 
 def _fossil_g_per_kwh(mix: dict[str, float]) -> float:
@@ -160,13 +153,10 @@ def _fossil_g_per_kwh(mix: dict[str, float]) -> float:
 
 def _nearest_countries(code: str, mixes: dict[str, Any]) -> str:
     # Two of three letters in common at the same places: what a mistyped code looks like.
-    near = [
-        f"{known} ({row['country_name']})"
-        for known, row in mixes.items()
-        if sum(a == b for a, b in zip(known, code, strict=True)) >= 2
-    ]
-    known = f"near to it: {', '.join(near)}" if near else "it must be a three-letter code of ISO 3166-1, such as USA"
-    return f"{known}. Or {_GIVE_IT}."
+    alike = (known for known in mixes if sum(map(operator.eq, known, code)) >= 2)
+    near = ", ".join(f"{known} ({mixes[known]['country_name']})" for known in alike)
+    advice = f"near to it: {near}" if near else "it must be a three-letter code of ISO 3166-1, such as USA"
+    return f"{advice}. Or {_GIVE_IT}."
 
 
 def _place(carbon: Carbon) -> str | None:
@@ -193,7 +183,4 @@ def _data(name: str) -> Any:
 
 def _folder() -> Path:
     """Of CodeCarbon's data files."""
-    spec = find_spec("codecarbon")
-    if spec is None or spec.origin is None:
-        raise ModuleNotFoundError("codecarbon is not installed; install it with: pip install codecarbon")
-    return Path(spec.origin).parent / "data"
+    return Path(str(distribution("codecarbon").locate_file("codecarbon/data")))

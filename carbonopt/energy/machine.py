@@ -4,15 +4,18 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from carbonopt.core.errors import MeasurementError
-from carbonopt.core.study import EnergySource, IdlePower
+from carbonopt.core.study import EnergySource
 from carbonopt.core.trial import Phase
 from carbonopt.core.units import kwh_from_joules
-from carbonopt.core.values import Frozen
-from carbonopt.energy.codecarbon import FRESH_AFTER_S, CodeCarbonTotals, EnergyTotals, has_rapl, power_models
+from carbonopt.energy.codecarbon import FRESH_AFTER_S, CodeCarbonTotals, has_rapl, power_models
 from carbonopt.energy.counter import EnergyCounters, measure_idle
-from carbonopt.energy.meter import EnergyWindows, Objective, Reading, disagreement
+from carbonopt.energy.meter import OF_GPUS, EnergyWindows, Objective, Reading, disagreement
+
+if TYPE_CHECKING:
+    from codecarbon.output_methods.emissions_data import EmissionsData
 
 # A component without any energy in so long can only be a dead sensor.
 _LONGEST_ZERO_S = 1.0
@@ -21,12 +24,12 @@ _LONGEST_ZERO_S = 1.0
 _UTILISATION_EVERY_S = 1.0
 
 
-class CounterSnapshot(Frozen):
+class CounterSnapshot(NamedTuple):
     """All running totals at one moment."""
 
     at_s: float
     gpus_j: tuple[float, ...]
-    codecarbon: EnergyTotals
+    codecarbon: "EmissionsData"
     read_by_s: float  # later than `at_s` by more than a few ms only where other work leaves this process no core
 
 
@@ -44,24 +47,16 @@ class MachineMeter(EnergyWindows):
     """
 
     def __init__(
-        self,
-        gpu_indices: Sequence[int],
-        objective: Objective = "all",
-        interrupted: Callable[[], bool] = lambda: False,
+        self, gpu_indices: Sequence[int], objective: Objective = "all", interrupted: Callable[[], bool] = lambda: False
     ) -> None:
-        self.energy_source: dict[str, EnergySource] = {
-            "cpu": "measured" if has_rapl() else "modelled",
-            "ram": "modelled",
-        }
-        self.models = power_models()
+        sources: dict[str, EnergySource] = {"cpu": "measured" if has_rapl() else "modelled", "ram": "modelled"}
+        nothing = Reading(cpu_kwh=0.0, ram_kwh=0.0, objective=objective)
         if gpu_indices:
-            self.energy_source["gpu"] = "measured"
-        none = 0.0 if gpu_indices else None
-        gpu = {"gpu_kwh": none, "codecarbon_gpu_kwh": none, "idle_gpu_kwh": none, "gpu_variance_kwh2": none}
-        super().__init__(Reading(cpu_kwh=0.0, ram_kwh=0.0, objective=objective).model_copy(update=gpu))
+            sources["gpu"] = "measured"
+            nothing = nothing.model_copy(update=dict.fromkeys(OF_GPUS, 0.0))
+        super().__init__(nothing, sources, power_models())
         self._ended: Reading | None = None
         self._open = Phase.PREPARE
-        self.idle: tuple[IdlePower, ...] = ()
         with contextlib.ExitStack() as opened:  # CodeCarbon has threads, which end also if one of these fails
             self._counters = opened.enter_context(contextlib.closing(EnergyCounters(gpu_indices)))
             self._outer_counters = opened.enter_context(contextlib.closing(EnergyCounters(gpu_indices)))
@@ -72,7 +67,7 @@ class MachineMeter(EnergyWindows):
                 self.idle = measure_idle(self._counters, interrupted)
             self._instruments = opened.pop_all()
         # The last known power of each GPU, for windows that are too short to tell their own.
-        self._powers_w = [one.power_w for one in self.idle]
+        self._powers_w = [idle.power_w for idle in self.idle]
         self._utilisations: list[float] = []  # of the open window
         self._utilisation_at_s = 0.0  # when it was last asked for
 
@@ -81,22 +76,19 @@ class MachineMeter(EnergyWindows):
         self._open = phase
 
     def running(self, phase: Phase) -> Reading:
-        closed = self._closed_of(phase)
         if phase is not self._open:
-            return closed
+            return self._closed[phase]
         self._refresh()
-        return closed + self._window()
+        return self._closed[phase] + self._window()
 
     def outer(self) -> Reading:
         if self._ended is not None:
             return self._ended
         self._refresh()
         gpus_j = self._outer_counters.read()
-        parts = self._between(self._began, self._latest)
-        if gpus_j:
-            used_j = math.fsum(gpus_j) - math.fsum(self._outer_began_j)
-            parts = parts.model_copy(update={"gpu_kwh": kwh_from_joules(used_j)})
-        return parts
+        used_j = math.fsum(gpus_j) - math.fsum(self._outer_began_j)
+        gpu = {"gpu_kwh": kwh_from_joules(used_j)} if gpus_j else {}
+        return self._between(self._began, self._latest).model_copy(update=gpu)
 
     def close(self) -> None:
         if self._ended is not None:
@@ -109,25 +101,20 @@ class MachineMeter(EnergyWindows):
             self._instruments.close()
 
     def _refresh(self) -> None:
-        if time.monotonic() - self._latest.at_s > FRESH_AFTER_S:
-            self._read()
-            self._read_utilisation()
-
-    def _read_utilisation(self) -> None:
-        """Only while trials train: what they are compared by. A window that is shorter than a second has none."""
-        now_s = self._latest.at_s
-        since_s = max(self._opened.at_s, self._utilisation_at_s)
-        if self._open is not Phase.TRAIN or now_s - since_s < _UTILISATION_EVERY_S:
+        if time.monotonic() - self._latest.at_s <= FRESH_AFTER_S:
             return
-        self._utilisation_at_s = now_s
-        utilisation = self._counters.utilisation()
-        if utilisation is not None:
-            self._utilisations.append(utilisation)
+        now_s = self._read().at_s
+        # Only while trials train: what they are compared by. A window that is shorter than a second has none.
+        asked_s = max(self._opened.at_s, self._utilisation_at_s)
+        if self._open is Phase.TRAIN and now_s - asked_s >= _UTILISATION_EVERY_S:
+            self._utilisation_at_s = now_s
+            utilisation = self._counters.utilisation()
+            self._utilisations += [] if utilisation is None else [utilisation]
 
     def _read(self) -> CounterSnapshot:
         # The counters first: their reading is the one that is used, and it is the quicker.
         at_s, gpus_j, codecarbon = time.monotonic(), self._counters.read(), self._codecarbon.read()
-        self._latest = CounterSnapshot(at_s=at_s, gpus_j=gpus_j, codecarbon=codecarbon, read_by_s=time.monotonic())
+        self._latest = CounterSnapshot(at_s, gpus_j, codecarbon, time.monotonic())
         return self._latest
 
     def _close_window(self) -> None:
@@ -137,7 +124,7 @@ class MachineMeter(EnergyWindows):
         window = self._window()
         self._refuse_silence(window)
         differs = disagreement(window.gpu, window.duration_s)
-        self._add(self._open, window.model_copy(update={"disagreement": differs}))
+        self._closed[self._open] += window.model_copy(update={"disagreement": differs})
         self._powers_w = self._window_powers_w()
         self._opened = self._latest
         self._utilisations = []
@@ -151,24 +138,19 @@ class MachineMeter(EnergyWindows):
         ticks = zip(self._window_powers_w(), self.idle, strict=True)
         variance_j2 = math.fsum((power_w * idle.tick_s) ** 2 / 6 for power_w, idle in ticks)
         idle_j = math.fsum(idle.power_w for idle in self.idle) * window.duration_s
-        return window.model_copy(
-            update={
-                "idle_gpu_kwh": kwh_from_joules(idle_j),
-                "gpu_variance_kwh2": kwh_from_joules(kwh_from_joules(variance_j2)),
-                "utilisation_sum": math.fsum(self._utilisations),
-                "utilisation_readings": len(self._utilisations),
-            }
-        )
+        variance_kwh2 = kwh_from_joules(kwh_from_joules(variance_j2))
+        update = {"idle_gpu_kwh": kwh_from_joules(idle_j), "gpu_variance_kwh2": variance_kwh2}
+        update |= {"utilisation_sum": math.fsum(self._utilisations), "utilisation_readings": len(self._utilisations)}
+        return window.model_copy(update=update)
 
     def _between(self, start: CounterSnapshot, end: CounterSnapshot) -> Reading:
-        def used(since: float | None, until: float | None) -> float | None:
-            return None if since is None or until is None else until - since
-
+        before, after = start.codecarbon, end.codecarbon
         return Reading(
             gpu_kwh=kwh_from_joules(math.fsum(end.gpus_j) - math.fsum(start.gpus_j)) if end.gpus_j else None,
-            codecarbon_gpu_kwh=used(start.codecarbon.gpu_kwh, end.codecarbon.gpu_kwh),
-            cpu_kwh=end.codecarbon.cpu_kwh - start.codecarbon.cpu_kwh,
-            ram_kwh=end.codecarbon.ram_kwh - start.codecarbon.ram_kwh,
+            # On a machine with GPUs CodeCarbon counts them all when asked for none.
+            codecarbon_gpu_kwh=after.gpu_energy - before.gpu_energy if end.gpus_j else None,
+            cpu_kwh=after.cpu_energy - before.cpu_energy,
+            ram_kwh=after.ram_energy - before.ram_energy,
             duration_s=end.at_s - start.at_s,
             objective=self._nothing.objective,
         )

@@ -1,8 +1,9 @@
 """A study's energy meter: which phase spent how much, by component; what all meters have in common."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from pydantic import Field
 
@@ -44,31 +45,24 @@ class Reading(Frozen):
     @property
     def gpu(self) -> GpuEnergy | None:
         """What is known of the GPUs' energy; None where a second reading or an idle power is missing."""
-        parts = (self.gpu_kwh, self.codecarbon_gpu_kwh, self.idle_gpu_kwh, self.gpu_variance_kwh2)
-        counter, codecarbon, idle, variance = parts
+        counter, codecarbon, idle, variance = (getattr(self, name) for name in OF_GPUS)
         if counter is None or codecarbon is None or idle is None or variance is None:
             return None
         return GpuEnergy(counter=counter, codecarbon=codecarbon, idle=idle, uncertainty=math.sqrt(variance))
 
     def __add__(self, other: "Reading") -> "Reading":
-        def both(mine: float | None, theirs: float | None) -> float | None:
-            return None if mine is None and theirs is None else (mine or 0.0) + (theirs or 0.0)
+        shared = {node: self.nodes[node] + part for node, part in other.nodes.items() if node in self.nodes}
+        sums: dict[str, Any] = {name: _sum(getattr(self, name), getattr(other, name)) for name in _SUMMED}
+        sums |= {"disagreement": largest((self.disagreement, other.disagreement)), "objective": self.objective}
+        return Reading(**sums, nodes=self.nodes | other.nodes | shared)
 
-        return Reading(
-            gpu_kwh=both(self.gpu_kwh, other.gpu_kwh),
-            cpu_kwh=both(self.cpu_kwh, other.cpu_kwh),
-            ram_kwh=both(self.ram_kwh, other.ram_kwh),
-            duration_s=self.duration_s + other.duration_s,
-            codecarbon_gpu_kwh=both(self.codecarbon_gpu_kwh, other.codecarbon_gpu_kwh),
-            idle_gpu_kwh=both(self.idle_gpu_kwh, other.idle_gpu_kwh),
-            gpu_variance_kwh2=both(self.gpu_variance_kwh2, other.gpu_variance_kwh2),
-            objective=self.objective,
-            disagreement=largest((self.disagreement, other.disagreement)),
-            utilisation_sum=self.utilisation_sum + other.utilisation_sum,
-            utilisation_readings=self.utilisation_readings + other.utilisation_readings,
-            nodes=self.nodes
-            | {node: self.nodes[node] + part if node in self.nodes else part for node, part in other.nodes.items()},
-        )
+
+OF_GPUS = ("gpu_kwh", "codecarbon_gpu_kwh", "idle_gpu_kwh", "gpu_variance_kwh2")
+_SUMMED = Reading.model_fields.keys() - {"objective", "disagreement", "nodes"}
+
+
+def _sum(mine: float | None, theirs: float | None) -> float | None:
+    return None if mine is None and theirs is None else (mine or 0) + (theirs or 0)
 
 
 def disagreement(gpu: GpuEnergy | None, duration_s: float) -> float | None:
@@ -80,7 +74,7 @@ def disagreement(gpu: GpuEnergy | None, duration_s: float) -> float | None:
 
 def largest(disagreements: Iterable[float | None]) -> float | None:
     """The one farthest from 0, with its sign; None if there is none."""
-    return max((one for one in disagreements if one is not None), key=abs, default=None)
+    return max((share for share in disagreements if share is not None), key=abs, default=None)
 
 
 class Meter(Protocol):
@@ -97,11 +91,8 @@ class Meter(Protocol):
         """Of that phase since it was last taken, the open window included."""
 
     def take(self, *phases: Phase) -> dict[Phase, Reading]:
-        """The closed windows of these phases since they were last taken, summed; and forgets them.
-
-        Raises:
-            ValueError: if one of them is open now.
-        """
+        """The closed windows of these phases since they were last taken, summed; and forgets them. Raises ValueError if
+        one of them is open now."""
 
     def outer(self) -> Reading:
         """The whole so far by one reading at the meter's begin and one now, which know of no windows."""
@@ -111,11 +102,13 @@ class Meter(Protocol):
 
 
 class EnergyWindows:
-    """Closed windows by phase, and which phase is open."""
+    """Closed windows by phase, and which phase is open. The rest is as `Meter` has it."""
 
-    def __init__(self, nothing: Reading) -> None:
+    def __init__(self, nothing: Reading, energy_source: dict[str, EnergySource], models: dict[str, str]) -> None:
+        self.energy_source, self.models = energy_source, models
+        self.idle: tuple[IdlePower, ...] = ()
         self._nothing = nothing  # no energy in no time, with the components that this meter knows
-        self._closed: dict[Phase, Reading] = {}
+        self._closed = defaultdict[Phase, Reading](lambda: nothing)
         self._open: Phase | None = None
 
     def take(self, *phases: Phase) -> dict[Phase, Reading]:
@@ -123,34 +116,25 @@ class EnergyWindows:
             raise ValueError(f"the open window can't be taken: {self._open} is running; enter another phase first")
         return {phase: self._closed.pop(phase, self._nothing) for phase in phases}
 
-    def _add(self, phase: Phase, reading: Reading) -> None:
-        self._closed[phase] = self._closed_of(phase) + reading
-
-    def _closed_of(self, phase: Phase) -> Reading:
-        return self._closed.get(phase, self._nothing)
-
 
 class ReplayMeter(EnergyWindows):
     """Takes energy from a table of recorded runs instead of this machine. Implements `Meter`."""
 
     def __init__(self) -> None:
-        super().__init__(Reading(gpu_kwh=0.0))
-        self.energy_source: dict[str, EnergySource] = {"gpu": "recorded"}
-        self.models: dict[str, str] = {}
-        self.idle: tuple[IdlePower, ...] = ()
+        super().__init__(Reading(gpu_kwh=0.0), {"gpu": "recorded"}, {})
         self._all = self._nothing
 
     def advance(self, phase: Phase, energy_kwh: float, duration_s: float) -> None:
         """Adds recorded energy, which the tables don't split by component, to a phase."""
         recorded = Reading(gpu_kwh=energy_kwh, duration_s=duration_s)
-        self._add(phase, recorded)
+        self._closed[phase] += recorded
         self._all += recorded
 
     def enter(self, phase: Phase) -> None:
         self._open = phase
 
     def running(self, phase: Phase) -> Reading:
-        return self._closed_of(phase)
+        return self._closed[phase]
 
     def outer(self) -> Reading:
         return self._all

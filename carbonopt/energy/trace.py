@@ -19,7 +19,6 @@ MAX_HOURS = 10 * 366 * 24  # ten years
 MAX_MIB = 64  # a row for each minute of two years
 MAX_G_CO2E_PER_KWH = 5000.0  # as for carbon.intensity_g_co2e_per_kwh: several times the dirtiest grid
 _HOUR_S = 3600
-_HOUR = timedelta(hours=1)
 # Names of columns in lower case, their words alone. The first that a file has is taken.
 _TIME_NAMES = ("datetime utc", "timestamp utc", "time utc", "datetime", "timestamp", "time", "date")
 _INTENSITY_NAME = re.compile(r"(?<!\b[^\W\d] )\bg ?co2(e|eq)? ?(per )?kwh\b")  # not kg, k g, μg
@@ -42,14 +41,15 @@ def read_trace(path: Path) -> CarbonTrace:
     Raises:
         BadInput: that names the line, the value found and what is expected.
     """
-    text = read_text(path, "carbon.trace", MAX_MIB)
+    lines = csv.reader(io.StringIO(read_text(path, "carbon.trace", MAX_MIB), newline=""), strict=True)
     try:
-        return _trace(_rows(text), path)
+        return _trace(((lines.line_num, row) for row in lines if any(map(str.strip, row))), path)
     except csv.Error as error:
         raise BadInput(f"carbon.trace: {path} must be a CSV file, but is none: {error}.") from error
 
 
 def _trace(rows: Iterator[tuple[int, list[str]]], path: Path) -> CarbonTrace:
+    """From each row that has something in it, with its line in the file."""
     _, header = next(rows, (0, []))
     time_column, column = _columns(header, path)
     assumed = False  # that a time is UTC, though neither it nor its column's name says so
@@ -71,32 +71,31 @@ def _trace(rows: Iterator[tuple[int, list[str]]], path: Path) -> CarbonTrace:
                 f"{where}: a time must stand in one row, but {time_text[:40]!r} is the time of line {first} too; give "
                 "the rows of one place, with date and hour in one column, in UTC or with their offset."
             )
-    first_hour, rates = _by_hour({instant: rate for instant, (rate, _) in found.items()}, path)
+    first_hour, rates = _by_hour({instant: found[instant][0] for instant in sorted(found)}, path)
     source = f"{path.name}, column {header[column]}{', times read as UTC' if assumed else ''}"
     source = " ".join("".join(sign if sign.isprintable() else " " for sign in source).split())  # one line of text
     return CarbonTrace(source=source, start=_iso(first_hour), g_co2e_per_kwh=rates)
 
 
 def _by_hour(found: dict[float, float], path: Path) -> tuple[int, tuple[float | None, ...]]:
-    """The first hour, counted from 1970, and the mean of each hour from there on."""
+    """The first hour, counted from 1970, and the mean of each hour from there on; `found` is in order."""
     if not found:
         raise BadInput(f"carbon.trace: {path} must have a row for each hour, but has none with a value.")
-    instants = sorted(found)
-    begin, end = int(instants[0] // _HOUR_S), int(instants[-1] // _HOUR_S) + 1
+    hours = defaultdict(list)
+    for instant, rate in found.items():
+        hours[int(instant // _HOUR_S)].append(rate)
+    begin, end = min(hours), max(hours) + 1
     if end - begin > MAX_HOURS:
         raise BadInput(
             f"carbon.trace: {path} must span 10 years at most, but goes from {_iso(begin)} to {_iso(end - 1)}; "
             "look for a mistyped year, or leave rows out."
         )
-    step_s = min((after - before for before, after in itertools.pairwise(instants)), default=_HOUR_S)
+    step_s = min((after - before for before, after in itertools.pairwise(found)), default=_HOUR_S)
     if step_s > _HOUR_S:
         raise BadInput(
             f"carbon.trace: {path} must have a row for each hour, but no two are less than {step_s / _HOUR_S:g} h "
             "apart; give hourly data."
         )
-    hours = defaultdict(list)
-    for instant in instants:
-        hours[int(instant // _HOUR_S)].append(found[instant])
     return begin, tuple(fmean(hours[hour]) if hour in hours else None for hour in range(begin, end))
 
 
@@ -109,10 +108,8 @@ def _columns(header: list[str], path: Path) -> tuple[int, int]:
         raise BadInput(f"carbon.trace: {path} must have a column named datetime, timestamp or time, {has}.")
     if names.count(time) > 1:
         raise BadInput(f"carbon.trace: {path} must have one column {time}, but has {names.count(time)}; rename one.")
-    rates = [
-        index for index, name in enumerate(names) if _INTENSITY_NAME.search(name) and not _NO_INTENSITY.search(name)
-    ]
-    rates = [index for index in rates if _LIFE_CYCLE.search(names[index])] or rates
+    rates = [at for at, name in enumerate(names) if _INTENSITY_NAME.search(name) and not _NO_INTENSITY.search(name)]
+    rates = [at for at in rates if _LIFE_CYCLE.search(names[at])] or rates
     if len(rates) != 1:
         raise BadInput(
             f"carbon.trace: {path} must have one column whose name says g CO2e per kWh (of several, one of the life "
@@ -126,18 +123,10 @@ def _words(name: str) -> str:
     return " ".join(re.findall(r"[^\W_]+", name.lower().replace("₂", "2")))
 
 
-def _rows(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Each row that has something in it, with its line in the file."""
-    lines = csv.reader(io.StringIO(text, newline=""), strict=True)
-    for row in lines:
-        if any(map(str.strip, row)):
-            yield lines.line_num, row
-
-
 def _time(text: str, where: str) -> datetime:
     try:
         time = datetime.fromisoformat(text)
-        time.astimezone(UTC) + _HOUR  # which the first and the last day that there are may not survive
+        time.astimezone(UTC) + timedelta(hours=1)  # which the first and the last day that there are may not survive
     except (ValueError, OverflowError) as error:
         raise BadInput(f"{where}: the time must be like 2024-12-31T23:00:00Z, but is {text[:40]!r}.") from error
     return time

@@ -27,11 +27,7 @@ class Checked:
 
 
 def check(config: StudyConfig) -> Checked:
-    """All checks that start nothing and write nothing.
-
-    Raises:
-        BadInput
-    """
+    """All checks that start nothing and write nothing. Raises BadInput."""
     space = SearchSpace(config.search.space, config.launch.world_size, bool(config.launch.gpus))
     start = None if config.search.start is None else space.start_values(config.search.start)
     if config.search.sampler == "grid" and space.combinations is None:

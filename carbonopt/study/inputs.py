@@ -41,37 +41,36 @@ def workload_fingerprint(config: StudyConfig, inputs: Sequence[InputFile]) -> st
 
 def _input_files(config: StudyConfig) -> Iterator[InputFile]:
     yield from (_input_file(Path(file)) for file in config.launch.files)
-    if config.workload is None or not config.launch.trains:
+    workload = config.workload
+    if workload is None or not config.launch.trains:
         return
-    dataset, model, tokenizer = config.workload.dataset, config.workload.model, config.workload.tokenizer
+    dataset = workload.dataset
     yield from (_input_file(Path(file)) for file in (*(dataset.train_files or ()), *(dataset.eval_files or ())))
-    for part in (model, tokenizer):
-        folder = part.name_or_path if part is not None else None
-        if folder is not None and Path(folder).is_absolute():
-            for file in map(_input_file, _visible(Path(folder).iterdir(), folder)):
-                yield file.model_copy(update={"pieces": _PIECES}) if file.bytes > _LARGE_BYTES else file
-    if dataset.name_or_path is not None and Path(dataset.name_or_path).is_absolute():
-        yield from map(_input_file, _visible(Path(dataset.name_or_path).rglob("*"), dataset.name_or_path))
+    for part in (workload.model, workload.tokenizer, dataset):
+        folder = Path((part and part.name_or_path) or "")  # a hub name isn't absolute
+        whole = part is dataset
+        for path in sorted(folder.rglob("*") if whole else folder.iterdir()) if folder.is_absolute() else ():
+            hidden = any(name.startswith(".") for name in path.relative_to(folder).parts)
+            if not hidden and path.suffix != ".md" and path.is_file():
+                yield _input_file(path, whole=whole)
+
+
+def _input_file(path: Path, *, whole: bool = True) -> InputFile:
+    found = path.stat()
+    pieces = 0 if whole or found.st_size <= _LARGE_BYTES else _PIECES
+    return InputFile(path=str(path), bytes=found.st_size, mtime_ns=found.st_mtime_ns, pieces=pieces)
 
 
 def with_sha256(files: Iterable[InputFile], interrupted: Callable[[], bool]) -> tuple[InputFile, ...]:
-    """With the sha256 of each.
-
-    Raises:
-        StudyInterrupted: soon after `interrupted` says so.
-        BadInput: if one can't be read.
-    """
+    """With the sha256 of each. Raises StudyInterrupted soon after `interrupted` says so, BadInput if one isn't read."""
     return tuple(file if file.sha256 else _with_sha256(file, interrupted) for file in files)
 
 
 def check_unchanged(
     noted: Iterable[InputFile], files: Iterable[InputFile], where: str, interrupted: Callable[[], bool]
 ) -> None:
-    """Refuses to go on with a study on other data, or from another model. Only what has another time is looked into.
-
-    Args:
-        noted: the files as the first trial found them.
-        where: names what holds the study.
+    """Refuses to go on with a study (in `where`) on other data, or from another model, than those that its first trial
+    found (`noted`). Only what has another time is looked into.
 
     Raises:
         BadInput: naming the first file that is another one.
@@ -99,23 +98,13 @@ def _change(was: InputFile | None, now: InputFile | None, interrupted: Callable[
     return "has another content now (its sha256 has changed)"
 
 
-def _visible(paths: Iterable[Path], folder: str) -> Iterator[Path]:
-    for path in sorted(paths):
-        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if not hidden and path.suffix != ".md" and path.is_file():
-            yield path
-
-
-def _input_file(path: Path) -> InputFile:
-    found = path.stat()
-    return InputFile(path=str(path), bytes=found.st_size, mtime_ns=found.st_mtime_ns)
-
-
 def _with_sha256(file: InputFile, interrupted: Callable[[], bool]) -> InputFile:
     digest = hashlib.sha256()
+    last, steps = file.bytes - _PIECE_BYTES, file.pieces - 1
+    spread = (last * step // steps for step in range(file.pieces))
     try:
         with Path(file.path).open("rb") as opened:
-            for place in _places(file):
+            for place in spread if file.pieces else range(0, file.bytes, _PIECE_BYTES):
                 if interrupted():
                     raise StudyInterrupted(BEFORE_FIRST_TRIAL)
                 opened.seek(place)
@@ -123,10 +112,3 @@ def _with_sha256(file: InputFile, interrupted: Callable[[], bool]) -> InputFile:
     except OSError as error:
         raise BadInput(f"{file.path} can't be read: {error.strerror}.") from error
     return file.model_copy(update={"sha256": digest.hexdigest()})
-
-
-def _places(file: InputFile) -> Iterable[int]:
-    if not file.pieces:
-        return range(0, file.bytes, _PIECE_BYTES)
-    last = file.bytes - _PIECE_BYTES
-    return [last * number // (file.pieces - 1) for number in range(file.pieces)]

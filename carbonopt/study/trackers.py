@@ -19,20 +19,16 @@ import psutil
 
 from carbonopt.core.config import StudyConfig, WandbTracking
 from carbonopt.core.trial import EvalPoint, TrialRecord, TrialSpec, TrialState
+from carbonopt.study.supervisor import TrialObserver
 
 _QUEUE_SIZE = 1000  # messages; a trial has about ten
 _CLOSE_S = 5.0
 _ENDED_WELL = (TrialState.COMPLETE, TrialState.PRUNED)
 
-Scalars = dict[str, int | float | str | bool]
 
-
-class _Tracker(Protocol):
+class _Tracker(TrialObserver, Protocol):
     name: str
 
-    def trial_started(self, spec: TrialSpec) -> None: ...
-    def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None: ...
-    def trial_ended(self, record: TrialRecord) -> None: ...
     def close(self) -> None: ...
 
     def abandon(self) -> None:
@@ -72,19 +68,17 @@ class Trackers:
         self._closed = True
         if self._thread is not None:
             deadline = time.monotonic() + _CLOSE_S
-            try:
+            with contextlib.suppress(queue.Full):  # the thread hangs; it is still alive below
                 self._messages.put(None, timeout=_CLOSE_S)
                 self._thread.join(max(0.0, deadline - time.monotonic()))
-            except queue.Full:
-                pass  # the thread hangs; it is still alive below
-            if self._thread.is_alive():
-                self._warnings.put(f"the trackers did not finish within {_CLOSE_S:g} s; their latest points are lost.")
+        hangs = self._thread is not None and self._thread.is_alive()
+        if hangs:
+            self._warnings.put(f"the trackers did not finish within {_CLOSE_S:g} s; their latest points are lost.")
         if self._dropped:
             self._warnings.put(f"the trackers were too slow: {self._dropped} messages to them were left out.")
         self._pass_on_warnings()
-        if self._thread is not None and self._thread.is_alive():
-            for tracker in list(self._opened):
-                tracker.abandon()
+        for tracker in list(self._opened) if hangs else ():
+            tracker.abandon()
 
     def _send(self, event: str, *values: Any) -> None:
         if not self._openers or self._closed:
@@ -159,34 +153,22 @@ def has_wandb_key() -> bool:
 
 
 def netrc_file() -> Path:
-    """Where `wandb login` puts the key."""
     return Path(os.environ.get("NETRC") or Path.home() / ".netrc")
 
 
 def _point_scalars(point: EvalPoint, quality: str, emissions_kg_co2e: float) -> dict[str, float]:
-    scalars: dict[str, float | None] = {
-        quality: point.value,
-        "tokens": point.tokens,
-        "train_energy_kwh": point.train_energy_kwh,
-        "emissions_kg_co2e": emissions_kg_co2e,
-    }
+    scalars = {quality: point.value, "emissions_kg_co2e": emissions_kg_co2e}
+    scalars |= {name: getattr(point, name) for name in ("tokens", "train_energy_kwh")}
     return {name: value for name, value in scalars.items() if value is not None}
 
 
-def _outcome(record: TrialRecord) -> Scalars:
-    outcome: dict[str, Any] = {
-        "state": record.state.value,
-        "stop_reason": record.stop_reason and record.stop_reason.value,
-        record.quality.name: record.value,
-        "emissions_kg_co2e": record.emissions_kg_co2e,
-        "train_energy_kwh": record.energy_kwh and record.energy_kwh.train,
-        "total_energy_kwh": record.energy_kwh and record.energy_kwh.total,
-        "train_duration_s": record.duration_s and record.duration_s.train,
-        "peak_memory_gib": record.peak_memory_gib,
-        "gpu_utilisation": record.gpu_utilisation,
-        "cpu_wait_fraction": record.cpu_wait_fraction,
-        "kernels": record.kernels,
-    }
+def _outcome(record: TrialRecord) -> dict[str, Any]:
+    same = {"state", "stop_reason", "emissions_kg_co2e", "peak_memory_gib", "gpu_utilisation", "cpu_wait_fraction"}
+    outcome = record.model_dump(mode="json", include={*same, "kernels"}) | {record.quality.name: record.value}
+    if record.energy_kwh:
+        outcome |= {"train_energy_kwh": record.energy_kwh.train, "total_energy_kwh": record.energy_kwh.total}
+    if record.duration_s:
+        outcome["train_duration_s"] = record.duration_s.train
     return {name: value for name, value in outcome.items() if value is not None}
 
 
@@ -226,9 +208,7 @@ class _Wandb:
 
     def trial_started(self, spec: TrialSpec) -> None:
         self._runs[spec.number] = self._wandb.init(
-            project=self._wanted.project,
-            entity=self._wanted.entity,
-            mode=self._wanted.mode,
+            **self._wanted.model_dump(),
             group=self._study,
             name=f"{self._study}-{spec.number:04d}",
             config={**spec.params.as_record(), "trial": spec.number, "attempt": spec.attempt, "seed": spec.seed},
@@ -253,19 +233,19 @@ class _Wandb:
         self._wandb.teardown()
 
     def abandon(self) -> None:
+        def end() -> None:
+            with contextlib.suppress(Exception):  # a service that is ended before it answers is no news here
+                self._wandb.teardown()
+
         # When Python exits, wandb waits for its service without limit. This starts that wait now, which takes away its
         # exit hook, and then ends the service. In a thread, because the one that hangs may hold wandb's locks.
-        ending = threading.Thread(target=self._end_quietly, daemon=True)
+        ending = threading.Thread(target=end, daemon=True)
         ending.start()
         ending.join(0.5)
         for child in psutil.Process().children():
             if child.name().startswith("wandb-core"):
                 child.kill()
         ending.join(0.5)
-
-    def _end_quietly(self) -> None:
-        with contextlib.suppress(Exception):  # a service that is ended before it answers is no news here
-            self._wandb.teardown()
 
 
 class _TensorBoard:
@@ -288,10 +268,9 @@ class _TensorBoard:
         attempt = "" if spec.attempt == 1 else f"-{spec.attempt}"
         writer = EventFileWriter(str(self._folder / f"{spec.number:04d}{attempt}"))
         self._writers[spec.number] = writer
-        start = plugin_data_pb2.SessionStartInfo(start_time_secs=time.time())
-        for name, value in spec.params.as_record().items():
-            field = {bool: "bool_value", str: "string_value"}.get(type(value), "number_value")
-            start.hparams[name].CopyFrom(struct_pb2.Value(**{field: value}))
+        params = struct_pb2.Struct()
+        params.update(spec.params.as_record())
+        start = plugin_data_pb2.SessionStartInfo(start_time_secs=time.time(), hparams=params.fields)
         _add_session(writer, "session_start_info", plugin_data_pb2.HParamsPluginData(session_start_info=start))
         writer.flush()
 
@@ -322,18 +301,16 @@ class _TensorBoard:
 
 
 def _add_scalars(writer: Any, scalars: dict[str, float], step: int) -> None:
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-
-    values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-    writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+    _add(writer, [{"tag": tag, "simple_value": value} for tag, value in scalars.items()], step)
 
 
 def _add_session(writer: Any, tag: str, content: Any) -> None:
     """The HParams plugin's own records, as `torch.utils.tensorboard.summary.hparams` writes them."""
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    plugin = {"plugin_name": "hparams", "content": content.SerializeToString()}
+    _add(writer, [{"tag": f"_hparams_/{tag}", "metadata": {"plugin_data": plugin}}])
 
-    plugin = SummaryMetadata.PluginData(plugin_name="hparams", content=content.SerializeToString())
-    value = Summary.Value(tag=f"_hparams_/{tag}", metadata=SummaryMetadata(plugin_data=plugin))
-    writer.add_event(Event(wall_time=time.time(), summary=Summary(value=[value])))
+
+def _add(writer: Any, values: list[dict[str, Any]], step: int = 0) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    writer.add_event(Event(wall_time=time.time(), step=step, summary={"value": values}))
