@@ -2,18 +2,9 @@
 
 import math
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    create_model,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, create_model, model_validator
 
 from carbonopt.core import values
 from carbonopt.core.dimensions import DIMENSIONS, SEARCHED
@@ -37,10 +28,24 @@ def _not_dots_only(text: str) -> str:
     return text
 
 
-class Frozen(values.Frozen):
+class Frozen(values.Frozen, allow_inf_nan=False):
     """What a user gives; its numbers are finite."""
 
-    model_config = ConfigDict(allow_inf_nan=False)
+    one_of: ClassVar[tuple[str, ...]] = ()  # of these fields exactly one is given
+
+    def faults(self) -> dict[str, bool]:
+        """What can't be, in words, and whether it is so."""
+        return {}
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        given = [name for name in self.one_of if getattr(self, name) is not None]
+        if self.one_of and len(given) != 1:
+            names = " and ".join(given) or "none of them"
+            raise ValueError(f"must have exactly one of {', '.join(self.one_of)}, but has {names}")
+        if fault := next((text for text, is_so in self.faults().items() if is_so), None):
+            raise ValueError(fault)
+        return self
 
 
 # ---------------------------------------------------------------------------------------------------------- workload
@@ -54,12 +59,11 @@ class Model(Frozen):
     revision: str | None = None
     trust_remote_code: bool = False
 
-    @model_validator(mode="after")
-    def _one_source(self) -> "Model":
-        _exactly_one(self, "name_or_path", "from_config")
-        if self.from_config is not None and "model_type" not in self.from_config:
-            raise ValueError("from_config needs model_type, such as gpt2 or llama")
-        return self
+    one_of = ("name_or_path", "from_config")
+
+    def faults(self) -> dict[str, bool]:
+        untyped = self.from_config is not None and "model_type" not in self.from_config
+        return {"from_config needs model_type, such as gpt2 or llama": untyped}
 
 
 class Tokenizer(Frozen):
@@ -69,10 +73,7 @@ class Tokenizer(Frozen):
     train_bpe: Annotated[int, Field(ge=257, le=1_000_000)] | None = None  # vocabulary size; 256 bytes and end of text
     kind: Literal["char", "byte"] | None = None
 
-    @model_validator(mode="after")
-    def _one_source(self) -> "Tokenizer":
-        _exactly_one(self, "name_or_path", "train_bpe", "kind")
-        return self
+    one_of = ("name_or_path", "train_bpe", "kind")
 
 
 class Dataset(Frozen, extra="allow"):
@@ -88,24 +89,22 @@ class Dataset(Frozen, extra="allow"):
     eval_files: tuple[str, ...] | None = None  # none: the last eval_fraction of the training rows
     eval_fraction: float = Field(default=0.1, gt=0, lt=1)
 
-    @model_validator(mode="after")
-    def _one_source(self) -> "Dataset":
-        _exactly_one(self, "builtin", "name_or_path", "train_files")
-        if self.train_files is not None and not self.train_files:
-            raise ValueError("train_files must name at least one file")
-        if self.eval_files is not None and not self.eval_files:
-            raise ValueError("eval_files must name at least one file; leave it out to hold back eval_fraction")
-        if self.eval_files is not None and self.train_files is None:
-            raise ValueError("eval_files needs train_files beside it")
-        return self
+    one_of = ("builtin", "name_or_path", "train_files")
+
+    def faults(self) -> dict[str, bool]:
+        return {
+            "train_files must name at least one file": self.train_files == (),
+            "eval_files must name at least one file; leave it out to hold back eval_fraction": self.eval_files == (),
+            "eval_files needs train_files beside it": self.eval_files is not None and self.train_files is None,
+        }
 
 
 class Workload(Frozen, extra="allow"):
-    """What every trial trains and how it is judged; the same for all trials of a study.
+    """What every trial trains and how it is judged: the keys that tasks share.
 
-    These are the keys that tasks share. Each task's file derives a class of its own from this one, which has its other
-    keys and refuses unknown ones; the study file's reader and the trials check with that. Here a task's own keys are
-    kept as they are, so that storage, records and reports need no task.
+    Each task's file derives a class from this one, which has its other keys and refuses unknown ones; the study file's
+    reader and the trials check with that. Here a task's own keys are kept as they are, so that storage, records and
+    reports need no task.
     """
 
     task: str = "causal_lm"
@@ -127,12 +126,10 @@ class Choices(Frozen):
 
     choices: tuple[Scalar, ...] = Field(min_length=1)
 
-    @model_validator(mode="after")
-    def _distinct(self) -> "Choices":
-        # True == 1 in Python, but not in a study file.
-        if len({(isinstance(one, bool), one) for one in self.choices}) < len(self.choices):
-            raise ValueError(f"choices must differ from each other, but got {list(self.choices)}")
-        return self
+    def faults(self) -> dict[str, bool]:
+        different = {(isinstance(choice, bool), choice) for choice in self.choices}  # a study file's 1 is not its true
+        text = f"choices must differ from each other, but got {list(self.choices)}"
+        return {text: len(different) < len(self.choices)}
 
 
 class Range(Frozen):
@@ -143,21 +140,23 @@ class Range(Frozen):
     log: bool = False
     step: float | None = Field(default=None, gt=0)
 
-    @model_validator(mode="after")
-    def _ordered(self) -> "Range":
-        if not self.low <= self.high:
-            raise ValueError(f"`low <= high` must hold, but got low={self.low:g} and high={self.high:g}")
-        if self.log and self.low <= 0:
-            raise ValueError(f"`low > 0` must hold with log: true, but got low={self.low:g}")
-        if self.log and self.step is not None:
-            raise ValueError("step and log: true exclude each other")
-        return self
+    def faults(self) -> dict[str, bool]:
+        low, high = self.low, self.high
+        return {
+            f"`low <= high` must hold, but got low={low:g} and high={high:g}": low > high,
+            f"`low > 0` must hold with log: true, but got low={low:g}": self.log and low <= 0,
+            "step and log: true exclude each other": self.log and self.step is not None,
+        }
 
 
 class Fixed(Frozen):
     """Always this."""
 
     value: Scalar
+
+    @property
+    def choices(self) -> tuple[Scalar]:
+        return (self.value,)
 
 
 def _domain(raw: Any) -> Any:
@@ -179,13 +178,7 @@ Domain = Annotated[Choices | Range | Fixed, BeforeValidator(_domain)]  # of a di
 
 def values_of(domain: Domain | None) -> tuple[Scalar, ...]:
     """Those that it can have; none of one that is left out, or that is a range."""
-    match domain:
-        case Fixed(value=value):
-            return (value,)
-        case Choices(choices=choices):
-            return choices
-        case _:
-            return ()
+    return () if domain is None or isinstance(domain, Range) else domain.choices
 
 
 def may_be_other_than(domain: Domain | None, value: Scalar) -> bool:
@@ -242,10 +235,7 @@ class Target(Frozen):
     perplexity: float | None = Field(default=None, ge=QUALITIES["perplexity"].lowest, le=1e9)
     accuracy: float | None = Field(default=None, ge=QUALITIES["accuracy"].lowest, le=QUALITIES["accuracy"].highest)
 
-    @model_validator(mode="after")
-    def _one_quality(self) -> "Target":
-        _exactly_one(self, *QUALITIES)
-        return self
+    one_of = tuple(QUALITIES)
 
     @property
     def quality(self) -> Quality:
@@ -272,11 +262,9 @@ class Budget(Frozen):
     until: Literal["converged"] | None = None
     reuses: int = Field(default=10, ge=1, le=1_000_000_000)
 
-    @model_validator(mode="after")
-    def _bounded(self) -> "Budget":
-        if not self.model_dump(exclude_none=True, exclude={"reuses"}):
-            raise ValueError("needs at least one of trials, hours, energy_kwh, emissions_kg_co2e, until")
-        return self
+    def faults(self) -> dict[str, bool]:
+        endless = not self.model_dump(exclude_none=True, exclude={"reuses"})
+        return {"needs at least one of trials, hours, energy_kwh, emissions_kg_co2e, until": endless}
 
 
 class Confirm(Frozen):
@@ -301,20 +289,17 @@ class Carbon(Frozen):
     # A CSV file of hourly intensities, to price the same joules at other hours.
     trace: Annotated[str, StringConstraints(min_length=1)] | None = None
 
-    @model_validator(mode="after")
-    def _known(self) -> "Carbon":
-        if (self.cloud_provider is None) != (self.cloud_region is None):
-            raise ValueError("cloud_provider and cloud_region go together, but only one of them is given")
-        if self.country is not None and self.cloud_region is not None:
-            raise ValueError("has both country and cloud_region; give the one that the machine is in")
-        if self.country is None and self.cloud_region is None and self.intensity_g_co2e_per_kwh is None:
-            raise ValueError(
-                "needs country (three letters, such as USA), cloud_provider and cloud_region, "
-                "or intensity_g_co2e_per_kwh"
-            )
-        if self.region is not None and self.country is None:
-            raise ValueError("region needs country beside it")
-        return self
+    def faults(self) -> dict[str, bool]:
+        country, cloud, intensity = self.country, self.cloud_region, self.intensity_g_co2e_per_kwh
+        one_of_two = (self.cloud_provider is None) != (cloud is None)
+        unknown = country is None and cloud is None and intensity is None
+        return {
+            "cloud_provider and cloud_region go together, but only one of them is given": one_of_two,
+            "has both country and cloud_region; give the one that the machine is in": bool(country and cloud),
+            "needs country (three letters, such as USA), cloud_provider and cloud_region, "
+            "or intensity_g_co2e_per_kwh": unknown,
+            "region needs country beside it": self.region is not None and country is None,
+        }
 
 
 class LocalLaunch(Frozen):
@@ -329,13 +314,11 @@ class LocalLaunch(Frozen):
     timeout_s: float = Field(default=900.0, gt=0)  # a trial without any progress for so long is ended
     warm_start: bool = True  # trials are forked from a process that has imported everything; false: each one imports it
 
-    @model_validator(mode="after")
-    def _ranks(self) -> "LocalLaunch":
-        if len(set(self.gpus)) < len(self.gpus):
-            raise ValueError(f"gpus must differ from each other, but got {list(self.gpus)}")
-        if self.gpus and self.cpu_ranks > 1:
-            raise ValueError("cpu_ranks goes with gpus: [] only")
-        return self
+    def faults(self) -> dict[str, bool]:
+        return {
+            f"gpus must differ from each other, but got {list(self.gpus)}": len(set(self.gpus)) < len(self.gpus),
+            "cpu_ranks goes with gpus: [] only": bool(self.gpus) and self.cpu_ranks > 1,
+        }
 
     @property
     def world_size(self) -> int:
@@ -343,8 +326,7 @@ class LocalLaunch(Frozen):
 
 
 class ReplayLaunch(Frozen):
-    """Trials from a table of recorded runs, one JSON object a line. It says of itself what LocalLaunch does, so that
-    nobody has to ask which of them a study has."""
+    """Trials from a table of recorded runs, one JSON object a line; with LocalLaunch's properties."""
 
     trains: ClassVar[bool] = False
     gpus: ClassVar[tuple[int, ...]] = ()
@@ -387,38 +369,20 @@ class StudyConfig(Frozen):
     launch: Annotated[Launch, Field(discriminator="kind")] = LocalLaunch()
     track: Track = Track()
 
-    @model_validator(mode="after")
-    def _has_workload(self) -> "StudyConfig":
-        if self.workload is None and self.launch.trains:
-            raise ValueError("workload is missing; only a replay can do without")
-        return self
-
-    @model_validator(mode="after")
-    def _can_converge(self) -> "StudyConfig":
-        sampler, goal = self.search.sampler, self.search.goal
-        if self.budget.until is not None and (sampler != "carbon" or goal != "recommend"):
-            raise ValueError(
-                "budget.until: converged needs search.sampler: carbon and search.goal: recommend, which alone expect "
-                f"something of the next trial, but got {sampler} and {goal}; give budget.trials or another limit"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _has_gpus_to_count(self) -> "StudyConfig":
-        if self.carbon.objective == "gpu" and self.launch.trains and not self.launch.gpus:
-            raise ValueError("carbon.objective: gpu needs GPUs to count, but launch.gpus is []")
-        return self
+    def faults(self) -> dict[str, bool]:
+        sampler, goal, launch = self.search.sampler, self.search.goal, self.launch
+        unexpecting = (
+            "budget.until: converged needs search.sampler: carbon and search.goal: recommend, which alone expect "
+            f"something of the next trial, but got {sampler} and {goal}; give budget.trials or another limit"
+        )
+        uncounted = self.carbon.objective == "gpu" and launch.trains and not launch.gpus
+        return {
+            "workload is missing; only a replay can do without": self.workload is None and launch.trains,
+            unexpecting: self.budget.until is not None and (sampler, goal) != ("carbon", "recommend"),
+            "carbon.objective: gpu needs GPUs to count, but launch.gpus is []": uncounted,
+        }
 
     def identity(self) -> dict[str, Any]:
         """What makes two study files the same study: all but budget, confirmation, trackers, trace and warm start."""
-        return self.model_dump(
-            mode="json",
-            exclude={"budget": True, "confirm": True, "track": True, "carbon": {"trace"}, "launch": {"warm_start"}},
-        )
-
-
-def _exactly_one(model: BaseModel, *keys: str) -> None:
-    given = [key for key in keys if getattr(model, key) is not None]
-    if len(given) != 1:
-        found = "none of them" if not given else " and ".join(given)
-        raise ValueError(f"must have exactly one of {', '.join(keys)}, but has {found}")
+        parts = {"carbon": {"trace"}, "launch": {"warm_start"}}
+        return self.model_dump(mode="json", exclude={"budget": True, "confirm": True, "track": True, **parts})

@@ -15,9 +15,8 @@ from pydantic_core import CoreSchema, core_schema
 from carbonopt.core.errors import BadInput
 from carbonopt.core.values import Frozen, Scalar
 
-Affects = Literal[
-    "quality", "cost", "memory", "kernels"
-]  # cost: of a step; kernels: which ones a compiled run compiles
+# cost: of a step; kernels: which ones a compiled run compiles
+Affects = Literal["quality", "cost", "memory", "kernels"]
 Offload = Literal["none", "optimizer", "parameters"]
 Precision = Literal["bf16", "fp16", "fp32"]
 OutputLayer = Literal["standard", "fused", "fused_fp8"]
@@ -39,36 +38,22 @@ LARGEST_INT = 10**9
 
 @dataclass(frozen=True)
 class Dimension:
-    """What is known of a dimension before any trial has run.
+    """What is known of a dimension before any trial has run."""
 
-    Args:
-        label: for people, where one line has many.
-        affects: what else than the setting itself changes with it. One that affects the quality but no cost (learning
-            rate, epochs) leaves a step's energy alone; one that affects only costs leaves the quality alone.
-        choices: all values that it can have; none: it is a number from `lowest` to `highest`.
-        above: whether `lowest` itself is too low.
-        integer: whether it takes whole numbers only.
-        feature: the scale on which a step of one is a notable change, for models; None: the search space's own.
-        argument: its name in `transformers.TrainingArguments`, where it has one.
-        to_argument: the argument's value, by the dimension's and the trial's number of steps.
-        deepspeed: its keys in a DeepSpeed configuration.
-        default: the value that it has where a space leaves it out; None: the library decides, or another dimension.
-        required: whether a space has to name it.
-    """
-
-    label: str
-    affects: frozenset[Affects]
-    choices: tuple[Scalar, ...] = ()
+    label: str  # for people, where one line has many
+    affects: tuple[Affects, ...]  # beside the setting itself; what affects only costs leaves the quality alone
+    choices: tuple[Scalar, ...] = ()  # all values that it can have; none: it is a number from `lowest` to `highest`
     lowest: float = 0
     highest: float = math.inf
-    above: bool = False
-    integer: bool = False
+    above: bool = False  # whether `lowest` itself is too low
+    integer: bool = False  # whether it takes whole numbers only
+    # The scale on which a step of one is a notable change, for models; None: the search space's own.
     feature: Callable[[float], float] | None = None
-    argument: str | None = None
-    to_argument: Callable[[Any, int], Any] = lambda value, steps: value
-    deepspeed: tuple[str, ...] = ()
-    default: Scalar | None = None
-    required: bool = False
+    argument: str | None = None  # its name in `transformers.TrainingArguments`, where it has one
+    to_argument: Callable[[Any, int], Any] = lambda value, steps: value  # by the trial's number of steps
+    deepspeed: tuple[str, ...] = ()  # its keys in a DeepSpeed configuration
+    default: Scalar | None = None  # where a space leaves it out; None: the library decides, or another dimension
+    required: bool = False  # whether a space has to name it
 
     def problem(self, value: Scalar) -> str | None:
         """Why it can't have this value, in words; None: it can."""
@@ -91,20 +76,17 @@ class Dimension:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Beside a field's type, this checks its value."""
-        return core_schema.no_info_after_validator_function(self._checked, handler(source))
 
-    def _checked(self, value: Scalar | None) -> Scalar | None:
-        if value is not None and (problem := self.problem(value)):
-            raise ValueError(problem)
-        return value
+        def checked(value: Scalar | None) -> Scalar | None:
+            if value is not None and (problem := self.problem(value)):
+                raise ValueError(problem)
+            return value
 
-
-def _affects(*what: Affects) -> frozenset[Affects]:
-    return frozenset(what)
+        return core_schema.no_info_after_validator_function(checked, handler(source))
 
 
-_ALL = _affects("quality", "cost", "memory", "kernels")
-_SYSTEM = _affects("cost", "memory", "kernels")
+_ALL: tuple[Affects, ...] = ("quality", "cost", "memory", "kernels")
+_SYSTEM: tuple[Affects, ...] = ("cost", "memory", "kernels")
 _BOOLEANS = (False, True)
 
 
@@ -118,7 +100,7 @@ class TrialParams(Frozen):
     global_batch_size: Annotated[  # sequences per step, over all ranks
         int,
         Dimension(
-            "batch", _affects("quality", "cost"), lowest=1, integer=True, feature=math.log, required=True,
+            "batch", ("quality", "cost"), lowest=1, integer=True, feature=math.log, required=True,
             deepspeed=("train_batch_size",),
         ),
     ]  # fmt: skip
@@ -129,12 +111,8 @@ class TrialParams(Frozen):
             deepspeed=("train_micro_batch_size_per_gpu",),
         ),
     ]  # fmt: skip
-    learning_rate: Annotated[
-        float, Dimension("lr", _affects("quality"), above=True, required=True, argument="learning_rate")
-    ]
-    epochs: Annotated[
-        float, Dimension("epochs", _affects("quality"), above=True, required=True, argument="num_train_epochs")
-    ]
+    learning_rate: Annotated[float, Dimension("lr", ("quality",), above=True, required=True, argument="learning_rate")]
+    epochs: Annotated[float, Dimension("epochs", ("quality",), above=True, required=True, argument="num_train_epochs")]
     zero_stage: Annotated[
         Literal[0, 1, 2, 3],
         Dimension("ZeRO", _SYSTEM, (0, 1, 2, 3), integer=True, default=1, deepspeed=("zero_optimization.stage",)),
@@ -152,8 +130,7 @@ class TrialParams(Frozen):
     world_size: Annotated[int, Dimension("ranks", _SYSTEM, lowest=1, integer=True)] = 1
 
     gradient_checkpointing: Annotated[
-        bool | None,
-        Dimension("gradient checkpointing", _SYSTEM, _BOOLEANS, argument="gradient_checkpointing"),
+        bool | None, Dimension("gradient checkpointing", _SYSTEM, _BOOLEANS, argument="gradient_checkpointing")
     ] = None
     precision: Annotated[
         Precision | None,
@@ -161,20 +138,17 @@ class TrialParams(Frozen):
     ] = None
     weight_decay: Annotated[
         float | None,
-        Dimension(
-            "weight decay", _affects("quality"), feature=lambda value: math.log(value + 0.01), argument="weight_decay"
-        ),
+        Dimension("weight decay", ("quality",), feature=lambda value: math.log(value + 0.01), argument="weight_decay"),
     ] = None
     warmup_ratio: Annotated[  # share of the steps
         float | None,
         Dimension(
-            "warm-up", _affects("quality"), highest=1.0, feature=lambda value: 4 * value, argument="warmup_steps",
+            "warm-up", ("quality",), highest=1.0, feature=lambda value: 4 * value, argument="warmup_steps",
             to_argument=lambda ratio, steps: math.ceil(ratio * steps),
         ),
     ] = None  # fmt: skip
     lr_scheduler: Annotated[
-        str | None,
-        Dimension("lr scheduler", _affects("quality"), LR_SCHEDULERS, argument="lr_scheduler_type"),
+        str | None, Dimension("lr scheduler", ("quality",), LR_SCHEDULERS, argument="lr_scheduler_type")
     ] = None
     torch_compile: Annotated[bool | None, Dimension("torch.compile", _SYSTEM, _BOOLEANS, argument="torch_compile")] = (
         None
@@ -189,11 +163,7 @@ class TrialParams(Frozen):
 
     @property
     def gradient_accumulation_steps(self) -> int:
-        """Derived, never stored.
-
-        Raises:
-            BadInput: if the global batch is not a whole number of micro batches on all ranks.
-        """
+        """Derived, never stored; raises BadInput where it is no whole number."""
         per_pass = self.micro_batch_size_per_gpu * self.world_size
         if self.global_batch_size % per_pass:
             raise BadInput(
@@ -219,18 +189,15 @@ class TrialParams(Frozen):
 
 
 DIMENSIONS: dict[str, Dimension] = {
-    name: metadata
+    name: next(each for each in field.metadata if isinstance(each, Dimension))
     for name, field in TrialParams.model_fields.items()
-    for metadata in field.metadata
-    if isinstance(metadata, Dimension)
 }
 SEARCHED = tuple(name for name in DIMENSIONS if name != "world_size")  # that one is the launch's
 
 
 def affecting(what: Affects, names: Collection[str] | None = None) -> tuple[str, ...]:
-    """The dimensions that affect this, in the table's order; of `names`, one that the table lacks affects all."""
-    if names is None:
-        return tuple(name for name, dimension in DIMENSIONS.items() if what in dimension.affects)
+    """Of these dimensions, or all of the table's, those that affect this; one that the table lacks affects all."""
+    names = DIMENSIONS if names is None else names
     return tuple(name for name in names if name not in DIMENSIONS or what in DIMENSIONS[name].affects)
 
 

@@ -9,15 +9,15 @@ from typing import Any, Literal
 from carbonopt.core.trial import EvalPoint, Kernels, Phase, Stage
 from carbonopt.core.values import Frozen
 
-CHANNEL_FD = "CARBONOPT_CHANNEL_FD"  # environment variable: the descriptor that rank 0 inherits
-SPEC_FD = "CARBONOPT_SPEC_FD"  # environment variable: the descriptor of a file that will hold the trial's specification
-GATE_FD = "CARBONOPT_GATE_FD"  # environment variable: the descriptor of a pipe that ends once it does
-PREPARED = "CARBONOPT_PREPARED"  # environment variable: the folder of the tokenized data and the model's configuration
-FINGERPRINT = "CARBONOPT_FINGERPRINT"  # environment variable: of the workload that this folder is made for
-# Environment variable: the seed of the random model that a waiting trial will most likely train; empty where it trains
-# another kind.
-LIKELY_SEED = "CARBONOPT_LIKELY_SEED"
-GPU_UUIDS = "CARBONOPT_GPU_UUIDS"  # environment variable: the measured GPUs, as NVML names them, with commas
+# Environment variables: descriptors that rank 0 inherits,
+CHANNEL_FD = "CARBONOPT_CHANNEL_FD"  # of the channel
+SPEC_FD = "CARBONOPT_SPEC_FD"  # of a file that will hold the trial's specification
+GATE_FD = "CARBONOPT_GATE_FD"  # of a pipe that ends once it does
+# and what it needs beside them.
+PREPARED = "CARBONOPT_PREPARED"  # the folder of the tokenized data and the model's configuration
+FINGERPRINT = "CARBONOPT_FINGERPRINT"  # of the workload that this folder is made for
+LIKELY_SEED = "CARBONOPT_LIKELY_SEED"  # of the random model that a waiting trial will most likely train; empty: none
+GPU_UUIDS = "CARBONOPT_GPU_UUIDS"  # the measured GPUs, as NVML names them, with commas
 
 FailureKind = Literal["out_of_memory", "diverged", "bad_input", "crash"]
 
@@ -66,9 +66,8 @@ class Exited(Frozen):
 
 Event = PhaseChanged | StageBegun | Progress | Evaluated | Finished | Failed | Exited
 
-SPOKEN: dict[str, type[Frozen]] = {
-    model.__name__: model for model in (PhaseChanged, StageBegun, Progress, Evaluated, Finished, Failed)
-}
+_MODELS = (PhaseChanged, StageBegun, Progress, Evaluated, Finished, Failed)
+SPOKEN: dict[str, type[Frozen]] = {model.__name__: model for model in _MODELS}
 
 # How the processes of a trial end. The channel says more; the codes remain when a rank without one has to speak.
 FINISHED_EXIT = 0  # also after a stop, and after a divergence that the channel has reported

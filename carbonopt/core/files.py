@@ -17,36 +17,17 @@ from carbonopt.core.trial import Prepared
 REPORT_JSON = Path("data") / "report.json"  # in a report's folder: what tells it from any other
 
 
-@dataclass(frozen=True)
+@dataclass
 class PreparedFolder:
     """What the preparation writes once and every trial reads."""
 
     root: Path
 
-    @property
-    def train(self) -> Path:
-        return self.root / "train.npy"
-
-    @property
-    def evaluation(self) -> Path:
-        return self.root / "eval.npy"
-
-    @property
-    def tokenizer(self) -> Path:
-        return self.root / "tokenizer"
-
-    @property
-    def model_config(self) -> Path:
-        return self.root / "model"
-
-    @property
-    def workload(self) -> Path:
-        """What it was made for: the task's settings."""
-        return self.root / "workload.json"
-
-    @property
-    def summary(self) -> Path:
-        return self.root / "prepared.json"
+    def __post_init__(self) -> None:
+        self.train, self.evaluation = self.root / "train.npy", self.root / "eval.npy"
+        self.tokenizer, self.model_config = self.root / "tokenizer", self.root / "model"
+        self.workload = self.root / "workload.json"  # what it was made for: the task's settings
+        self.summary = self.root / "prepared.json"
 
     def read_summary(self) -> Prepared:
         return Prepared(**json.loads(self.summary.read_text(encoding="utf-8")))
@@ -54,11 +35,11 @@ class PreparedFolder:
     def made_for(self, fingerprint: str) -> Prepared | None:
         """The summary, if this folder was made for that workload; what is damaged was made for none."""
         try:
-            found = self.read_summary()
-            whole = all((self.root / name).stat().st_size == size for name, size in found.files.items())
+            summary = self.read_summary()
+            whole = all((self.root / name).stat().st_size == size for name, size in summary.files.items())
         except (OSError, ValueError, TypeError):
             return None
-        return found if found.fingerprint == fingerprint and whole else None
+        return summary if summary.fingerprint == fingerprint and whole else None
 
     def sizes(self) -> dict[str, int]:
         """Bytes of what is in it, by names relative to it."""
@@ -73,26 +54,20 @@ def read_text(path: Path, what: str, max_mib: int) -> str:
         BadInput: that says why it can't be read.
     """
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
+        status = path.stat()
+        size_mib = status.st_size / 2**20
+        if not stat.S_ISREG(status.st_mode):
             raise BadInput(f"can't read {what} {path}: it must be a regular file, but is none.")
-        if found.st_size > max_mib * 2**20:
-            raise BadInput(
-                f"can't read {what} {path}: it must have {max_mib} MiB at most, but has {found.st_size / 2**20:.1f}."
-            )
+        if size_mib > max_mib:
+            raise BadInput(f"can't read {what} {path}: it must have {max_mib} MiB at most, but has {size_mib:.1f}.")
         return path.read_bytes().decode("utf-8-sig")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "its name or its text is not valid UTF-8"
         raise BadInput(f"can't read {what} {path}: {reason}.") from error
 
 
-def write_text(path: Path, text: str) -> None:
-    """Writes aside, then renames: a reader sees the old file or the new one, never a half."""
-    write_bytes(path, text.encode("utf-8"))
-
-
 def write_bytes(path: Path, data: bytes) -> None:
-    """As `write_text`, for bytes."""
+    """Writes aside, then renames: a reader sees the old file or the new one, never a half."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -106,8 +81,8 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """As `write_text`, indented; refuses what JSON has no number for."""
-    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+    """As `write_bytes`, indented; refuses what JSON has no number for."""
+    write_bytes(path, json.dumps(value, indent=2, allow_nan=False).encode() + b"\n")
 
 
 @contextmanager
@@ -128,9 +103,8 @@ def replaced(folder: Path, names: Collection[str]) -> Iterator[Path]:
     if not os.access(folder.parent, os.W_OK) or os.path.ismount(folder):
         raise BadInput(f"{shown} can't be exchanged for a new one; give a folder inside one that can be written to.")
     if folder.is_dir() and Path.cwd().is_relative_to(folder):
-        raise BadInput(
-            f"{shown} can't be replaced while you are in it; change to another folder first, such as {part.parent}."
-        )
+        where = f"change to another folder first, such as {part.parent}"
+        raise BadInput(f"{shown} can't be replaced while you are in it; {where}.")
     lock = os.open(folder.parent, os.O_RDONLY)  # its own lock, so that no file is left for it
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -163,9 +137,8 @@ def _check_shape(folder: Path, part: Path) -> None:
     for made in part.rglob("*"):
         there = folder / made.relative_to(part)
         if made.is_dir() and os.path.lexists(there) and (there.is_symlink() or not there.is_dir()):
-            raise BadInput(
-                f"{there} has to be a folder, but is {'a link' if there.is_symlink() else 'a file'}; move it."
-            )
+            kind = "a link" if there.is_symlink() else "a file"
+            raise BadInput(f"{there} has to be a folder, but is {kind}; move it.")
         if made.is_file() and there.is_dir():
             raise BadInput(f"{there} has to be a file, but is a folder; move it.")
 

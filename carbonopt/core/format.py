@@ -32,34 +32,38 @@ class Scale(Frozen):
         return _fixed(scaled, min(self.decimals, _decimals(scaled, 3)), 3)
 
 
+def _scale(values: Iterable[float | None], unit_of: Callable[[float], tuple[str, float]]) -> Scale:
+    largest = max((abs(value) for value in values if value is not None and math.isfinite(value)), default=0.0)
+    unit, per_base = unit_of(largest)
+    return Scale(unit=unit, per_base=per_base, decimals=_decimals(largest * per_base, 3) + 2)
+
+
 def energy_scale(energies_kwh: Iterable[float | None]) -> Scale:
     """The unit of a column of energies in kWh."""
-    largest = _largest(energies_kwh)
-    unit, per_kwh = units.energy_unit(largest)
-    return Scale(unit=unit, per_base=per_kwh, decimals=_decimals(largest * per_kwh, 3) + 2)
+    return _scale(energies_kwh, units.energy_unit)
 
 
 def emissions_scale(emissions_kg_co2e: Iterable[float | None]) -> Scale:
     """The unit of a column of emissions in kg CO2e."""
-    largest = _largest(emissions_kg_co2e)
-    unit, per_kg = units.emissions_unit(largest)
-    return Scale(unit=unit, per_base=per_kg, decimals=_decimals(largest * per_kg, 3) + 2)
+    return _scale(emissions_kg_co2e, units.emissions_unit)
+
+
+def _with_unit(value: float | None, unit_of: Callable[[float], tuple[str, float]]) -> str:
+    if value is None or not math.isfinite(value):
+        return MISSING
+    unit, per_base = unit_of(value)
+    rounded = float(f"{value * per_base:.3g}")  # no digits beyond the third: 1,230 and not 1,234
+    return f"{rate_text(rounded)} {unit}"
 
 
 def energy_text(energy_kwh: float | None) -> str:
     """With its unit and three significant digits, zeros at the end included, as in the tables."""
-    if energy_kwh is None:
-        return MISSING
-    unit, per_kwh = units.energy_unit(energy_kwh)
-    return f"{_three_digits(energy_kwh * per_kwh)} {unit}"
+    return _with_unit(energy_kwh, units.energy_unit)
 
 
 def emissions_text(kg_co2e: float | None) -> str:
     """Likewise."""
-    if kg_co2e is None or not math.isfinite(kg_co2e):
-        return MISSING
-    unit, per_kg = units.emissions_unit(kg_co2e)
-    return f"{_three_digits(kg_co2e * per_kg)} {unit}"
+    return _with_unit(kg_co2e, units.emissions_unit)
 
 
 def intensity_text(g_co2e_per_kwh: float | None) -> str:
@@ -129,7 +133,7 @@ def memory_text(memory_gib: float | None) -> str:
 
 def seconds_text(duration_s: float) -> str:
     """Three significant digits, without the unit."""
-    return _fixed(duration_s, _decimals(duration_s, 3), 3)
+    return rate_text(duration_s)
 
 
 def rate_text(value: float | None) -> str:
@@ -168,17 +172,10 @@ def value_text(value: object) -> str:
 
 def params_text(params: TrialParams) -> str:
     """The settings that decide the outcome most, on one line."""
-    shown = {
-        "global batch": params.global_batch_size,
-        "learning rate": params.learning_rate,
-        "epochs": params.epochs,
-        "ZeRO": params.zero_stage,
-    }
-    return ", ".join(f"{label} {value_text(value)}" for label, value in shown.items())
-
-
-def _largest(values: Iterable[float | None]) -> float:
-    return max((abs(value) for value in values if value is not None and math.isfinite(value)), default=0.0)
+    return (
+        f"global batch {value_text(params.global_batch_size)}, learning rate {value_text(params.learning_rate)}, "
+        f"epochs {value_text(params.epochs)}, ZeRO {value_text(params.zero_stage)}"
+    )
 
 
 def _fixed(value: float, decimals: int, significant: int) -> str:
@@ -192,12 +189,6 @@ def _decimals(value: float, significant: int) -> int:
     """How many decimals show so many significant digits."""
     exponent = int(f"{value:.{significant - 1}e}".partition("e")[2])
     return max(0, significant - 1 - exponent) if value else 0
-
-
-def _three_digits(value: float) -> str:
-    """Beside a unit, hence without digits beyond the third: 1,230 and not 1,234."""
-    rounded = float(f"{value:.3g}")
-    return _fixed(rounded, _decimals(rounded, 3), 3)
 
 
 def _two_digits(percent: float, sign: str = "") -> str:

@@ -1,8 +1,7 @@
 """How good a trained model is: one number with a name, a direction and bounds, and the target that it has to reach.
 
-A quality is a sum over all ranks divided once by a count: a perplexity is the exponential of a mean negative
-log-likelihood, an accuracy is a mean of zeros and ones. Whatever compares, ranks or models qualities asks this file for
-the direction and the scale, so that no other room knows one of them by name.
+A quality is a sum over all ranks divided once by a count. Whatever compares, ranks or models qualities asks this file
+for the direction and the scale, so that no other room knows one of them by name.
 """
 
 import math
@@ -14,61 +13,40 @@ MISSING = "–"  # where a figure is not known
 
 @dataclass(frozen=True)
 class Quality:
-    """A quality.
-
-    Args:
-        name: in study files and records.
-        label: at the head of a column or an axis.
-        definition: a sentence, for papers.
-        direction: of what is better.
-        lowest, highest: that a value can have.
-        value_of_mean: what becomes of sum ÷ count: its exponential, or itself.
-        link: of the loss (see `loss`), on which learning curves are modelled. A logarithm for what falls by power laws
-            (arXiv 2001.08361), the identity for what can be negative.
-    """
-
-    name: str
-    label: str
-    definition: str
-    direction: Literal["minimize", "maximize"]
-    lowest: float
+    name: str  # in study files and records
+    label: str  # at the head of a column or an axis
+    definition: str  # a sentence, for papers
+    direction: Literal["minimize", "maximize"]  # of what is better
+    lowest: float  # that a value can have
     highest: float
-    value_of_mean: Literal["exp", "identity"]
+    value_of_mean: Literal["exp", "identity"]  # what becomes of sum ÷ count: its exponential, or itself
+    # Of the loss (see `loss`), on which learning curves are modelled: a logarithm for what falls by power laws (arXiv
+    # 2001.08361), the identity for what can be negative.
     link: Literal["log", "identity"]
 
     @property
     def bound_word(self) -> str:
-        """What stands before a target."""
         return "at most" if self.direction == "minimize" else "at least"
 
     @property
     def bounds_text(self) -> str:
-        """Of its values, in words."""
         return f"at least {self.lowest:g}" + (f" and at most {self.highest:g}" if math.isfinite(self.highest) else "")
 
     @property
     def best(self) -> float:
-        """The best value that there can be."""
         return self.lowest if self.direction == "minimize" else self.highest
 
     def value(self, total: float, count: float) -> float:
-        """The value of a sum over all ranks and its count: divided once. Infinite where it is too large for a float;
-        NaN stays NaN."""
+        """Of a sum over all ranks and its count. Infinite where it is too large for a float; NaN stays NaN."""
         mean = total / count
-        if self.value_of_mean == "identity":
-            return mean
         try:
-            return math.exp(mean)
+            return math.exp(mean) if self.value_of_mean == "exp" else mean
         except OverflowError:
             return math.inf
 
     def loss(self, mean: float) -> float:
-        """What is modelled: lower is better. Of a perplexity the mean negative log-likelihood in nats, of an accuracy
-        the error rate.
-
-        Args:
-            mean: sum ÷ count.
-        """
+        """What is modelled, of sum ÷ count: lower is better. Of a perplexity the mean negative log-likelihood in nats,
+        of an accuracy the error rate."""
         if self.direction == "minimize":
             return mean
         return self.highest - mean if self.is_share else -mean
@@ -79,7 +57,7 @@ class Quality:
         return self.direction == "maximize" and math.isfinite(self.highest)
 
     def loss_of(self, value: float) -> float:
-        """The loss of a value, such as the target's."""
+        """Of a value, such as the target's."""
         return self.loss(math.log(value) if self.value_of_mean == "exp" else value)
 
     def rank(self, value: float) -> float:
@@ -87,8 +65,7 @@ class Quality:
         return value if self.direction == "minimize" else -value
 
     def scaled(self, value: float) -> float:
-        """On the scale where seeds move all configurations alike and means are taken, lower being better: the logarithm
-        of a perplexity, minus an accuracy."""
+        """On the scale where seeds move all configurations alike and means are taken, lower being better."""
         return math.log(value) if self.value_of_mean == "exp" else self.rank(value)
 
     def unscaled(self, scaled: float) -> float:
@@ -106,9 +83,8 @@ class Quality:
         return value / reference - 1 if self.direction == "minimize" else 1 - value / reference
 
     def text(self, value: float | None) -> str:
-        """Four significant digits, zeros at the end included, so that a target reads like what is compared with it. As
-        a rule of thumb more would be noise: in recorded runs of a small GPT on an H200, seeds of one configuration
-        differed by 0.2 to 0.8 % in perplexity."""
+        """Four significant digits, zeros at the end included, so that a target reads like what is compared with it.
+        More would be noise: in recorded runs, seeds of one configuration differed by 0.2 to 0.8 % in perplexity."""
         return MISSING if value is None or not math.isfinite(value) else f"{value:#.4g}".rstrip(".")
 
     def relaxed(self, value: float, share: float) -> float:
@@ -116,19 +92,16 @@ class Quality:
         return value * (1 + share if self.direction == "minimize" else 1 - share)
 
     def beyond(self, value: float) -> str | None:
-        """The bound that a value breaks, in words; None: it can be one. What is not finite passes: it is no result, and
-        sorted out wherever results are compared."""
+        """The bound that a value breaks, in words. What is not finite passes: it is no result, and sorted out wherever
+        results are compared."""
         if value < self.lowest:
             return f"must be at least {self.lowest:g}, but is {value:g}"
-        if self.highest < value < math.inf:
-            return f"must be at most {self.highest:g}, but is {value:g}"
-        return None
+        return f"must be at most {self.highest:g}, but is {value:g}" if self.highest < value < math.inf else None
 
     def problem(self, value: float | None, total: float | None, count: int | None) -> str | None:
-        """Why a value with the sum and the count that it is made of can't be, in words; None: it can. None of them:
-        not known."""
+        """Why a value can't be, or the sum and the count that it is made of; None: it can. What is None isn't known."""
         values = [value, None if total is None or count is None else self.value(total, count)]
-        return next((found for one in values if one is not None and (found := self.beyond(one))), None)
+        return next((fault for number in values if number is not None and (fault := self.beyond(number))), None)
 
 
 PERPLEXITY = Quality(

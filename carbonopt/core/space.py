@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,15 +20,11 @@ _EXISTENCE = ("global_batch_size", "micro_batch_size_per_gpu", "zero_stage", "of
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """A checked space on `world_size` ranks. `on_gpu` matters to fp16, which CPU training lacks.
-
-    Raises (on making):
-        BadInput: for a value that a dimension can't hold, or where no combination can exist; names the key.
-    """
+    """A space, checked: raises BadInput for a value that a dimension can't hold, or where no combination can exist."""
 
     space: Space
     world_size: int
-    on_gpu: bool
+    on_gpu: bool  # CPU training lacks fp16
 
     def __post_init__(self) -> None:
         for name, domain in self.space.domains().items():
@@ -37,26 +33,20 @@ class SearchSpace:
         self._check_existence()
 
     def params(self, values: dict[str, Scalar]) -> TrialParams:
-        """The configuration for values of the free dimensions: fixed ones and defaults filled in.
-
-        Raises:
-            BadInput: the rule that the combination breaks.
-        """
-        broken = self.rule_broken(values)
-        if broken:
+        """The configuration for values of the free dimensions: fixed ones and defaults filled in. Raises BadInput with
+        the rule that the combination breaks."""
+        if broken := self.rule_broken(values):
             raise BadInput(broken)
         return TrialParams(**self._filled(values))
 
     def rule_broken(self, values: dict[str, Scalar]) -> str | None:
         """The rule that keeps this combination from existing, with the values found; None if it can exist."""
-        filled = self._filled(values)
         try:
-            params = TrialParams(**filled)
+            params = TrialParams(**self._filled(values))
+            _ = params.gradient_accumulation_steps
         except ValidationError as error:
             first = error.errors()[0]
             return f"{first['loc'][0]}: {first['msg']}, but got {first['input']!r}."
-        try:
-            _ = params.gradient_accumulation_steps
         except BadInput as error:
             return str(error)
         if params.offload == "parameters" and params.zero_stage != 3:
@@ -73,37 +63,25 @@ class SearchSpace:
         Raises:
             BadInput: if it names an unknown domain, leaves a free one out, lies outside the space or can't exist.
         """
-        free = self.space.free()
         for name, value in start.items():
             if name not in SEARCHED:
-                known = ", ".join(SEARCHED)
-                raise BadInput(f"search.start: unknown dimension {name}; known: {known}.")
-            domain = self.space.domains().get(name)
+                raise BadInput(f"search.start: unknown dimension {name}; known: {_listed(SEARCHED)}.")
+            domain = self.space[name]
             if domain is None or not _holds(domain, value):
-                raise BadInput(
-                    f"search.start.{name}: {value!r} is not in search.space.{name} ({describe(domain)}); "
-                    "add it there, or change the start."
-                )
-        missing = [name for name in free if name not in start]
-        if missing:
-            raise BadInput(
-                f"search.start must name every dimension that the search moves; missing: {', '.join(missing)}."
-            )
-        values = {name: start[name] for name in free}
-        broken = self.rule_broken(values)
-        if broken:
+                place = f"search.space.{name} ({describe(domain)})"
+                raise BadInput(f"search.start.{name}: {value!r} is not in {place}; add it there, or change the start.")
+        if missing := [name for name in self.space.free() if name not in start]:
+            must = "search.start must name every dimension that the search moves"
+            raise BadInput(f"{must}; missing: {_listed(missing)}.")
+        values = {name: start[name] for name in self.space.free()}
+        if broken := self.rule_broken(values):
             raise BadInput(f"search.start: {broken}")
         return values
 
     def check_fits(self, train_sequences: int) -> None:
-        """Refuses a global batch that needs more sequences than the training data has.
-
-        Raises:
-            BadInput
-        """
-        domain = self.space.domains()["global_batch_size"]
-        ends = (domain.high,) if isinstance(domain, Range) else _values("global_batch_size", domain) or []
-        largest = max(float(end) for end in ends)
+        """Raises BadInput where a global batch needs more sequences than the training data has."""
+        domain = self.space["global_batch_size"]
+        largest = domain.high if isinstance(domain, Range) else max(map(float, values_of(domain)))
         if largest > train_sequences:
             raise BadInput(
                 f"search.space.global_batch_size must be at most the training data's {train_sequences} sequences, "
@@ -113,30 +91,25 @@ class SearchSpace:
     @cached_property
     def combinations(self) -> list[dict[str, Scalar]] | None:
         """Every combination of free values that can exist, or None where the space is infinite."""
-        values = self._value_lists()
-        if set(values) < set(self.space.free()) or math.prod(map(len, values.values())) > ENUMERATION_LIMIT:
+        lists = ((name, _values(name, domain)) for name, domain in self.space.free().items())
+        values = {name: listed for name, listed in lists if listed is not None}
+        if values.keys() < self.space.free().keys() or math.prod(map(len, values.values())) > ENUMERATION_LIMIT:
             return None
         return [combination for combination in _products(values) if self.rule_broken(combination) is None]
 
     def _filled(self, values: dict[str, Scalar]) -> dict[str, Any]:
-        fixed = {name: dim.value for name, dim in self.space.domains().items() if isinstance(dim, Fixed)}
+        fixed = {name: domain.value for name, domain in self.space.domains().items() if isinstance(domain, Fixed)}
         filled: dict[str, Any] = {**fixed, **values, "world_size": self.world_size}
         # Rounded down here; a remainder then breaks the rule of gradient accumulation, which names the values.
         filled.setdefault("micro_batch_size_per_gpu", max(1, int(filled["global_batch_size"]) // self.world_size))
         return filled
 
-    def _value_lists(self) -> dict[str, list[Scalar]]:
-        """The values of each free dimension that has countably many."""
-        lists = {}
-        for name, domain in self.space.free().items():
-            values = _values(name, domain)
-            if values is not None:
-                lists[name] = values
-        return lists
-
     def _check_existence(self) -> None:
         """Refuses a space in which nothing can exist. Only dimensions that a rule is about are gone through."""
-        lists = {name: self._value_lists().get(name) or [_any_value(dim)] for name, dim in self.space.free().items()}
+        lists = {
+            name: _values(name, domain) or [domain.high if isinstance(domain, Range) else domain.choices[0]]
+            for name, domain in self.space.free().items()
+        }
         some = {name: values[0] for name, values in lists.items() if name not in _EXISTENCE}
         candidates = _products({name: values for name, values in lists.items() if name in _EXISTENCE})
         broken = None
@@ -149,23 +122,15 @@ class SearchSpace:
 
     def _check_batches(self) -> None:
         """Every global batch that is named must be divisible by some micro batch × world size."""
-        batch, micro = self.space.domains()["global_batch_size"], self.space["micro_batch_size_per_gpu"]
-        if isinstance(batch, Range):
-            return
+        micro, ranks = self.space["micro_batch_size_per_gpu"], self.world_size
         micros = None if micro is None else _values("micro_batch_size_per_gpu", micro)
-        for size in batch.choices if isinstance(batch, Choices) else (batch.value,):
-            size = int(size)
-            if micros is None:
-                if size % self.world_size:
-                    raise BadInput(
-                        "search.space.global_batch_size must be a multiple of the world size, "
-                        f"but got {size} and {self.world_size}."
-                    )
-            elif all(size % (int(one) * self.world_size) for one in micros):
-                raise BadInput(
-                    "search.space.global_batch_size must be a multiple of micro_batch_size_per_gpu × world_size, "
-                    f"but got {size} and {_listed(micros)} × {self.world_size}."
-                )
+        must = "search.space.global_batch_size must be a multiple of"
+        for size in map(int, values_of(self.space["global_batch_size"])):
+            if micros is None and size % ranks:
+                raise BadInput(f"{must} the world size, but got {size} and {ranks}.")
+            if micros is not None and all(size % (int(micro_batch) * ranks) for micro_batch in micros):
+                product = "micro_batch_size_per_gpu × world_size"
+                raise BadInput(f"{must} {product}, but got {size} and {_listed(micros)} × {ranks}.")
 
 
 def describe(domain: Domain | None) -> str:
@@ -183,9 +148,8 @@ def _check_values(name: str, domain: Domain) -> None:
     where, dimension = f"search.space.{name}", DIMENSIONS[name]
     if isinstance(domain, Range):
         if dimension.choices and not dimension.integer:
-            raise BadInput(
-                f"{where} takes choices or a single value, not a range; allowed: {_listed(dimension.choices)}."
-            )
+            allowed = _listed(dimension.choices)
+            raise BadInput(f"{where} takes choices or a single value, not a range; allowed: {allowed}.")
         ends: tuple[Scalar, ...] = (domain.low, domain.high)
         if dimension.integer:
             if any(not float(end).is_integer() for end in ends) or (domain.step or 1) % 1:
@@ -195,34 +159,27 @@ def _check_values(name: str, domain: Domain) -> None:
     else:
         ends = values_of(domain)
     for value in ends:
-        problem = dimension.problem(value)
-        if problem:
+        if problem := dimension.problem(value):
             raise BadInput(f"{where}: {problem}, but got {value!r}.")
 
 
 def _values(name: str, domain: Domain) -> list[Scalar] | None:
-    if isinstance(domain, Fixed):
-        return [domain.value]
-    if isinstance(domain, Choices):
+    """Those that it can have; None: too many."""
+    if not isinstance(domain, Range):
         return list(domain.choices)
-    step = domain.step or (1 if DIMENSIONS[name].integer else None)
-    if step is None or (domain.high - domain.low) / step >= ENUMERATION_LIMIT:
+    low, high, integer = domain.low, domain.high, DIMENSIONS[name].integer
+    step = domain.step or (1 if integer else None)
+    if step is None or (high - low) / step >= ENUMERATION_LIMIT:
         return None
-    if DIMENSIONS[name].integer:
-        return list(range(int(domain.low), int(domain.high) + 1, int(step)))
-    count = int((domain.high - domain.low) / step + 1e-9) + 1
-    return [domain.low + index * step for index in range(count)]
-
-
-def _any_value(domain: Choices | Range) -> Scalar:
-    return domain.high if isinstance(domain, Range) else domain.choices[0]
+    if integer:
+        return list(range(int(low), int(high) + 1, int(step)))
+    return [low + index * step for index in range(int((high - low) / step + 1e-9) + 1)]
 
 
 def _holds(domain: Domain, value: Scalar) -> bool:
     if isinstance(domain, Range):
         return not isinstance(value, bool | str) and domain.low <= value <= domain.high
-    held = domain.choices if isinstance(domain, Choices) else (domain.value,)
-    return any(one == value and isinstance(one, bool) == isinstance(value, bool) for one in held)
+    return any(choice == value and isinstance(choice, bool) == isinstance(value, bool) for choice in domain.choices)
 
 
 def _products(values: dict[str, list[Scalar]]) -> Iterator[dict[str, Scalar]]:
@@ -230,5 +187,5 @@ def _products(values: dict[str, list[Scalar]]) -> Iterator[dict[str, Scalar]]:
         yield dict(zip(values, combination, strict=True))
 
 
-def _listed(values: Any) -> str:
-    return ", ".join(str(value) for value in values)
+def _listed(values: Iterable[Scalar]) -> str:
+    return ", ".join(map(str, values))

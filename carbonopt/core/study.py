@@ -35,9 +35,8 @@ class CarbonTrace(Frozen):
             begin = datetime.fromisoformat(self.start)
             begin + timedelta(hours=len(self.g_co2e_per_kwh))
         except (ValueError, OverflowError) as error:
-            raise ValueError(
-                f"start must be a time in ISO 8601 before the year 10000, but is {self.start!r}"
-            ) from error
+            must = "start must be a time in ISO 8601 before the year 10000"
+            raise ValueError(f"{must}, but is {self.start!r}") from error
         if begin.utcoffset() != timedelta(0):
             raise ValueError(f"start must be in UTC, but is {self.start!r}")
         return self
@@ -72,9 +71,7 @@ class Provenance(Frozen):
     versions: dict[str, str]
     intensity: Intensity
     energy_source: dict[str, EnergySource]
-    models: dict[str, str] = Field(
-        default_factory=dict
-    )  # of cpu and ram: how what is not measured is modelled, in words
+    models: dict[str, str] = Field(default_factory=dict)  # of cpu and ram, where modelled: how, in words
     study_file: str  # its text
 
     @property

@@ -4,6 +4,7 @@ The models of this page are also the exported record (`carbonopt export`), field
 and 0 means measured as zero.
 """
 
+import json
 import math
 from enum import StrEnum
 from typing import Annotated, Any
@@ -109,14 +110,9 @@ class EvalPoint(Frozen):
     @classmethod
     def of(cls, quality: Quality, total: float, count: int, *, step: int, tokens: int | None) -> "EvalPoint":
         """An evaluation by a sum over all ranks and its count."""
-        value = quality.value(total, count)
-        return cls(
-            step=step,
-            tokens=tokens,
-            value=value if math.isfinite(value) else None,
-            sum=total if math.isfinite(total) else None,
-            count=count,
-        )
+        results = {"value": quality.value(total, count), "sum": total}
+        finite = {name: result if math.isfinite(result) else None for name, result in results.items()}
+        return cls(step=step, tokens=tokens, count=count, **finite)
 
     def loss(self, quality: Quality) -> float:
         """As `Quality.loss`; NaN where the sum was not finite."""
@@ -147,15 +143,9 @@ class QualityResult(Frozen):
 COMPONENTS = ("gpu", "cpu", "ram")  # of which energy is read
 
 
-COMPONENTS = ("gpu", "cpu", "ram")  # of which energy is read
-
-
 class Energy(Frozen):
-    """Energy in kWh by phase, of the components that the objective counts; PUE is not in it.
-
-    `train_*` split the training window by component, whether counted or not: with `carbon.objective: gpu`, `train`
-    equals `train_gpu`.
-    """
+    """Energy in kWh by phase, of the components that the objective counts; PUE is not in it. `train_*` split the
+    training window by component, whether counted or not."""
 
     train: Finite
     setup: Finite
@@ -176,8 +166,7 @@ class GpuEnergy(Frozen):
 
     @property
     def net_of_idle(self) -> float | None:
-        """What the work itself used, beyond what the GPUs would have used anyway; None where that would be more than
-        they did use."""
+        """What the work used beyond what the GPUs would have anyway; None where that is more than they did use."""
         return self.counter - self.idle if 0 <= self.idle <= self.counter else None
 
 
@@ -250,15 +239,14 @@ class TrialRecord(Frozen):
     worker: str | None = None  # the call of `carbonopt run` that ran it, as its session has it; None: not noted
     nodes: tuple[NodeReadings, ...] = ()  # where it ran; none: a replay, or not noted
     gpu_energy_kwh: dict[Phase, GpuEnergy] | None = None  # by setup, train and eval; None: no GPU was measured
-    # CodeCarbon's GPU energy ÷ the counters' − 1, where they differ most: over windows of COMPARED_FROM_S and more and
-    # over the whole trial. None: no GPU was measured, or nothing was that long.
+    # CodeCarbon's GPU energy ÷ the counters' − 1, where they differ most: over the whole trial and windows of
+    # COMPARED_FROM_S and more. None: no GPU was measured, or nothing was that long.
     gpu_disagreement: float | None = None
     # Share of the training in which a kernel ran, as NVML has it: mean of the GPUs and of readings a second or more
     # apart, the first step's compilation included. None: not measured, or no stretch of training took a second.
     gpu_utilisation: Annotated[float, Field(ge=0, le=1)] | None = None
-    # Share of the time in which its threads were ready to run but had no core, other work on the machine having it,
-    # while it trained: of the rank that waited most, before the first evaluation of rank 0. None: it made no step, or
-    # the kernel doesn't tell.
+    # Share of the training in which its threads were ready to run but had no core: of the rank that waited most, before
+    # the first evaluation of rank 0. None: it made no step, or the kernel doesn't tell.
     cpu_wait_fraction: Annotated[float, Field(ge=0, le=1)] | None = None
     earlier_attempts_energy_kwh: Finite = 0.0  # what attempts of this trial that were interrupted had used
     earlier_attempts_gpu_kwh: Finite | None = None  # the GPUs' part of it
@@ -284,7 +272,7 @@ class TrialRecord(Frozen):
         earlier = self.earlier_attempts_gpu_kwh if self.attempt > 1 else 0.0
         if self.gpu_energy_kwh is None or earlier is None:
             return None
-        return earlier + sum(one.counter for one in self.gpu_energy_kwh.values())
+        return earlier + sum(phase.counter for phase in self.gpu_energy_kwh.values())
 
     @property
     def value(self) -> float | None:
@@ -297,13 +285,16 @@ class TrialRecord(Frozen):
 
     def as_json(self) -> dict[str, Any]:
         """The exported object. Not a number and infinity become null: JSON has neither."""
-        dumped = self.model_dump(mode="json")
-        dumped["params"] = self.params.as_record()
-        dumped["evals"] = [{**point, **_of_perplexity(self.quality.name, point)} for point in dumped["evals"]]
-        of_the_end = _of_perplexity(self.quality.name, dumped["quality"])
-        dumped |= {PERPLEXITY.name: self.value if self.quality.name == PERPLEXITY.name else None, **of_the_end}
-        finite: dict[str, Any] = _finite(dumped)
-        return finite
+        dumped: dict[str, Any] = json.loads(self.model_dump_json())
+        is_perplexity = self.quality.name == PERPLEXITY.name
+
+        def of_perplexity(result: dict[str, Any]) -> dict[str, Any]:
+            return {key: result[field] if is_perplexity else None for key, field in _OF_PERPLEXITY.items()}
+
+        evals = [{**point, **of_perplexity(point)} for point in dumped["evals"]]
+        value = dumped["quality"]["value"] if is_perplexity else None
+        of_the_end = {PERPLEXITY.name: value, **of_perplexity(dumped["quality"])}
+        return {**dumped, "params": self.params.as_record(), "evals": evals, **of_the_end}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "TrialRecord":
@@ -314,17 +305,3 @@ class TrialRecord(Frozen):
 
 # Beside a quality that is a perplexity, for those who read records from before there were others.
 _OF_PERPLEXITY = {"nll_sum": "sum", "eval_tokens": "count"}
-
-
-def _of_perplexity(name: str, result: dict[str, Any]) -> dict[str, Any]:
-    return {key: result[field] if name == PERPLEXITY.name else None for key, field in _OF_PERPLEXITY.items()}
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return value

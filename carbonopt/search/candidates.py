@@ -3,13 +3,14 @@ the best."""
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 Values = dict[str, Any]
+Distributions = dict[str, BaseDistribution]  # of each dimension, by its name
 
 ENUMERATED = 4096  # configurations; of more, some are drawn
 DRAWN = 1024
@@ -32,11 +33,11 @@ class Candidates:
         valid: Callable[[Values], bool],
         listed: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
-        self._distributions = distributions
-        self._valid = valid
-        self._listed = (
-            self._product() if listed is None else [{name: one[name] for name in distributions} for one in listed]
-        )
+        self._distributions, self._valid = distributions, valid
+        if listed is None:
+            self._listed = self._product()
+        else:
+            self._listed = [{name: values[name] for name in distributions} for values in listed]
 
     @property
     def infinite(self) -> bool:
@@ -51,20 +52,24 @@ class Candidates:
         Args:
             centres: good configurations, near which more of a large space are taken.
         """
+
+        def new(drawn: Iterable[Values]) -> dict[tuple[Any, ...], Values]:
+            keyed = ((tuple(values.values()), values) for values in drawn)
+            return {key: values for key, values in keyed if key not in tried and self._valid(values)}
+
         if self._listed is None:
             found: dict[tuple[Any, ...], Values] = {}
             for _ in range(ROUNDS):
-                drawn = [*self._drawn(DRAWN, rng), *self._neighbours(centres, rng)]
-                found |= {key: one for one in drawn if (key := tuple(one.values())) not in tried and self._valid(one)}
+                drawn = ({name: draw(one, rng) for name, one in self._distributions.items()} for _ in range(DRAWN))
+                found |= new([*drawn, *self._neighbours(centres, rng)])
                 if len(found) >= ENOUGH:
                     break
             return list(found.values())
-        left = [one for one in self._listed if tuple(one.values()) not in tried]
+        left = [values for values in self._listed if tuple(values.values()) not in tried]
         if len(left) <= ENUMERATED:
             return left
         some = {tuple(left[index].values()): left[index] for index in rng.choice(len(left), DRAWN, replace=False)}
-        near = (one for one in self._neighbours(centres, rng) if tuple(one.values()) not in tried and self._valid(one))
-        return list((some | {tuple(one.values()): one for one in near}).values())
+        return list((some | new(self._neighbours(centres, rng))).values())
 
     def any(self, rng: np.random.Generator) -> Values:
         """One that can exist, tried or not.
@@ -72,31 +77,23 @@ class Candidates:
         Raises:
             ValueError: if none was found.
         """
-        found = self.untried((), (), rng)
-        if not found:
-            raise ValueError(
-                "valid must allow some combination of the search space, but it refused all that were drawn."
-            )
-        return found[int(rng.integers(len(found)))]
+        if found := self.untried((), (), rng):
+            return found[int(rng.integers(len(found)))]
+        raise ValueError("valid must allow some combination of the search space, but it refused all that were drawn.")
 
     def _product(self) -> list[Values] | None:
         lists = {name: _values(distribution) for name, distribution in self._distributions.items()}
-        if not all(lists.values()) or math.prod(len(values or ()) for values in lists.values()) > ENUMERATED:
+        if not all(lists.values()) or math.prod(map(len, lists.values())) > ENUMERATED:
             return None
-        combinations = (dict(zip(lists, one, strict=True)) for one in itertools.product(*lists.values()))  # type: ignore[arg-type]
-        return [one for one in combinations if self._valid(one)]
+        combinations = (dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values()))
+        return [values for values in combinations if self._valid(values)]
 
-    def _drawn(self, count: int, rng: np.random.Generator) -> list[Values]:
-        return [{name: draw(one, rng) for name, one in self._distributions.items()} for _ in range(count)]
-
-    def _neighbours(self, centres: Sequence[Values], rng: np.random.Generator) -> list[Values]:
-        found = []
+    def _neighbours(self, centres: Sequence[Values], rng: np.random.Generator) -> Iterator[Values]:
         names = list(self._distributions)
         for centre in centres:
             for _ in range(DRAWN // 8):
                 name = names[int(rng.integers(len(names)))]
-                found.append({**centre, name: _near(self._distributions[name], centre[name], rng)})
-        return found
+                yield {**centre, name: _near(self._distributions[name], centre[name], rng)}
 
 
 def draw(distribution: BaseDistribution, rng: np.random.Generator) -> Any:
@@ -106,24 +103,23 @@ def draw(distribution: BaseDistribution, rng: np.random.Generator) -> Any:
     return _at(distribution, float(rng.random()))
 
 
-def _values(distribution: BaseDistribution) -> list[Any] | None:
-    """Those of a dimension that has countably many, few enough."""
+def _values(distribution: BaseDistribution) -> list[Any]:
+    """Those of a dimension that has countably many, few enough; else none."""
     if isinstance(distribution, CategoricalDistribution):
         return list(distribution.choices)
     assert isinstance(distribution, IntDistribution | FloatDistribution)
-    if distribution.step is None or (distribution.high - distribution.low) / distribution.step > ENUMERATED:
-        return None
-    count = int((distribution.high - distribution.low) / distribution.step + 1e-9) + 1
-    return [type(distribution.low)(distribution.low + index * distribution.step) for index in range(count)]
+    low, step = distribution.low, distribution.step
+    if step is None or (distribution.high - low) / step > ENUMERATED:
+        return []
+    return [type(low)(low + index * step) for index in range(int((distribution.high - low) / step + 1e-9) + 1)]
 
 
 def _near(distribution: BaseDistribution, value: Any, rng: np.random.Generator) -> Any:
     if isinstance(distribution, CategoricalDistribution):
         return draw(distribution, rng)
     assert isinstance(distribution, IntDistribution | FloatDistribution)
-    low, high, here = distribution.low, distribution.high, value
-    if distribution.log:
-        low, high, here = math.log(low), math.log(high), math.log(here)
+    ends = (distribution.low, distribution.high, value)
+    low, high, here = map(math.log, ends) if distribution.log else ends
     share = (here - low) / (high - low) if high > low else 0.0
     return _at(distribution, float(np.clip(share + NEAR * rng.standard_normal(), 0.0, 1.0)))
 

@@ -31,11 +31,12 @@ def propose_for_front(candidates: Sequence[Mapping[str, Any]], knowledge: Knowle
     """
     allowed = np.flatnonzero(knowledge.likely_to_fit(candidates))
     candidates = [candidates[index] for index in allowed.tolist()]
-    loss, loss_spread = knowledge.curves.predict(knowledge.encoder.curve_rows(candidates, knowledge.sequences))
+    loss, loss_spread = knowledge.curves.predict(knowledge.encoder.curve_rows(candidates))
     step_cost, cost_spread = knowledge.step_costs.predict(knowledge.encoder.system_rows(candidates))
     cost = np.log(knowledge.steps(candidates)) + step_cost
     mean, spread = np.column_stack([cost, loss]), np.column_stack([cost_spread, loss_spread])
-    known = _points(on_front(knowledge), knowledge)
+    ends = _points(knowledge)
+    known = ends[front(ends)]
     expected = np.concatenate([known, mean])
     expected = expected[front(expected)]
     low, high = expected.min(0), expected.max(0)
@@ -46,8 +47,7 @@ def propose_for_front(candidates: Sequence[Mapping[str, Any]], knowledge: Knowle
 
 def on_front(knowledge: Knowledge) -> list[Observation]:
     """The complete trials of known cost that no other one dominates, by rising cost."""
-    known = [trial for trial in knowledge.observations if trial.cost is not None and trial.final_loss is not None]
-    return [known[index] for index in front(_points(known, knowledge))]
+    return [knowledge.ends[index][0] for index in front(_points(knowledge))]
 
 
 def front(points: Array) -> Indices:
@@ -55,8 +55,7 @@ def front(points: Array) -> Indices:
     order = np.lexsort((points[:, 1], points[:, 0]))
     seconds = points[order, 1]
     before = np.minimum.accumulate(np.append(np.inf, seconds))[:-1]
-    undominated: Indices = order[seconds < before]
-    return undominated
+    return np.asarray(order[seconds < before])
 
 
 def hypervolume(front: Array, reference: Array) -> float:
@@ -81,8 +80,7 @@ def expected_improvement(mean: Array, spread: Array, front: Array, reference: Ar
     heights = np.append(reference[1], inside[:, 1])
     right_of = _expected_excess(edges, mean[:, 0], spread[:, 0])
     widths = np.diff(right_of, prepend=0.0, axis=1)
-    improvement: Array = (widths * _expected_excess(heights, mean[:, 1], spread[:, 1])).sum(1)
-    return improvement
+    return np.asarray((widths * _expected_excess(heights, mean[:, 1], spread[:, 1])).sum(1))
 
 
 def _expected_excess(limits: Array, mean: Array, spread: Array) -> Array:
@@ -90,12 +88,11 @@ def _expected_excess(limits: Array, mean: Array, spread: Array) -> Array:
     apart = limits[None, :] - mean[:, None]
     scale = np.maximum(spread, 1e-9)[:, None]
     z = apart / scale
-    excess: Array = np.maximum(0.0, scale * np.exp(-z * z / 2) / np.sqrt(2 * np.pi) + apart * ndtr(z))
-    return excess
+    return np.asarray(np.maximum(0.0, scale * np.exp(-z * z / 2) / np.sqrt(2 * np.pi) + apart * ndtr(z)))
 
 
-def _points(observations: Sequence[Observation], knowledge: Knowledge) -> Array:
-    """The logarithm of the cost and the linked final loss, (n, 2)."""
-    ends = np.array([(trial.cost, trial.final_loss) for trial in observations], dtype=float).reshape(-1, 2)
-    costs = np.log(np.maximum(ends[:, 0], np.finfo(float).tiny))
-    return np.column_stack([costs, knowledge.points.linked(ends[:, 1], knowledge.quality)])
+def _points(knowledge: Knowledge) -> Array:
+    """The logarithm of the cost and the linked final loss of the complete trials, (n, 2)."""
+    losses, costs = np.array([end[1:] for end in knowledge.ends], dtype=float).reshape(-1, 2).T
+    logarithms = np.log(np.maximum(costs, np.finfo(float).tiny))
+    return np.column_stack([logarithms, knowledge.points.linked(losses, knowledge.quality)])

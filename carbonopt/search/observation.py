@@ -2,9 +2,9 @@
 anybody's Optuna study."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 from optuna.trial import FrozenTrial
 from optuna.trial import TrialState as OptunaState
@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 from carbonopt.core.dimensions import LR_SCHEDULERS, TrialParams
 from carbonopt.core.quality import Quality
 from carbonopt.core.trial import TrialRecord, TrialState
-from carbonopt.core.values import Frozen
+from carbonopt.core.values import Finite, Frozen
 
 # User attributes of a trial in a study that is not carbonopt's. Only `values` of complete trials are needed; with
 # these, stopped and running trials teach as well.
@@ -23,20 +23,14 @@ COST_PER_STEP = "cost_per_step"  # in the unit of the first objective
 PEAK_MEMORY_GIB = "peak_memory_gib"
 OUT_OF_MEMORY = "out_of_memory"
 
-_MODELLED = (
-    "global_batch_size",
-    "micro_batch_size_per_gpu",
-    "learning_rate",
-    "epochs",
-    "lr_scheduler",
-    "warmup_ratio",
-)
+# What the models look into, and what stands in for it where it is missing.
+_MODELLED = {"global_batch_size": 1, "learning_rate": 1.0, "epochs": 1, "lr_scheduler": None, "warmup_ratio": None}
 
 
 class _Told(Frozen):
     """These attributes of a trial."""
 
-    curve: tuple[tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], float], ...] = ()
+    curve: tuple[tuple[Finite, float], ...] = ()
     total_steps: int | None = Field(default=None, gt=0)
     cost_per_step: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     peak_memory_gib: float | None = Field(default=None, gt=0, allow_inf_nan=False)
@@ -44,19 +38,15 @@ class _Told(Frozen):
 
     @classmethod
     def of(cls, trial: FrozenTrial) -> "_Told":
-        """
-        Raises:
-            ValueError: if an attribute is not what its name says.
-        """
-        found = {name: trial.user_attrs[name] for name in cls.model_fields if name in trial.user_attrs}
+        told = {name: trial.user_attrs[name] for name in cls.model_fields if name in trial.user_attrs}
         try:
-            return cls.model_validate(found)
+            return cls.model_validate(told)
         except ValidationError as error:
             first = error.errors()[0]
             name = str(first["loc"][0])
             raise ValueError(
                 f"trial {trial.number}: carbonopt's sampler can't use the user attribute {name}, "
-                f"{str(found[name])[:80]!r}: {first['msg']}; set another value, or rename it."
+                f"{str(told[name])[:80]!r}: {first['msg']}; set another value, or rename it."
             ) from error
 
 
@@ -94,9 +84,9 @@ def observe(trial: FrozenTrial, quality: Quality) -> Observation | None:
         return None
     told = _Told.of(trial)
     total = told.total_steps
-    curve = tuple((step / total, quality.loss(mean)) for step, mean in told.curve) if total else ()
+    curve = [(step / total, quality.loss(mean)) for step, mean in told.curve] if total else []
     complete = trial.state == OptunaState.COMPLETE
-    cost = None
+    cost, per_step = None, told.cost_per_step
     if complete:
         cost, value = trial.values
         if not cost > 0 or quality.beyond(value) or math.isnan(value):
@@ -106,15 +96,14 @@ def observe(trial: FrozenTrial, quality: Quality) -> Observation | None:
             )
         cost = cost if math.isfinite(cost) else None
         # What was told as the trial's value is its end, whatever stands in the curve.
-        curve = (*(point for point in curve if point[0] < 1), (1.0, quality.loss_of(value)))
-    per_step = told.cost_per_step
+        curve = [*(point for point in curve if point[0] < 1), (1.0, quality.loss_of(value))]
     if per_step is None and cost is not None and total:
         per_step = cost / total
     return Observation(
-        number=trial.number,
-        params=dict(trial.params),
-        curve=_finite(curve),
-        total_steps=total,
+        trial.number,
+        dict(trial.params),
+        _finite(curve),
+        total,
         cost_per_step=per_step,
         cost=cost,
         complete=complete,
@@ -125,23 +114,18 @@ def observe(trial: FrozenTrial, quality: Quality) -> Observation | None:
 
 def of_record(record: TrialRecord) -> Observation:
     """What a trial of carbonopt's has taught."""
-    quality = record.quality.of
-    total, energy = record.total_steps, record.energy_kwh
+    quality, total, energy = record.quality.of, record.total_steps, record.energy_kwh
     measured = [(point.train_energy_kwh, point.step) for point in record.evals if point.train_energy_kwh]
-    per_step = None
-    if measured:
-        per_step = measured[-1][0] / measured[-1][1]
-    elif energy is not None and energy.train and record.steps_done:
-        per_step = energy.train / record.steps_done
-    curve = [(point.step / total, point.loss(quality)) for point in record.evals if total]
+    if not measured and energy and energy.train and record.steps_done:
+        measured = [(energy.train, record.steps_done)]
     complete = record.state == TrialState.COMPLETE
     ended = record.state != TrialState.RUNNING
     return Observation(
-        number=record.trial,
-        params=record.params.model_dump(exclude_none=True),
-        curve=_finite(curve),
-        total_steps=total,
-        cost_per_step=per_step,
+        record.trial,
+        record.params.model_dump(exclude_none=True),
+        _finite([(point.step / total, point.loss(quality)) for point in record.evals if total]),
+        total,
+        cost_per_step=measured[-1][0] / measured[-1][1] if measured else None,
         cost=energy.train if complete and energy else None,
         overhead_cost=energy.total - energy.train if ended and energy else None,
         complete=complete,
@@ -153,16 +137,13 @@ def of_record(record: TrialRecord) -> Observation:
 
 def trial_params(values: Mapping[str, Any]) -> TrialParams:
     """The configuration as far as the models look into it."""
-    known = {name: values[name] for name in _MODELLED if name in values}
-    if known.get("lr_scheduler") not in LR_SCHEDULERS:  # of another library: taken for one that falls linearly
-        known.pop("lr_scheduler", None)
-    batch = known.setdefault("global_batch_size", 1)
-    known.setdefault("micro_batch_size_per_gpu", batch)
-    known.setdefault("learning_rate", 1.0)
-    known.setdefault("epochs", 1)
-    return TrialParams(**known)
+    known = {name: values.get(name, default) for name, default in _MODELLED.items()}
+    if known["lr_scheduler"] not in LR_SCHEDULERS:  # of another library: taken for one that falls linearly
+        known["lr_scheduler"] = None
+    micro = values.get("micro_batch_size_per_gpu", known["global_batch_size"])
+    return TrialParams(**known, micro_batch_size_per_gpu=micro)
 
 
-def _finite(curve: Any) -> tuple[tuple[float, float], ...]:
+def _finite(curve: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
     """Its finite losses; what was before the first step tells nothing about the steps."""
     return tuple((share, loss) for share, loss in curve if math.isfinite(loss) and share > 0)

@@ -1,6 +1,6 @@
 """Proposals: Optuna's samplers, kept to configurations that can exist and were not run before."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 from carbonopt.core.config import Choices
 from carbonopt.core.dimensions import DIMENSIONS
 from carbonopt.core.space import SearchSpace
+from carbonopt.search.candidates import Distributions
 
 # How often the inner sampler is asked before a random valid configuration is taken: one that has settled on a region
 # where nothing new can exist would be asked for ever, and a Gaussian process is fitted anew each time.
@@ -20,29 +21,27 @@ ATTEMPTS = 8
 RANDOM_ATTEMPTS = 50
 
 
-def distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
+def distributions(space: SearchSpace) -> Distributions:
     """Optuna's form of the free dimensions."""
-    found: dict[str, BaseDistribution] = {}
-    for name, dimension in space.space.free().items():
-        if isinstance(dimension, Choices):
-            found[name] = CategoricalDistribution(dimension.choices)
+    found: Distributions = {}
+    for name, domain in space.space.free().items():
+        if isinstance(domain, Choices):
+            found[name] = CategoricalDistribution(domain.choices)
         elif DIMENSIONS[name].integer:
-            found[name] = IntDistribution(
-                int(dimension.low), int(dimension.high), log=dimension.log, step=int(dimension.step or 1)
-            )
+            low, high, step = int(domain.low), int(domain.high), int(domain.step or 1)
+            found[name] = IntDistribution(low, high, log=domain.log, step=step)
         else:
-            found[name] = FloatDistribution(dimension.low, dimension.high, log=dimension.log, step=dimension.step)
+            found[name] = FloatDistribution(domain.low, domain.high, log=domain.log, step=domain.step)
     return found
 
 
 def exhausted(study: Study, space: SearchSpace) -> bool:
     """Whether every configuration of a finite space has been run or is running."""
-    combinations = space.combinations
-    if combinations is None:
+    if space.combinations is None:
         return False
     names = list(space.space.free())
     run = {_key(names, trial.params) for trial in study.get_trials(deepcopy=False) if trial.params or not names}
-    return all(_key(names, values) in run for values in combinations)
+    return all(_key(names, values) in run for values in space.combinations)
 
 
 def make_sampler(name: str, space: SearchSpace, seed: int, trial_number: int) -> "ValidSampler":
@@ -51,48 +50,61 @@ def make_sampler(name: str, space: SearchSpace, seed: int, trial_number: int) ->
     It is seeded by the study's seed and the trial's number, so that an interrupted study proposes what the
     uninterrupted one would have.
     """
-    one_seed = int(np.random.default_rng([seed, trial_number]).integers(2**31))
-    inner: BaseSampler
-    match name:
-        case "tpe":
-            inner = TPESampler(seed=one_seed, multivariate=True)
-        case "nsga2":
-            inner = NSGAIISampler(seed=one_seed, population_size=10)
-        case "gp":
-            inner = GPSampler(seed=one_seed, n_startup_trials=10)
-        case "random":
-            inner = RandomSampler(seed=one_seed)
-        case "grid":
-            inner = _ShuffledGrid(space, seed)
-        case _:
-            raise ValueError(f"unknown sampler {name}")
-    return ValidSampler(inner, space, one_seed)
+    trial_seed = int(np.random.default_rng([seed, trial_number]).integers(2**31))
+    samplers: dict[str, Callable[[], BaseSampler]] = {
+        "tpe": lambda: TPESampler(seed=trial_seed, multivariate=True),
+        "nsga2": lambda: NSGAIISampler(seed=trial_seed, population_size=10),
+        "gp": lambda: GPSampler(seed=trial_seed, n_startup_trials=10),
+        "random": lambda: RandomSampler(seed=trial_seed),
+    }
+    return ValidSampler(samplers[name](), space, trial_seed)
+
+
+def next_of_grid(study: Study, space: SearchSpace, seed: int, trial_number: int) -> dict[str, Any]:
+    """Every combination that can exist, once, in an order drawn from the seed: a GPU drifts as it warms up. Empty only
+    for an interrupted trial that is asked for again, with its own values already set."""
+    run = [trial.params for trial in study.get_trials(deepcopy=False) if trial.number != trial_number]
+    combinations = space.combinations or []
+    order = np.random.default_rng(seed).permutation(len(combinations)).tolist()
+    return next((dict(combinations[index]) for index in order if combinations[index] not in run), {})
+
+
+class Planned(BaseSampler):
+    """Proposes what was planned: a value for each of the dimensions."""
+
+    def __init__(self, values: Mapping[str, Any], distributions: Distributions) -> None:
+        self._values, self._distributions = values, distributions
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> Distributions:
+        return self._distributions
+
+    def sample_relative(self, study: Study, trial: FrozenTrial, search_space: Distributions) -> dict[str, Any]:
+        return dict(self._values)
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        raise AssertionError(f"{param_name} was not planned")
 
 
 class ValidSampler(BaseSampler):
-    """Asks the inner sampler again until its proposal can exist and is new.
-
-    Optuna's samplers know no constraint between dimensions (a micro batch must divide its global batch), and TPE
-    proposes failed and known configurations again. Training here is deterministic, so a repeat would cost its energy
-    for nothing.
-    """
+    """Asks the inner sampler again until its proposal can exist and is new: Optuna's samplers know no constraint that
+    joins dimensions, and TPE proposes failed and known configurations again. Training here is deterministic, so a
+    repeat would cost its energy for nothing."""
 
     def __init__(self, inner: BaseSampler, space: SearchSpace, seed: int) -> None:
-        self._inner = inner
-        self._space = space
+        self._inner, self._space = inner, space
         self._distributions = distributions(space)
         self._fallback = RandomSampler(seed=seed)
         self._rng = np.random.default_rng(seed)
 
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> Distributions:
         return self._distributions
 
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
+    def sample_relative(self, study: Study, trial: FrozenTrial, search_space: Distributions) -> dict[str, Any]:
         names = list(self._distributions)
-        others = (one for one in study.get_trials(deepcopy=False) if one.number != trial.number)
-        known = {_key(names, one.params) for one in others}
+        trials = study.get_trials(deepcopy=False)
+        known = {_key(names, other.params) for other in trials if other.number != trial.number}
         # Single-valued distributions carry nothing to learn from, and some samplers refuse them.
         movable = {name: dist for name, dist in search_space.items() if not dist.single()}
         for sampler in [self._inner] * ATTEMPTS + [self._fallback] * RANDOM_ATTEMPTS:
@@ -117,31 +129,6 @@ class ValidSampler(BaseSampler):
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Any) -> None:
         self._inner.after_trial(study, trial, state, values)
-
-
-class _ShuffledGrid(BaseSampler):
-    """Every combination that can exist, once, in an order drawn from the seed: a GPU drifts as it warms up."""
-
-    def __init__(self, space: SearchSpace, seed: int) -> None:
-        self._combinations = space.combinations or []
-        self._order = np.random.default_rng(seed).permutation(len(self._combinations)).tolist()
-
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        return {}
-
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        run = [one.params for one in study.get_trials(deepcopy=False) if one.number != trial.number]
-        for index in self._order:
-            if self._combinations[index] not in run:
-                return dict(self._combinations[index])
-        return {}  # only for an interrupted trial that is asked for again, with its own values already set
-
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        raise AssertionError("a grid proposes all dimensions at once")
 
 
 def _key(names: list[str], values: Mapping[str, Any]) -> tuple[Any, ...]:

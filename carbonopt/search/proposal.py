@@ -18,10 +18,9 @@ from scipy.special import log_ndtr, ndtr
 
 from carbonopt.core.arrays import Array, Indices, Mask
 from carbonopt.core.quality import Quality
-from carbonopt.search.models.costs import SettingModel, distinct
+from carbonopt.search.models.costs import SettingModel, chance_to_fit, distinct
 from carbonopt.search.models.curves import CurveModel, Points
 from carbonopt.search.models.features import Encoder, sequences_per_epoch
-from carbonopt.search.models.memory import chance_to_fit
 from carbonopt.search.observation import Observation
 
 DRAWS = 256
@@ -30,43 +29,29 @@ TIE = 0.02
 # Of a trial that misses the target, this share counts as spent before it is stopped. On recorded runs it was 0.6; with
 # 0.25, 0.4 and 0.55 here, searches cost the same to 2 %.
 SPENT_ON_A_MISS = 0.4
-# Of a trial that turns out too dear, found after its first steps.
-SPENT_ON_A_PROBE = 0.05
-# So many different learning curves are drawn jointly; of more, the most promising.
-ROWS = 400
-# Where a configuration's mean has to meet the target, by how many standard deviations of one run.
-SPARE = 1.0
-# A candidate that is less likely to fit in memory is not tried while another one is left.
-LIKELY_TO_FIT = 0.9
+SPENT_ON_A_PROBE = 0.05  # likewise, of a trial that turns out too dear, found after its first steps
+ROWS = 400  # different learning curves that are drawn jointly; of more, the most promising
+SPARE = 1.0  # standard deviations of one run by which a configuration's mean has to meet the target, where it has to
+LIKELY_TO_FIT = 0.9  # a candidate that is less likely to fit in memory is not tried while another one is left
 
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What a study's trials have taught, by models of two things: the loss, and the cost of a step.
-
-    Args:
-        observations: of every trial that has begun.
-        effort: iterations of the curve model's fit.
-    """
+    """What a study's trials have taught, by models of two things: the loss, and the cost of a step."""
 
     quality: Quality
     distributions: Mapping[str, BaseDistribution]
-    observations: Sequence[Observation]
+    observations: Sequence[Observation]  # of every trial that has begun
     memory_gib: float | None = None  # of a device
-    effort: int = 40
+    effort: int = 40  # iterations of the curve model's fit
 
     @cached_property
     def encoder(self) -> Encoder:
-        return Encoder(self.distributions)
-
-    @cached_property
-    def sequences(self) -> float:
-        """In an epoch; before any trial has told, only ratios between configurations are known."""
-        return sequences_per_epoch(self.observations) or 1.0
+        return Encoder(self.distributions, sequences_per_epoch(self.observations))
 
     @cached_property
     def points(self) -> Points:
-        return self.encoder.points(self.observations, self.sequences)
+        return self.encoder.points(self.observations)
 
     @cached_property
     def curves(self) -> CurveModel:
@@ -74,9 +59,9 @@ class Knowledge:
 
     @cached_property
     def step_costs(self) -> SettingModel:
-        measured = [(one.params, cost) for one in self.observations if (cost := self._cost_per_step(one))]
-        rows = self.encoder.system_rows([params for params, _ in measured])
-        return SettingModel(rows, np.array([cost for _, cost in measured]))
+        costs = [(trial.params, cost) for trial in self.observations if (cost := self._cost_per_step(trial))]
+        rows = self.encoder.system_rows([params for params, _ in costs])
+        return SettingModel(rows, np.array([cost for _, cost in costs]))
 
     def limit(self, target_loss: float, *, by_mean: bool) -> float:
         """What the linked loss must not pass: of one run, or of a configuration's mean over all seeds."""
@@ -85,44 +70,42 @@ class Knowledge:
 
     def meeting(self, target_loss: float, *, by_mean: bool) -> list[Observation]:
         """The complete trials of known cost that meet the target; by mean only those whose mean is expected to."""
-        met = [
-            one
-            for one in self.observations
-            if one.cost is not None and one.final_loss is not None and one.final_loss <= target_loss
-        ]
+        met = [trial for trial, loss, _ in self.ends if loss <= target_loss]
         if not by_mean or not met:
             return met
-        expected, _ = self.curves.predict(self.encoder.curve_rows([one.params for one in met], self.sequences))
+        expected, _ = self.curves.predict(self.encoder.curve_rows([trial.params for trial in met]))
         limit = self.limit(target_loss, by_mean=True)
-        return [one for one, mean in zip(met, expected, strict=True) if mean <= limit]
+        return [trial for trial, mean in zip(met, expected, strict=True) if mean <= limit]
+
+    @property
+    def ends(self) -> list[tuple[Observation, float, float]]:
+        """The complete trials of known cost, each with its final loss and that cost."""
+        known = ((trial, trial.final_loss, trial.cost) for trial in self.observations)
+        return [(trial, loss, cost) for trial, loss, cost in known if loss is not None and cost is not None]
 
     @property
     def overhead_cost(self) -> float:
         """What a trial costs beside its training, the mean of those that ended."""
-        known = [one.overhead_cost for one in self.observations if one.overhead_cost is not None]
+        known = [trial.overhead_cost for trial in self.observations if trial.overhead_cost is not None]
         return sum(known) / len(known) if known else 0.0
 
     def steps(self, configurations: Sequence[Mapping[str, Any]]) -> Array:
-        batches = np.array([values.get("global_batch_size", 1) for values in configurations], dtype=float)
-        epochs = np.array([values.get("epochs", 1) for values in configurations], dtype=float)
-        steps: Array = epochs * self.sequences / batches
-        return steps
+        numbers = [(values.get("epochs", 1), values.get("global_batch_size", 1)) for values in configurations]
+        epochs, batches = np.array(numbers, dtype=float).reshape(-1, 2).T
+        return np.asarray(epochs * self.encoder.sequences / batches)
 
-    def _cost_per_step(self, one: Observation) -> float | None:
+    def _cost_per_step(self, trial: Observation) -> float | None:
         """Of a trial that says its whole cost but not its steps, by the steps that `steps` takes it to have."""
-        if one.cost_per_step is None and one.cost is not None:
-            return float(one.cost / self.steps([one.params])[0])
-        return one.cost_per_step
-
-    def chance_to_fit(self, configurations: Sequence[Mapping[str, Any]]) -> Array:
-        told = [one for one in self.observations if one.out_of_memory or one.peak_memory_gib]
-        peaks = [None if one.out_of_memory else one.peak_memory_gib for one in told]
-        known = self.encoder.memory_rows([one.params for one in told])
-        return chance_to_fit(self.encoder.memory_rows(configurations), known, peaks, self.memory_gib)
+        if trial.cost_per_step is None and trial.cost is not None:
+            return float(trial.cost / self.steps([trial.params])[0])
+        return trial.cost_per_step
 
     def likely_to_fit(self, configurations: Sequence[Mapping[str, Any]]) -> Mask:
         """Which may be tried: those that are likely to fit in memory, or the likeliest where none is."""
-        chances = self.chance_to_fit(configurations)
+        told = [trial for trial in self.observations if trial.out_of_memory or trial.peak_memory_gib]
+        peaks = [None if trial.out_of_memory else trial.peak_memory_gib for trial in told]
+        known = self.encoder.memory_rows([trial.params for trial in told])
+        chances = chance_to_fit(self.encoder.memory_rows(configurations), known, peaks, self.memory_gib)
         return chances >= min(LIKELY_TO_FIT, float(chances.max()))
 
 
@@ -138,11 +121,9 @@ class Proposal:
 
 def first(candidates: Sequence[Mapping[str, Any]], rng: np.random.Generator) -> int:
     """The trial before anything is known: as few epochs as there are, the middle of everything else."""
-    names = sorted({name for values in candidates for name in values})
     distance = 0.1 * rng.random(len(candidates))
-    for name in names:
-        column = [values[name] for values in candidates]
-        ranks = _ranks(column)
+    for name in sorted({name for values in candidates for name in values}):
+        ranks = _ranks([values[name] for values in candidates])
         distance += 10 * ranks if name == "epochs" else (ranks - 0.5) ** 2
     return int(np.argmin(distance))
 
@@ -162,9 +143,8 @@ def propose(
         candidates: configurations that were not run, each naming every dimension that either model sees.
         target_loss: of the target (`Quality.loss_of`).
         best_cost: of the cheapest complete trial that meets the target; infinite while there is none.
-        by_mean: the answer is a configuration whose mean over all seeds meets the target, not a lucky run. Of an
-            infinite space, too: it has lucky runs without end, and the search would go from neighbour to neighbour of a
-            configuration that misses by less than the noise.
+        by_mean: the answer is a configuration whose mean over all seeds meets the target, not a lucky run; needed of an
+            infinite space, where the search would go from lucky neighbour to lucky neighbour of what just misses.
 
     Returns:
         None if no candidate can be cheaper than the best.
@@ -172,7 +152,7 @@ def propose(
     limit = knowledge.limit(target_loss, by_mean=by_mean)
     promising = _promising(candidates, knowledge, limit)
     candidates = [candidates[index] for index in promising]
-    rows, which = distinct(knowledge.encoder.curve_rows(candidates, knowledge.sequences))
+    rows, which = distinct(knowledge.encoder.curve_rows(candidates))
     mean, spread = knowledge.curves.predict(rows)
     meets = ndtr((limit - mean) / spread)[which]
     losses = knowledge.curves.sample(rows, DRAWS, rng, means=by_mean)
@@ -203,14 +183,13 @@ def propose(
     spend = cheaper * trying + (1 - cheaper) * SPENT_ON_A_PROBE * mean_cost + knowledge.overhead_cost
     worth = np.where(allowed & (cheaper > 0), (often / DRAWS + 1e-6 * meets * cheaper) / spend, -1.0)
     index = int(worth.argmax())
-    saved = best_cost * value if math.isfinite(best_cost) else np.array(math.inf)
-    gain = float(saved.mean())
+    gain = float((best_cost * value).mean()) if math.isfinite(best_cost) else math.inf
     return Proposal(int(promising[index]), float(spend[index]), gain, float(found.mean()))
 
 
 def _promising(candidates: Sequence[Mapping[str, Any]], knowledge: Knowledge, limit: float) -> Indices:
     """Indices of the candidates with one of the ROWS curves that are likeliest to meet the target for their steps."""
-    rows, which = distinct(knowledge.encoder.curve_rows(candidates, knowledge.sequences))
+    rows, which = distinct(knowledge.encoder.curve_rows(candidates))
     if len(rows) <= ROWS:
         return np.arange(len(candidates))
     mean, spread = knowledge.curves.predict(rows)

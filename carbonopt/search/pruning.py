@@ -4,7 +4,6 @@ studies (`trial.report` and `should_prune` raise NotImplementedError), so the ru
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from carbonopt.core.quality import Quality
@@ -38,63 +37,41 @@ def straight_line_loss(evals: Sequence[EvalPoint], total_steps: int, quality: Qu
             last.insert(0, (point.step, point.loss(quality)))
         if len(last) == 3:
             break
-    if len(last) < 3:
+    else:
         return None
     place = math.log if now >= total_steps * HALF_WAY else float
     slopes = [(b[1] - a[1]) / (place(b[0]) - place(a[0])) for a, b in itertools.pairwise(last)]
     return last[-1][1] + min(0.0, *slopes) * (place(total_steps) - place(now))
 
 
-@dataclass(frozen=True)
-class Forecast:
-    """Where a running trial will end, by its own curve so far and by what the other trials have taught.
+@one_blas_thread
+def should_prune(
+    knowledge: Knowledge,
+    number: int,
+    params: Mapping[str, Any],
+    target_loss: float | None,
+    evals: Sequence[EvalPoint],
+    total_steps: int,
+) -> bool:
+    """Whether a running trial can't matter any more, by its own curve so far and by what the other trials have taught.
 
     Args:
         knowledge: of the other trials; its models were fitted before this one began.
         number, params: the running trial.
-        target_loss: of the target (`Quality.loss_of`).
-        front: the trial matters as long as it can be on the Pareto front, whatever the target.
+        target_loss: of the target (`Quality.loss_of`); None: it matters as long as it can be on the Pareto front.
     """
-
-    knowledge: Knowledge
-    number: int
-    params: Mapping[str, Any]
-    target_loss: float
-    front: bool = False
-
-    @one_blas_thread
-    def should_prune(self, evals: Sequence[EvalPoint], total_steps: int) -> bool:
-        """Whether the trial can't matter any more, by its evaluations."""
-        target_loss = self._dominating_loss(evals, total_steps) if self.front else self.target_loss
-        quality = self.knowledge.quality
-        if target_loss is None or not all(math.isfinite(point.loss(quality)) for point in evals):
-            return False
-        line = straight_line_loss(evals, total_steps, quality)
-        if line is None or line <= target_loss:
-            return False
-        return self._standard_deviations_above(evals, total_steps, target_loss) > LIKELY
-
-    def _standard_deviations_above(self, evals: Sequence[EvalPoint], total_steps: int, target_loss: float) -> float:
-        quality = self.knowledge.quality
-        curve = tuple((point.step / total_steps, point.loss(quality)) for point in evals)
-        examples = evals[-1].count if quality.is_share else math.inf
-        own = Observation(self.number, self.params, curve, total_steps, examples=examples)
-        sequences = self.knowledge.sequences
-        points = self.knowledge.encoder.points([own], sequences)
-        end = self.knowledge.encoder.curve_rows([self.params], sequences)
-        model = self.knowledge.curves.given(points)
-        mean, spread = model.predict(end, [self.number])
-        return float((mean[0] - model.linked(target_loss)) / spread[0])
-
-    def _dominating_loss(self, evals: Sequence[EvalPoint], total_steps: int) -> float | None:
-        """The lowest loss of a complete trial that cost no more than this one will; None: nothing can dominate it."""
-        spent = evals[-1].train_energy_kwh
-        if not spent:
-            return None
-        cost = spent / evals[-1].step * total_steps
-        finals = [
-            trial.final_loss
-            for trial in self.knowledge.observations
-            if trial.final_loss is not None and trial.cost is not None and trial.cost <= cost
-        ]
-        return min(finals, default=None)
+    quality, now = knowledge.quality, evals[-1]
+    if target_loss is None and now.train_energy_kwh:
+        expected_cost = now.train_energy_kwh / now.step * total_steps
+        target_loss = min((loss for _, loss, cost in knowledge.ends if cost <= expected_cost), default=None)
+    if target_loss is None or not all(math.isfinite(point.loss(quality)) for point in evals):
+        return False
+    line = straight_line_loss(evals, total_steps, quality)
+    if line is None or line <= target_loss:
+        return False
+    curve = tuple((point.step / total_steps, point.loss(quality)) for point in evals)
+    examples = now.count if quality.is_share else math.inf
+    own = Observation(number, params, curve, total_steps, examples=examples)
+    model = knowledge.curves.given(knowledge.encoder.points([own]))
+    mean, spread = model.predict(knowledge.encoder.curve_rows([params]), [number])
+    return bool((mean[0] - model.linked(target_loss)) / spread[0] > LIKELY)

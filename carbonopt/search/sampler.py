@@ -20,11 +20,11 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 
 from carbonopt.core.quality import QUALITIES
-from carbonopt.search.candidates import Candidates, Values, draw
+from carbonopt.search.candidates import Candidates, Distributions, Values, draw
 from carbonopt.search.front import on_front, propose_for_front
 from carbonopt.search.models.curves import one_blas_thread
 from carbonopt.search.models.features import check_dimensions
-from carbonopt.search.observation import Observation, observe
+from carbonopt.search.observation import observe
 from carbonopt.search.proposal import Knowledge, Proposal, first, propose
 
 CENTRES = 3  # good trials, near which more of a large space are looked at
@@ -70,8 +70,8 @@ class CarbonSampler(BaseSampler):
 
     Raises:
         ValueError: if an argument is out of its range; later, when a trial is asked for, if the study has not these two
-            objectives, `valid` refuses everything, or a dimension's values or a trial's user attributes
-            can't be what their names say.
+            objectives, `valid` refuses everything, or a dimension's values or a trial's user attributes can't be what
+            their names say.
     """
 
     def __init__(
@@ -98,17 +98,13 @@ class CarbonSampler(BaseSampler):
         if memory_gib is not None and not memory_gib > 0:
             raise ValueError(f"memory_gib must be above 0, or None where it is not known, but got {memory_gib!r}.")
         self._target_loss = self._quality.loss_of(target)
-        self._goal = goal
-        self._valid = valid or (lambda values: True)
-        self._listed = listed
-        self._complete = complete
-        self._confirmed = confirmed
-        self._memory_gib = memory_gib
+        self._goal, self._complete, self._confirmed, self._memory_gib = goal, complete, confirmed, memory_gib
+        self._valid, self._listed = valid or (lambda values: True), listed
         self._seed = int(np.random.default_rng().integers(2**32)) if seed is None else seed
         self._given_space = search_space
         self._search_space = IntersectionSearchSpace(include_pruned=True)
 
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> Distributions:
         needed = ["minimize", self._quality.direction]
         directions = [direction.name.lower() for direction in study.directions]
         if directions != needed:
@@ -118,22 +114,21 @@ class CarbonSampler(BaseSampler):
             )
         space = self._search_space.calculate(study) if self._given_space is None else self._given_space
         check_dimensions(space)
-        return {name: one for name, one in space.items() if not one.single()}
+        return {name: dist for name, dist in space.items() if not dist.single()}
 
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
+    def sample_relative(self, study: Study, trial: FrozenTrial, search_space: Distributions) -> dict[str, Any]:
         if search_space.keys() <= trial.system_attrs.get("fixed_params", {}).keys():
             return {}  # in the queue with all its values
         while True:
-            trials = [one for one in study.get_trials(deepcopy=False) if one.number != trial.number]
+            trials = [other for other in study.get_trials(deepcopy=False) if other.number != trial.number]
             values = self.plan(trials, search_space, trial.number).values
             if values is None:  # nothing can be the answer any more, but the study goes on
                 rng = np.random.default_rng([self._seed, trial.number])
-                candidates = self._candidates(search_space)
-                values = next(iter(candidates.untried(_tried(trials, search_space), (), rng)), None)
-                if values is None:
+                candidates = Candidates(search_space, self._valid, self._listed)
+                untried = candidates.untried(_tried(trials, search_space), (), rng)
+                if not untried:
                     return candidates.any(rng)
+                values = untried[0]
             if _claim(study, trial, values):
                 return values
 
@@ -145,7 +140,7 @@ class CarbonSampler(BaseSampler):
 
     def knowledge(self, trials: Sequence[FrozenTrial], distributions: Mapping[str, BaseDistribution]) -> Knowledge:
         """What these trials have taught."""
-        observations = [found for one in trials if (found := observe(one, self._quality)) is not None]
+        observations = [taught for trial in trials if (taught := observe(trial, self._quality)) is not None]
         effort = 40 if len(observations) < SHORT_FIT_FROM else 12
         return Knowledge(self._quality, distributions, observations, self._memory_gib, effort)
 
@@ -165,49 +160,41 @@ class CarbonSampler(BaseSampler):
         """
         rng = np.random.default_rng([self._seed, number])
         knowledge = self.knowledge(trials, distributions)
-        meeting = self.meeting(knowledge, refuted)
-        met = frozenset(meeting)
-        cheapest = sorted((one.cost, number) for number, one in meeting.items() if one.cost is not None)
+        costs = self.meeting(knowledge, refuted)
+        cheapest = sorted(costs, key=lambda number: (costs[number], number))
         if self._goal == "front":
-            shown = [one.number for one in on_front(knowledge)]
-            good = {int(number) for number in rng.permutation(shown)[:CENTRES]}
+            good = rng.permutation([trial.number for trial in on_front(knowledge)])[:CENTRES].tolist()
         else:
-            good = {number for _, number in cheapest[:CENTRES]}
-        best = [one for one in trials if one.number in good]
-        centres = [
-            {name: one.params[name] for name in distributions}
-            for one in best
-            if distributions.keys() <= one.params.keys()
-        ]
-        space = self._candidates(distributions)
+            good = cheapest[:CENTRES]
+        best = (trial.params for trial in trials if trial.number in good)
+        names = distributions.keys()
+        centres = [{name: params[name] for name in names} for params in best if names <= params.keys()]
+        space = Candidates(distributions, self._valid, self._listed)
         candidates = space.untried(_tried(trials, distributions), centres, rng)
         if not candidates:
-            return NextTrial(None, None, knowledge, 0, met)
+            return NextTrial(None, None, knowledge, 0, frozenset(costs))
         completed = [{**values, **self._complete(values)} for values in candidates]
-        if not any(one.curve for one in knowledge.observations):
+        index, proposal = None, None
+        if not any(trial.curve for trial in knowledge.observations):
             likely = np.flatnonzero(knowledge.likely_to_fit(completed))
-            index = likely[first([completed[index] for index in likely], rng)]
-            return NextTrial(candidates[index], None, knowledge, len(candidates), met)
-        if self._goal == "front":
+            index = likely[first([completed[place] for place in likely], rng)]
+        elif self._goal == "front":
             index = propose_for_front(completed, knowledge)
-            return NextTrial(candidates[index], None, knowledge, len(candidates), met)
-        best_cost = cheapest[0][0] if cheapest else math.inf
-        by_mean = self._confirmed or space.infinite
-        proposal = propose(completed, knowledge, self._target_loss, best_cost, rng, by_mean=by_mean)
-        values = None if proposal is None else candidates[proposal.index]
-        return NextTrial(values, proposal, knowledge, len(candidates), met)
+        else:
+            best_cost = costs[cheapest[0]] if cheapest else math.inf
+            by_mean = self._confirmed or space.infinite
+            proposal = propose(completed, knowledge, self._target_loss, best_cost, rng, by_mean=by_mean)
+            index = None if proposal is None else proposal.index
+        values = None if index is None else candidates[index]
+        return NextTrial(values, proposal, knowledge, len(candidates), frozenset(costs))
 
-    def meeting(self, knowledge: Knowledge, refuted: Collection[int]) -> dict[int, Observation]:
-        """The trials that meet the target as far as is known, by number."""
-        found = knowledge.meeting(self._target_loss, by_mean=self._confirmed)
-        return {one.number: one for one in found if one.number not in refuted}
-
-    def _candidates(self, distributions: Mapping[str, BaseDistribution]) -> Candidates:
-        return Candidates(distributions, self._valid, self._listed)
+    def meeting(self, knowledge: Knowledge, refuted: Collection[int]) -> dict[int, float]:
+        """The costs of the trials that meet the target as far as is known, by number."""
+        meeting = knowledge.meeting(self._target_loss, by_mean=self._confirmed)
+        return {trial.number: trial.cost for trial in meeting if trial.cost is not None and trial.number not in refuted}
 
 
 def _tried(trials: Sequence[FrozenTrial], distributions: Mapping[str, BaseDistribution]) -> set[tuple[Any, ...]]:
-    """The values that trials have, or are about to have."""
     return {tuple(values.get(name) for name in distributions) for values in map(_values_of, trials)}
 
 
@@ -231,15 +218,11 @@ def _claim(study: Study, trial: FrozenTrial, values: Values) -> bool:
     claim(values)
     deadline = time.monotonic() + WITHDRAW_S
     while True:
-        trials = study.get_trials(deepcopy=False)
-        same_claims = [one.number for one in trials if one.number != trial.number and _shares(_values_of(one), values)]
+        others = (other for other in study.get_trials(deepcopy=False) if other.number != trial.number)
+        same_claims = [other.number for other in others if values.items() <= _values_of(other).items()]
         if not same_claims:
             return True
         if min(same_claims) < trial.number or time.monotonic() > deadline:
             claim({})
             return False
         time.sleep(0.05)
-
-
-def _shares(one: Values, other: Values) -> bool:
-    return all(name in one and one[name] == value for name, value in other.items())

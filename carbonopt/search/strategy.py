@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler
 from optuna.study import Study
-from optuna.trial import FrozenTrial
 from optuna.trial import TrialState as OptunaState
 
 from carbonopt.analysis.confirmation import refuted
@@ -17,26 +17,23 @@ from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.space import SearchSpace
 from carbonopt.core.trial import EvalPoint, TrialRecord
 from carbonopt.core.units import human_energy
-from carbonopt.search.optuna_samplers import distributions, exhausted, make_sampler
-from carbonopt.search.pruning import Forecast
+from carbonopt.search.optuna_samplers import Planned, distributions, exhausted, make_sampler, next_of_grid
+from carbonopt.search.pruning import should_prune
 from carbonopt.search.sampler import CarbonSampler, NextTrial
+
+PruningRule = Callable[[Sequence[EvalPoint], int], bool]  # by a trial's evaluations and its number of steps
 
 _AUDIT = 1  # keeps the audits' draws apart from the proposals'
 
 
 class Strategy:
-    """Of one study.
-
-    Args:
-        memory_gib: of a device; None: not known.
-    """
+    """Of one study; `memory_gib` of a device, None where it is not known."""
 
     def __init__(self, config: StudyConfig, space: SearchSpace, memory_gib: float | None) -> None:
-        self._config = config
-        self._space = space
+        self._config, self._space = config, space
         self.distributions = distributions(space)
-        self._movable = {name: one for name, one in self.distributions.items() if not one.single()}
-        self._single = {name: _only_value(one) for name, one in self.distributions.items() if one.single()}
+        self._movable = {name: dist for name, dist in self.distributions.items() if not dist.single()}
+        self._single = {name: _only_value(dist) for name, dist in self.distributions.items() if dist.single()}
         self._carbon = CarbonSampler(
             config.target.quality.name,
             config.target.value,
@@ -63,48 +60,42 @@ class Strategy:
             return "no further configuration that can exist was found in the search space"
         if plan.values is None:
             return "no configuration is left that could meet the target with less energy"
-        budget, proposal = self._config.budget, plan.proposal
-        if budget.until is None or proposal is None:
+        proposal, reuses = plan.proposal, self._config.budget.reuses
+        if self._config.budget.until is None or proposal is None:
             return None
-        if proposal.reachable == 0 and math.isinf(proposal.expected_gain):
+        cost_kwh, gain_kwh = proposal.expected_cost, proposal.expected_gain * reuses
+        if proposal.reachable == 0 and math.isinf(gain_kwh):
             return "converged: no configuration is expected to meet the target"
         if proposal.reachable == 0:
             return "converged: no other configuration is expected to meet the target with less energy"
-        if math.isfinite(proposal.expected_gain) and proposal.expected_gain * budget.reuses < proposal.expected_cost:
-            runs = "one run" if budget.reuses == 1 else f"{budget.reuses} runs"
-            return (
-                f"converged: another trial is expected to cost {human_energy(proposal.expected_cost)} and to save "
-                f"{human_energy(proposal.expected_gain * budget.reuses)} in {runs} of what is recommended"
-            )
+        if gain_kwh < cost_kwh:
+            runs = "one run" if reuses == 1 else f"{reuses} runs"
+            costs = f"converged: another trial is expected to cost {human_energy(cost_kwh)} and to save "
+            return f"{costs}{human_energy(gain_kwh)} in {runs} of what is recommended"
         return None
 
     def sampler(self, study: Study, number: int) -> BaseSampler:
         """For the proposal of trial `number`."""
-        search = self._config.search
-        if search.sampler != "carbon" or not self._movable:
-            name = "random" if search.sampler == "carbon" else search.sampler
-            return make_sampler(name, self._space, search.seed, number)
+        name, seed = self._config.search.sampler, self._config.search.seed
+        if name == "grid":
+            return Planned(next_of_grid(study, self._space, seed, number), self.distributions)
+        if name != "carbon" or not self._movable:
+            return make_sampler("random" if name == "carbon" else name, self._space, seed, number)
         values = self._plan(study, number).values
-        return _Planned({} if values is None else {**self._single, **values}, self.distributions)
+        return Planned({} if values is None else {**self._single, **values}, self.distributions)
 
     def should_prune(
         self, study: Study, number: int, params: TrialParams
     ) -> Callable[[Sequence[EvalPoint], int], bool]:
-        """Whether trial `number` can't matter any more, given its evaluations and its total steps."""
-        forecast = Forecast(
-            self._plan(study, number).knowledge,
-            number,
-            params.model_dump(exclude_none=True),
-            self._config.target.quality.loss_of(self._config.target.value),
-            front=self._config.search.goal == "front",
-        )
-        return forecast.should_prune
+        """Whether trial `number` can't matter any more."""
+        target, front = self._config.target, self._config.search.goal == "front"
+        target_loss = None if front else target.quality.loss_of(target.value)
+        knowledge = self._plan(study, number).knowledge
+        return partial(should_prune, knowledge, number, params.model_dump(exclude_none=True), target_loss)
 
     def meeting(self, study: Study, number: int) -> frozenset[int]:
-        """The trials that meet the target as far as is known before trial `number`: the cheapest one is its cap.
-
-        Where the answer is to be confirmed, a lucky run is none of them: as a cap it would stop what can be confirmed.
-        """
+        """The trials that meet the target as far as is known before trial `number`: the cheapest one is its cap. Where
+        the answer is to be confirmed, a lucky run is none: as a cap it would stop what can be confirmed."""
         return self._plan(study, number).meeting
 
     def audits(self, number: int) -> bool:
@@ -114,42 +105,16 @@ class Strategy:
 
     def _plan(self, study: Study, number: int) -> NextTrial:
         if self._planned is None or self._planned[0] != number:
-            trials = [one for one in study.get_trials(deepcopy=False) if one.number != number]
-            refuted = self._refuted(trials)
+            trials = [trial for trial in study.get_trials(deepcopy=False) if trial.number != number]
+            told = (trial.user_attrs["record"] for trial in trials if "record" in trial.user_attrs)
+            missed = refuted(map(TrialRecord.from_json, told), self._config)
             if self._config.search.sampler == "carbon" and self._movable:
-                plan = self._carbon.plan(trials, self._movable, number, refuted)
+                plan = self._carbon.plan(trials, self._movable, number, missed)
             else:
                 knowledge = self._carbon.knowledge(trials, self._movable)
-                plan = NextTrial(None, None, knowledge, 0, frozenset(self._carbon.meeting(knowledge, refuted)))
+                plan = NextTrial(None, None, knowledge, 0, frozenset(self._carbon.meeting(knowledge, missed)))
             self._planned = (number, plan)
         return self._planned[1]
-
-    def _refuted(self, trials: Sequence[FrozenTrial]) -> frozenset[int]:
-        if self._config.confirm is None:
-            return frozenset()
-        records = [TrialRecord.from_json(one.user_attrs["record"]) for one in trials if "record" in one.user_attrs]
-        return refuted(records, self._config)
-
-
-class _Planned(BaseSampler):
-    """Proposes what was planned."""
-
-    def __init__(self, values: dict[str, Any], distributions: dict[str, BaseDistribution]) -> None:
-        self._values = values
-        self._distributions = distributions
-
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        return self._distributions
-
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, object]:
-        return dict(self._values)
-
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> object:
-        raise AssertionError(f"{param_name} was not planned")
 
 
 def _only_value(distribution: BaseDistribution) -> Any:

@@ -102,7 +102,7 @@ def test_what_affects_the_quality_and_what_the_cost_of_a_step() -> None:
     quality, cost = set(affecting("quality")), set(affecting("cost"))
     assert quality - cost == {"learning_rate", "epochs", "weight_decay", "warmup_ratio", "lr_scheduler"}
     assert cost - quality == {
-        "micro_batch_size_per_gpu", "zero_stage", "offload", "gradient_checkpointing", "torch_compile",
+        "micro_batch_size_per_gpu", "zero_stage", "offload", "world_size", "gradient_checkpointing", "torch_compile",
         "attention_implementation",
     }  # fmt: skip
     assert quality & cost == {"global_batch_size", "precision", "output_layer", "lora_rank"}

@@ -8,9 +8,8 @@ import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution
 
-from carbonopt.search.models.costs import SettingModel
+from carbonopt.search.models.costs import SettingModel, chance_to_fit
 from carbonopt.search.models.features import Encoder
-from carbonopt.search.models.memory import chance_to_fit
 from carbonopt.search.observation import COST_PER_STEP, CURVE, OUT_OF_MEMORY, PEAK_MEMORY_GIB, TOTAL_STEPS
 from carbonopt.search.sampler import CarbonSampler
 

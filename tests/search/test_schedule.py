@@ -12,7 +12,7 @@ from carbonopt.search.models.schedule import progress
 
 STEPS = 1000
 EXTRA = {"cosine_with_min_lr": {"min_lr_rate": 0.1}, "warmup_stable_decay": {"num_decay_steps": STEPS // 10}}
-ENCODER = Encoder({"epochs": CategoricalDistribution((1, 2, 4))})
+ENCODER = Encoder({"epochs": CategoricalDistribution((1, 2, 4))}, 4096)
 
 
 def real_shares(scheduler: str, warmup: float) -> np.ndarray:
@@ -58,7 +58,7 @@ def test_what_a_study_leaves_out_is_linear_without_warm_up() -> None:
 def test_with_a_constant_rate_a_shorter_trial_is_the_beginning_of_a_longer_one() -> None:
     def row(scheduler: str, epochs: float, share: float) -> list[float]:
         values = params(scheduler, epochs=epochs).model_dump(exclude_none=True)
-        return ENCODER._curve_row(values, share, 4096)
+        return ENCODER._curve_row(values, share)
 
     assert row("constant", 1, 0.5) == pytest.approx(row("constant", 4, 0.125))
     assert row("constant", 1, 1.0) == pytest.approx(row("constant", 4, 0.25))

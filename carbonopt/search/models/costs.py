@@ -1,9 +1,12 @@
 """What a step of a configuration costs, and whether it fits in memory: learned from the trials' first steps, by
 settings that leave the quality alone."""
 
+import math
 import warnings
+from collections.abc import Sequence
 
 import numpy as np
+from scipy.special import ndtr
 
 from carbonopt.core.arrays import Array, Indices
 
@@ -12,6 +15,8 @@ _BATCH_POWER = 0.7
 _SPREAD = 0.5  # of ln(cost) between settings
 _NOISE = 0.02  # of a measurement; 1 % between identical runs on an H200
 _FIT_FROM = 4  # different settings; fewer say nothing about how fast the cost changes
+# An out of memory says that at least the capacity was needed, not how much: taken as so much more (logarithm).
+_BEYOND_CAPACITY = 0.3
 
 
 class SettingModel:
@@ -19,12 +24,11 @@ class SettingModel:
 
     Args:
         rows: (n, columns), ln(global batch) first.
-        values: (n,), positive; None where there are none.
+        values: (n,), positive.
     """
 
-    def __init__(self, rows: Array, values: Array, power: float = _BATCH_POWER) -> None:
-        self._power = power
-        self.known = 0
+    def __init__(self, rows: Array, values: Array) -> None:
+        self.known = 0  # different settings
         if not len(rows):
             return
         # Here, since they take a second to import, and every trial's processes would be started later by that.
@@ -34,17 +38,12 @@ class SettingModel:
 
         settings, which = distinct(rows)
         self.known = len(settings)
-        y = np.log(values) - power * rows[:, 0]
+        y = np.log(values) - _BATCH_POWER * rows[:, 0]
         means = np.array([y[which == index].mean() for index in range(self.known)])
-        counts = np.bincount(which)
         self._level = means.mean()
-        width = rows.shape[1]
-        lengths = Matern(np.full(width, 2.0), (0.3, 30.0), nu=2.5)
-        self._process = GaussianProcessRegressor(
-            ConstantKernel(_SPREAD**2, (0.05, 4.0)) * lengths,
-            alpha=_NOISE**2 / counts,
-            optimizer="fmin_l_bfgs_b" if self.known >= _FIT_FROM else None,
-        )
+        kernel = ConstantKernel(_SPREAD**2, (0.05, 4.0)) * Matern(np.full(rows.shape[1], 2.0), (0.3, 30.0), nu=2.5)
+        optimizer = "fmin_l_bfgs_b" if self.known >= _FIT_FROM else None
+        self._process = GaussianProcessRegressor(kernel, alpha=_NOISE**2 / np.bincount(which), optimizer=optimizer)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # a length scale at its bound is an answer, too
             self._process.fit(settings, means - self._level)
@@ -52,25 +51,40 @@ class SettingModel:
     def predict(self, rows: Array) -> tuple[Array, Array]:
         """Mean and standard deviation of the logarithm; with nothing known, of the ratio between settings."""
         if not self.known:
-            return self._power * rows[:, 0], np.full(len(rows), _SPREAD)
+            return _BATCH_POWER * rows[:, 0], np.full(len(rows), _SPREAD)
         mean, spread = self._process.predict(rows, return_std=True)
-        return mean + self._level + self._power * rows[:, 0], spread
+        return mean + self._level + _BATCH_POWER * rows[:, 0], spread
 
     def sample(self, rows: Array, count: int, rng: np.random.Generator) -> Array:
         """Joint draws of the logarithm, (rows, count)."""
         settings, which = distinct(rows)
         if not self.known:
-            drawn = _SPREAD * rng.standard_normal((len(settings), count))
-            unknown: Array = drawn[which] + self._power * rows[:, :1]
-            return unknown
+            return np.asarray(_SPREAD * rng.standard_normal((len(settings), count))[which] + _BATCH_POWER * rows[:, :1])
         mean, covariance = self._process.predict(settings, return_cov=True)
         root = np.linalg.cholesky(covariance + 1e-8 * np.eye(len(settings)))
         drawn = mean[:, None] + root @ rng.standard_normal((len(settings), count))
-        draws: Array = drawn[which] + self._level + self._power * rows[:, :1]
-        return draws
+        return np.asarray(drawn[which] + self._level + _BATCH_POWER * rows[:, :1])
 
 
 def distinct(rows: Array) -> tuple[Array, Indices]:
     """Different rows, and for each of the given ones which of these it is."""
     different, which = np.unique(rows.round(9), axis=0, return_inverse=True)
     return different, which.reshape(-1)
+
+
+def chance_to_fit(rows: Array, known: Array, peaks_gib: Sequence[float | None], capacity_gib: float | None) -> Array:
+    """Probability that each configuration fits in the device's memory.
+
+    Args:
+        rows: (n, columns) of the configurations, from `Encoder.memory_rows`.
+        known: (m, columns) of trials; their peak memory, None for those that ran out of it.
+        capacity_gib: of a device; None: it is not known, and only what ran out of memory speaks against a setting.
+    """
+    measured = [peak for peak in peaks_gib if peak is not None]
+    if capacity_gib is None and None in peaks_gib:
+        capacity_gib = 1.05 * max(measured, default=1.0)
+    if capacity_gib is None or not len(known):
+        return np.ones(len(rows))
+    values = np.array([capacity_gib * math.exp(_BEYOND_CAPACITY) if peak is None else peak for peak in peaks_gib])
+    mean, spread = SettingModel(known, values).predict(rows)
+    return np.asarray(ndtr((math.log(capacity_gib) - mean) / np.hypot(spread, 0.05)))

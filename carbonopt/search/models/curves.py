@@ -1,8 +1,7 @@
 """What quality a configuration will end at: a Gaussian process over the learning curves of all trials.
 
-What is modelled is the loss of the quality (`Quality.loss`) on the quality's link: its logarithm where losses fall by
-power laws (arXiv 2001.08361).
-A point of a curve has three coordinates, each a combination whose exponents are learned with it:
+What is modelled is the loss of the quality (`Quality.loss`) on the quality's link. A point of a curve has three
+coordinates, each a combination whose exponents are learned with it:
 
 - how far the training is: ln(steps at peak rate) + α ln(learning rate) + β ln(batch): a step at twice the rate is worth
   2^α steps;
@@ -32,7 +31,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def one_blas_thread(function: Function) -> Function:
-    """A decorator: matrices here are so small that threads cost four times the CPU time, and far more on a busy CPU."""
+    """Matrices here are so small that threads cost four times the CPU time, and far more on a busy CPU."""
     wrapped: Function = threadpool_limits.wrap(limits=1, user_api="blas")(function)
     return wrapped
 
@@ -46,19 +45,8 @@ CORE = 4  # other dimensions follow
 # Parameters: three length scales, amplitude of the rate's share, amplitude, noise (logarithms); α, β, γ; then a length
 # scale (logarithm) for each other dimension. Priors are normal: mean, standard deviation.
 _SHARE, _AMPLITUDE, _NOISE, _ALPHA, _BETA, _GAMMA = range(3, 9)
-_CORE_PRIOR = np.array(
-    [
-        (math.log(1.5), 0.4),
-        (math.log(1.5), 0.4),
-        (math.log(3.0), 0.5),
-        (math.log(0.1), 0.5),
-        (math.log(0.4), 0.5),
-        (math.log(0.005), 0.7),
-        (0.6, 0.25),
-        (0.3, 0.25),
-        (-0.4, 0.25),
-    ]
-)
+_CORE_MEANS = (*map(math.log, (1.5, 1.5, 3.0, 0.1, 0.4, 0.005)), 0.6, 0.3, -0.4)
+_CORE_SDS = (0.4, 0.4, 0.5, 0.5, 0.5, 0.7, 0.25, 0.25, 0.25)
 _OTHER_PRIOR = (math.log(2.0), 0.5)
 # The mean of the linked loss: a constant, a slope over the first coordinate, a basin over the second (mean and
 # standard deviation each), and what the full rate adds to it.
@@ -82,27 +70,21 @@ class Points:
     examples: float = math.inf  # that each loss is a share of, where it is one: half an error is the least it tells of
 
     def joined(self, others: "Points") -> "Points":
-        """These, and the others after them."""
-        return Points(
-            np.concatenate([self.rows, others.rows]),
-            np.concatenate([self.losses, others.losses]),
-            np.concatenate([self.trial, others.trial]),
-            min(self.examples, others.examples),
-        )
+        pairs = (self.rows, others.rows), (self.losses, others.losses), (self.trial, others.trial)
+        rows, losses, trial = map(np.concatenate, pairs)
+        return Points(rows, losses, trial, min(self.examples, others.examples))
 
     def linked(self, losses: Array | float, quality: Quality) -> Array:
         """Losses, such as the target's, on the quality's link."""
         if quality.link == "identity":
             return np.asarray(losses, dtype=float)
-        logarithms: Array = np.log(np.maximum(losses, max(_LEAST_LOSS, 0.5 / self.examples)))
-        return logarithms
+        return np.asarray(np.log(np.maximum(losses, max(_LEAST_LOSS, 0.5 / self.examples))))
 
     def variance(self, linked: Array) -> Array:
         """Of logarithms of shares of errors: a binomial share's, carried over to the first order (delta method)."""
         if math.isinf(self.examples):
             return np.zeros_like(linked)
-        variance: Array = np.maximum(0.0, np.exp(-linked) - 1) / self.examples
-        return variance
+        return np.asarray(np.maximum(0.0, np.exp(-linked) - 1) / self.examples)
 
 
 class CurveModel:
@@ -123,11 +105,10 @@ class CurveModel:
         fitted: "CurveModel | None" = None,
         effort: int = 40,
     ) -> None:
-        others = points.rows.shape[1] - CORE
-        self._prior = np.vstack([_CORE_PRIOR, np.tile(_OTHER_PRIOR, (others, 1))])
-        self._quality, self._centre = quality, centre
-        self._points = points
-        self._origin = np.zeros(points.rows.shape[1])
+        columns = points.rows.shape[1]
+        self._prior = np.array([*zip(_CORE_MEANS, _CORE_SDS, strict=True), *[_OTHER_PRIOR] * (columns - CORE)])
+        self._quality, self._centre, self._points = quality, centre, points
+        self._origin = np.zeros(columns)
         self._origin[[LN_BATCH, LN_RATE]] = centre
         self._origin[LN_STEPS] = points.rows[:, LN_STEPS].mean() if len(points.rows) else 0.0
         self._rows = points.rows - self._origin
@@ -164,36 +145,27 @@ class CurveModel:
             rows: (n, columns)
             trials: that the rows belong to, whose own offset is then known from their evaluations; None: new ones.
         """
-        z, across, solved = self._across(rows, trials)
-        mean = self._mean_of(z, across)
-        variance = self._own(z) + self._linear_own(z) + self.noise**2 - (solved**2).sum(0)
+        z, mean, solved = self._across(rows, trials)
+        linear = _CONSTANT_SD**2 + _SLOPE[1] ** 2 * z[:, 0] ** 2 + _BASIN[1] ** 2 * z[:, 1] ** 4
+        own = math.exp(2 * self.parameters[_AMPLITUDE]) + math.exp(2 * self.parameters[_SHARE]) * z[:, -1] ** 2
+        variance = own + linear + self.noise**2 - (solved**2).sum(0)
         return mean, np.sqrt(np.maximum(variance + self._points.variance(mean), 1e-12))
 
     def sample(self, rows: Array, count: int, rng: np.random.Generator, *, means: bool = False) -> Array:
         """Joint draws of the linked loss of new trials, (rows, count); with `means` of means over all seeds."""
-        z, across, solved = self._across(rows, None)
+        z, mean, solved = self._across(rows, None)
         noise = _JITTER if means else self.noise**2 + _JITTER
-        mean = self._mean_of(z, across)
         covariance = self._kernel(z, z)[0] + self._linear(z, z) + noise * np.eye(len(z)) - solved.T @ solved
         if not means:
             covariance += np.diag(self._points.variance(mean))
-        draws: Array = mean[:, None] + cholesky(covariance, lower=True) @ rng.standard_normal((len(z), count))
-        return draws
-
-    # ------------------------------------------------------------------------------------------------ the kernel
+        return np.asarray(mean[:, None] + cholesky(covariance, lower=True) @ rng.standard_normal((len(z), count)))
 
     def _coordinates(self, rows: Array, parameters: Array) -> Array:
         """(points, three coordinates + others + share of the rate)."""
         batch, rate, steps = rows[:, LN_BATCH], rows[:, LN_RATE], rows[:, LN_STEPS]
-        return np.column_stack(
-            [
-                steps + parameters[_ALPHA] * rate + parameters[_BETA] * batch,
-                rate + parameters[_GAMMA] * batch,
-                steps + batch,
-                rows[:, CORE:],
-                rows[:, RATE_SHARE],
-            ]
-        )
+        training = steps + parameters[_ALPHA] * rate + parameters[_BETA] * batch
+        noise = rate + parameters[_GAMMA] * batch
+        return np.column_stack([training, noise, steps + batch, rows[:, CORE:], rows[:, RATE_SHARE]])
 
     def _kernel(self, a: Array, b: Array, parameters: Array | None = None) -> tuple[Array, Array, Array, Array, Array]:
         """Matérn 5/2, its amplitude growing with the share of the rate; and the parts that gradients need."""
@@ -202,14 +174,10 @@ class CurveModel:
         apart = a.T[:-1, :, None] - b.T[:-1, None, :]
         r = np.sqrt(np.tensordot(weights, apart**2, 1) + 1e-12)
         fall = np.exp(-_ROOT5 * r)
-        amplitude = math.exp(2 * parameters[_AMPLITUDE]) + math.exp(2 * parameters[_SHARE]) * np.outer(
-            a[:, -1], b[:, -1]
-        )
+        shares = np.outer(a[:, -1], b[:, -1])
+        amplitude = math.exp(2 * parameters[_AMPLITUDE]) + math.exp(2 * parameters[_SHARE]) * shares
         shape = (1 + _ROOT5 * r + 5 / 3 * r * r) * fall
         return amplitude * shape, shape, amplitude * 5 / 3 * (1 + _ROOT5 * r) * fall, apart, weights
-
-    def _own(self, z: Array) -> Array:
-        return math.exp(2 * self.parameters[_AMPLITUDE]) + math.exp(2 * self.parameters[_SHARE]) * z[:, -1] ** 2
 
     @staticmethod
     def _linear(a: Array, b: Array) -> Array:
@@ -218,22 +186,16 @@ class CurveModel:
         return _CONSTANT_SD**2 + slopes + _BASIN[1] ** 2 * np.outer(a[:, 1] ** 2, b[:, 1] ** 2)
 
     @staticmethod
-    def _linear_own(z: Array) -> Array:
-        return _CONSTANT_SD**2 + _SLOPE[1] ** 2 * z[:, 0] ** 2 + _BASIN[1] ** 2 * z[:, 1] ** 4
-
-    @staticmethod
     def _prior_mean(z: Array) -> Array:
         return _SLOPE[0] * z[:, 0] + _BASIN[0] * z[:, 1] ** 2 + _FULL_RATE * z[:, -1]
 
-    # --------------------------------------------------------------------------------------------------- the fit
-
     def _fit(self, effort: int) -> None:
-        start = self.parameters
-        for rounds in range(2):
-            found = minimize(self._objective, start, jac=True, method="L-BFGS-B", options={"maxiter": effort})
-            start = self.parameters = found.x
+        options = {"maxiter": effort}
+        for last in (False, True):
+            fitted = minimize(self._objective, self.parameters, jac=True, method="L-BFGS-B", options=options)
+            self.parameters = fitted.x
             self._condition()
-            if rounds or not self._distrust_outliers():
+            if last or not self._distrust_outliers():
                 return
 
     def _distrust_outliers(self) -> bool:
@@ -247,8 +209,7 @@ class CurveModel:
     def _noise(self, parameters: Array) -> Array:
         """Half of it a trial's own offset, half of it each evaluation's."""
         noise = math.exp(2 * parameters[_NOISE])
-        variance: Array = noise / 2 * self._same + np.diag(noise / 2 + 1e-8 + self._distrust)
-        return variance
+        return np.asarray(noise / 2 * self._same + np.diag(noise / 2 + 1e-8 + self._distrust))
 
     def _condition(self) -> None:
         self._z = self._coordinates(self._rows, self.parameters)
@@ -258,16 +219,14 @@ class CurveModel:
         self._solved = cho_solve((self._root, True), rest) if len(rest) else rest
 
     def _across(self, rows: Array, trials: Sequence[int] | None) -> tuple[Array, Array, Array]:
+        """The rows' coordinates, their mean, and the root of what the evaluations take of their covariance."""
         z = self._coordinates(rows - self._origin, self.parameters)
         across = self._kernel(z, self._z)[0] + self._linear(z, self._z)
         if trials is not None:
             own = np.asarray(trials)[:, None] == self._points.trial[None, :]
             across = across + math.exp(2 * self.parameters[_NOISE]) / 2 * own
         solved = solve_triangular(self._root, across.T, lower=True) if len(self._y) else np.zeros((0, len(z)))
-        return z, across, solved
-
-    def _mean_of(self, z: Array, across: Array) -> Array:
-        return across @ self._solved + self._prior_mean(z) + self._level
+        return z, across @ self._solved + self._prior_mean(z) + self._level, solved
 
     def _objective(self, parameters: Array) -> tuple[float, Array]:
         """Negative log posterior density of the parameters, and its gradient."""

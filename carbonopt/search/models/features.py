@@ -29,64 +29,58 @@ class Encoder:
     """Of a space with these free dimensions; dimensions that carbonopt does not know count for both forms."""
 
     distributions: Mapping[str, BaseDistribution]
+    sequences: float = 1.0  # in an epoch, see `sequences_per_epoch`
 
-    def curve_rows(self, configurations: Sequence[Values], sequences: float) -> Array:
-        """Rows of the configurations' ends, (n, CORE + others). `sequences`: see `sequences_per_epoch`."""
-        return np.array([self._curve_row(values, 1.0, sequences) for values in configurations])
+    def curve_rows(self, configurations: Sequence[Values]) -> Array:
+        """Rows of the configurations' ends, (n, CORE + others)."""
+        return np.array([self._curve_row(values, 1.0) for values in configurations])
 
-    def points(self, observations: Sequence[Observation], sequences: float) -> Points:
+    def points(self, observations: Sequence[Observation]) -> Points:
         """Evaluations of the trials, the last of each trial first when there are too many."""
         per_trial = max(1, POINTS // max(1, len(observations)))
-        rows, losses, trials = [], [], []
-        for one in observations:
-            for share, loss in _thinned(one.curve, per_trial):
-                rows.append(self._curve_row(one.params, share, sequences))
-                losses.append(loss)
-                trials.append(one.number)
-        width = CORE + len(self._curve_others({}))
-        examples = min((one.examples for one in observations), default=math.inf)
-        return Points(np.array(rows).reshape(-1, width), np.array(losses), np.array(trials), examples)
+        thinned = [(trial, *point) for trial in observations for point in _thinned(trial.curve, per_trial)]
+        rows = np.array([self._curve_row(trial.params, share) for trial, share, _ in thinned])
+        losses, numbers = np.array([loss for *_, loss in thinned]), np.array([trial.number for trial, *_ in thinned])
+        examples = min((trial.examples for trial in observations), default=math.inf)
+        width = CORE + len(self._others({}, "quality", *_CURVE_CORE))
+        return Points(rows.reshape(-1, width), losses, numbers, examples)
 
     def system_rows(self, configurations: Sequence[Values]) -> Array:
         """What a step costs by, (n, columns): the logarithm of the global batch, then the others."""
-        rows = [
-            [math.log(values.get("global_batch_size", 1)), *self._others(values, "cost", "global_batch_size")]
-            for values in configurations
-        ]
-        return np.array(rows)
+        batches = ((math.log(values.get("global_batch_size", 1)), values) for values in configurations)
+        return np.array([[batch, *self._others(values, "cost", "global_batch_size")] for batch, values in batches])
 
     def memory_rows(self, configurations: Sequence[Values]) -> Array:
         """What the memory goes by, (n, columns): the logarithm of the micro batch, then the others."""
-        micros = [math.log(trial_params(values).micro_batch_size_per_gpu) for values in configurations]
-        others = [self._others(values, "memory", "micro_batch_size_per_gpu") for values in configurations]
-        return np.array([[micro, *other] for micro, other in zip(micros, others, strict=True)])
+        first = "micro_batch_size_per_gpu"
+        micros = ((math.log(getattr(trial_params(values), first)), values) for values in configurations)
+        return np.array([[micro, *self._others(values, "memory", first)] for micro, values in micros])
 
     def centre(self) -> tuple[float, float]:
-        """The middle of the space in ln(batch) and ln(learning rate)."""
-        return self._middle("global_batch_size"), self._middle("learning_rate")
+        """The middle of the space in ln(batch) and ln(learning rate); of what is fixed, nothing is off the middle."""
+        batch, rate = (self.distributions.get(name) for name in ("global_batch_size", "learning_rate"))
+        return (_middle(batch) if batch else 0.0), (_middle(rate) if rate else 0.0)
 
-    def _curve_row(self, values: Values, share: float, sequences: float) -> list[float]:
+    def _curve_row(self, values: Values, share: float) -> list[float]:
         params = trial_params(values)
-        steps = params.epochs * sequences / params.global_batch_size
+        steps = params.epochs * self.sequences / params.global_batch_size
         area, rate_share = progress(params, share)
         core = [math.log(params.global_batch_size), math.log(params.learning_rate), math.log(steps * area), rate_share]
-        return [*core, *self._curve_others(values)]
+        return [*core, *self._others(values, "quality", *_CURVE_CORE)]
 
-    def _curve_others(self, values: Values) -> list[float]:
-        names = [name for name in affecting("quality", self.distributions) if name not in _CURVE_CORE]
-        return [number for name in names for number in self._numbers(name, values)]
-
-    def _others(self, values: Values, what: Affects, first: str) -> list[float]:
-        names = [name for name in affecting(what, self.distributions) if name != first]
+    def _others(self, values: Values, what: Affects, *without: str) -> list[float]:
+        """All dimensions that affect this, but for these."""
+        names = [name for name in affecting(what, self.distributions) if name not in without]
         return [number for name in names for number in self._numbers(name, values)]
 
     def _numbers(self, name: str, values: Values) -> list[float]:
         """One number, or for a choice among words one column for each but the first."""
         distribution = self.distributions[name]
         if isinstance(distribution, CategoricalDistribution):
-            numeric = all(isinstance(one, int | float) and not isinstance(one, bool) for one in distribution.choices)
+            choices = distribution.choices
+            numeric = all(isinstance(choice, int | float) and not isinstance(choice, bool) for choice in choices)
             if not numeric or name == "zero_stage":
-                return [float(values.get(name) == choice) for choice in distribution.choices[1:]]
+                return [float(values.get(name) == choice) for choice in choices[1:]]
         low, high = _ends(distribution)
         value = values.get(name, low)
         if name in DIMENSIONS and (feature := DIMENSIONS[name].feature) is not None:
@@ -95,19 +89,10 @@ class Encoder:
             low, high, value = math.log(low), math.log(high), math.log(value)
         return [4 * (value - low) / (high - low) if high > low else 0.0]
 
-    def _middle(self, name: str) -> float:
-        distribution = self.distributions.get(name)
-        if distribution is None:
-            return 0.0  # fixed: nothing to be off the middle of
-        return sum(math.log(end) for end in _ends(distribution)) / 2
-
 
 def check_dimensions(distributions: Mapping[str, BaseDistribution]) -> None:
-    """
-    Raises:
-        ValueError: if a dimension with one of carbonopt's names has a value that it can't have, or another one has
-            numbers too large to compare.
-    """
+    """Raises ValueError if a dimension with one of carbonopt's names has a value that it can't have, or another one has
+    numbers too large to compare."""
     for name, distribution in distributions.items():
         if isinstance(distribution, CategoricalDistribution):
             values = list(distribution.choices)
@@ -116,18 +101,18 @@ def check_dimensions(distributions: Mapping[str, BaseDistribution]) -> None:
             values = [low, high]
             if isinstance(distribution, FloatDistribution) and distribution.step is None:
                 values.append(low + (high - low) / math.pi)  # no whole number, which some dimensions need
-        wrong = [value for value in values if not _can_be(name, value)]
-        if wrong:
-            raise ValueError(f"{name} can't be {wrong[0]!r}: leave it out of the search space.")
+        for value in values:
+            if not _can_be(name, value):
+                raise ValueError(f"{name} can't be {value!r}: leave it out of the search space.")
 
 
 def _can_be(name: str, value: Any) -> bool:
     if isinstance(value, float) and abs(value) > _LARGEST:
         return False
-    if name not in DIMENSIONS or (DIMENSIONS[name].choices and name != "lr_scheduler"):
-        return True
     if name == "lr_scheduler":
         return isinstance(value, str)
+    if name not in DIMENSIONS or DIMENSIONS[name].choices:
+        return True
     needed = {"global_batch_size": 1, "micro_batch_size_per_gpu": 1, "learning_rate": 1.0, "epochs": 1}
     try:
         TrialParams.model_validate({**needed, name: value})
@@ -139,20 +124,22 @@ def _can_be(name: str, value: Any) -> bool:
 def _ends(distribution: BaseDistribution) -> tuple[float, float]:
     """The lowest and the highest of numbers."""
     if isinstance(distribution, CategoricalDistribution):
-        numbers = [float(one) for one in distribution.choices if one is not None]
+        numbers = [float(choice) for choice in distribution.choices if choice is not None]
         return min(numbers), max(numbers)
     assert isinstance(distribution, IntDistribution | FloatDistribution)
     return distribution.low, distribution.high
 
 
-def sequences_per_epoch(observations: Sequence[Observation]) -> float | None:
-    """How many sequences an epoch has, as the trials' numbers of steps tell; None: none is known."""
-    found = []
-    for one in observations:
-        if one.total_steps:
-            params = trial_params(one.params)
-            found.append(one.total_steps * params.global_batch_size / params.epochs)
-    return float(np.median(found)) if found else None
+def _middle(distribution: BaseDistribution) -> float:
+    return sum(map(math.log, _ends(distribution))) / 2
+
+
+def sequences_per_epoch(observations: Sequence[Observation]) -> float:
+    """How many sequences an epoch has, as the trials' numbers of steps tell; 1 before any has told: then only ratios
+    between configurations are known."""
+    known = [(trial.total_steps, trial_params(trial.params)) for trial in observations if trial.total_steps]
+    told = [steps * params.global_batch_size / params.epochs for steps, params in known]
+    return float(np.median(told)) if told else 1.0
 
 
 def _thinned(curve: Sequence[tuple[float, float]], count: int) -> list[tuple[float, float]]:
