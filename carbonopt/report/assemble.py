@@ -8,7 +8,7 @@ from carbonopt.report.study_view import StudyView
 
 def top(study: StudyView) -> Document:
     """What to do, what it saves, how sure that is, and every caveat: without the sections."""
-    warned = [caveat for entry in SECTIONS for caveat in entry.caveats(study)]
+    warned = [caveat for part in SECTIONS if hasattr(part, "caveats") for caveat in part.caveats(study)]
     return Document(
         name=study.data.config.name,
         headline=summary.headline(study),
@@ -19,6 +19,5 @@ def top(study: StudyView) -> Document:
 
 
 def whole(study: StudyView) -> Document:
-    """Everything that the page and the Markdown show."""
-    sections = (entry.section(study) for entry in SECTIONS)
+    sections = (part.section(study) for part in SECTIONS if hasattr(part, "section"))
     return top(study).model_copy(update={"sections": tuple(section for section in sections if section is not None)})

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 TRIALS_CSV = "trials.csv"
 TRIALS_PARQUET = "trials.parquet"
 EVALUATIONS_CSV = "evaluations.csv"
+NAMES = (TRIALS_CSV, TRIALS_PARQUET, EVALUATIONS_CSV)
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # how a formula can begin, by itself or behind what is skipped
 
@@ -26,11 +27,10 @@ def data_files(records: Iterable[TrialRecord]) -> dict[str, bytes]:
     before it.
     """
     rows = [_flat(record.as_json()) for record in records]
-    evaluations = [{"trial": row["trial"], **one} for row in rows for one in row["evals"]]
+    flat = [{name: value for name, value in row.items() if not isinstance(value, list)} for row in rows]
+    evaluations = [{"trial": row["trial"], **evaluation} for row in rows for evaluation in row["evals"]]
     return {
-        TRIALS_CSV: _csv(
-            [{name: value for name, value in row.items() if not isinstance(value, list)} for row in rows]
-        ).encode(),
+        TRIALS_CSV: _csv(flat).encode(),
         TRIALS_PARQUET: _parquet(rows),
         EVALUATIONS_CSV: _csv(evaluations).encode(),
     }
@@ -38,17 +38,21 @@ def data_files(records: Iterable[TrialRecord]) -> dict[str, bytes]:
 
 def csv_text(records: Iterable[dict[str, Any]]) -> str:
     """Records as one CSV table: nested fields by dotted names, lists as JSON text."""
-    rows = [_flat(record) for record in records]
-    return _csv(
-        [{name: json.dumps(value) if isinstance(value, list) else value for name, value in row.items()} for row in rows]
-    )
+    return _csv([{name: _no_list(value) for name, value in _flat(record).items()} for record in records])
+
+
+def _no_list(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list) else value
+
+
+def _columns(rows: list[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row))
 
 
 def _csv(rows: list[dict[str, Any]]) -> str:
-    columns = list(dict.fromkeys(name for row in rows for name in row))
     lines: list[str] = []
     # Python quotes what is in its own line end, and without quotes readers take a bare \r for the end of a row.
-    writer = csv.DictWriter(_Lines(lines.append), columns, lineterminator="\r\n")
+    writer = csv.DictWriter(_Lines(lines.append), _columns(rows), lineterminator="\r\n")
     writer.writeheader()
     writer.writerows({name: _no_formula(value) for name, value in row.items()} for row in rows)
     return "".join(line.removesuffix("\r\n") + "\n" for line in lines)
@@ -68,9 +72,8 @@ def _no_formula(value: Any) -> Any:
 def _parquet(rows: list[dict[str, Any]]) -> bytes:
     import pyarrow.parquet
 
-    columns = list(dict.fromkeys(name for row in rows for name in row))
     # Column by column: a row may lack what another one has, and whole numbers stand beside others.
-    table = pyarrow.table({name: _array([row.get(name) for row in rows]) for name in columns})
+    table = pyarrow.table({name: _array([row.get(name) for row in rows]) for name in _columns(rows)})
     buffer = io.BytesIO()
     pyarrow.parquet.write_table(table, buffer)
     return buffer.getvalue()
@@ -88,7 +91,6 @@ def _array(values: list[Any]) -> "pyarrow.Array":
 
 
 def _is_exact(value: Any) -> bool:
-    """As a float."""
     try:
         return isinstance(value, int | float) and float(value) == value
     except OverflowError:

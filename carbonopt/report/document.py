@@ -3,7 +3,8 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
-from typing import Any, Literal, TypeVar
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -11,7 +12,6 @@ from carbonopt.core.values import Frozen
 
 MISSING = "–"
 MOST_CAVEATS = 3  # shown before the others are asked for
-Row = TypeVar("Row")
 
 
 class Cell(Frozen):
@@ -138,12 +138,9 @@ class Tile(Frozen):
 
 
 class Level(IntEnum):
-    """How much a caveat weighs: an answer that may be wrong, one that may be less sure than it looks, a note on "
-    "method."""
-
-    CRITICAL = 0
-    WARNING = 1
-    NOTE = 2
+    CRITICAL = 0  # the answer may be wrong
+    WARNING = 1  # it may be less sure than it looks
+    NOTE = 2  # on method
 
 
 class Caveat(Frozen):
@@ -171,65 +168,75 @@ class Document(Frozen):
     def blocks(self) -> list[Block]:
         return [block for section in self.sections for block in section.blocks]
 
-    def figures(self) -> list[Figure]:
+    def paper_figures(self) -> list[Figure]:
         """Those of interactive figures, too."""
-        found = (block.figure if isinstance(block, InteractiveFigure) else block for block in self.blocks())
-        return [block for block in found if isinstance(block, Figure)]
+        static = (block.figure if isinstance(block, InteractiveFigure) else block for block in self.blocks())
+        return [block for block in static if isinstance(block, Figure) and block.paper]
 
     def tables(self) -> list[Table]:
         return [block for block in self.blocks() if isinstance(block, Table) and block.rows]
 
+    def as_json(self) -> dict[str, Any]:
+        """What is shown, without pictures. Fields at their defaults are left out."""
+        shown = self.model_dump(mode="json", exclude_defaults=True, exclude={"caveats"})
+        for section, section_fields in zip(self.sections, shown.get("sections", ()), strict=True):
+            for block, fields in zip(section.blocks, section_fields.get("blocks", ()), strict=True):
+                fields["kind"] = block.kind
+        return {**shown, "caveats": [caveat.as_json() for caveat in self.caveats]}
+
 
 # ------------------------------------------------------------------------------------------------------ making tables
 
+Of = str | Callable[[Any], Any]  # of a row: the path of an attribute, such as "params.epochs", or what makes it
 
-class Maker(Frozen):
-    """A column of a table: its head, and how a row becomes a cell."""
 
-    label: str
+class Maker(NamedTuple):
+    column: Column
     cell: Callable[[Any], Cell]
-    numeric: bool
 
 
 def num(
     label: str,
-    value: Callable[[Any], float | None],
+    value: Of,
     text: Callable[[Any], str] = str,
     *,
     shown: Callable[[Any], str] | None = None,
-    strong: Callable[[Any], bool] = lambda row: False,
-    share: Callable[[Any], bool] = lambda row: False,
+    strong: Of = lambda row: False,
+    share: Of = lambda row: False,
     span: Callable[[Any], tuple[float, float]] | None = None,
 ) -> Maker:
     """A column of figures, sorted by `value` of a row and shown by `text` of it, or by `shown` of the row."""
+    value_of, is_strong, has_bar = map(_getter, (value, strong, share))
 
     def cell(row: Any) -> Cell:
-        figure = value(row)
+        figure = value_of(row)
         known = figure is not None and math.isfinite(figure)
         said = shown(row) if shown else text(figure) if known else MISSING
-        bar = figure if known and share(row) else None
+        bar = figure if known and has_bar(row) else None
         interval = span(row) if span else None
-        return Cell(text=said, sort=figure if known else None, share=bar, span=interval, strong=strong(row))
+        return Cell(text=said, sort=figure if known else None, share=bar, span=interval, strong=is_strong(row))
 
-    return Maker(label=label, cell=cell, numeric=True)
+    return Maker(Column(label=label, numeric=True), cell)
 
 
-def word(label: str, text: Callable[[Any], str], *, strong: Callable[[Any], bool] = lambda row: False) -> Maker:
+def word(label: str, text: Of, *, strong: Of = lambda row: False) -> Maker:
     """A column of words, sorted by them."""
-    return Maker(label=label, cell=lambda row: _of_words(text(row), strong(row)), numeric=False)
+    text_of, is_strong = _getter(text), _getter(strong)
+
+    def cell(row: Any) -> Cell:
+        said = text_of(row)
+        return Cell(text=said, sort=said, strong=is_strong(row))
+
+    return Maker(Column(label=label), cell)
 
 
-def _of_words(text: str, strong: bool) -> Cell:
-    return Cell(text=text, sort=text, strong=strong)
+def _getter(of: Of) -> Callable[[Any], Any]:
+    return attrgetter(of) if isinstance(of, str) else of
 
 
-def table(key: str, caption: str, rows: Iterable[Row], makers: Sequence[Maker | None], **more: Any) -> Table:
+def table(key: str, caption: str, rows: Iterable[Any], makers: Sequence[Maker | None], **more: Any) -> Table:
     """A row of the table for each of `rows`; columns that are None are left out."""
     kept = [maker for maker in makers if maker is not None]
-    return Table(
-        key=key,
-        caption=caption,
-        columns=tuple(Column(label=maker.label, numeric=maker.numeric) for maker in kept),
-        rows=tuple(tuple(maker.cell(row) for maker in kept) for row in rows),
-        **more,
-    )
+    columns = tuple(maker.column for maker in kept)
+    cells = tuple(tuple(maker.cell(row) for maker in kept) for row in rows)
+    return Table(key=key, caption=caption, columns=columns, rows=cells, **more)

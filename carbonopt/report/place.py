@@ -14,7 +14,7 @@ from carbonopt.core.study import StudyData
 def identity(data: StudyData) -> dict[str, Any]:
     """What tells a study from others in report.json: two of one name began at different times."""
     began = min((datetime.fromisoformat(session.started_at) for session in data.sessions), default=None)
-    return {"study": {"name": data.config.name, "began": began and began.isoformat(timespec="seconds")}}
+    return {"name": data.config.name, "began": began and began.isoformat(timespec="seconds")}
 
 
 def refuse(folder: Path, data: StudyData) -> None:
@@ -24,35 +24,25 @@ def refuse(folder: Path, data: StudyData) -> None:
         BadInput: if the folder can't be written, or holds another study's report: its files would be lost, and what the
             user put beside them, such as that study's trained model, would seem to be this one's.
     """
-    _refuse_unwritable(folder)
-    there, own = _identity_of(folder), identity(data)["study"]
-    if there is None:
-        return
-    name, began = there
-    other_begin = None not in (began, own["began"]) and began != own["began"]
-    if name == own["name"] and not other_begin:
+    # The folder is made aside and renamed, so that it is the folder around it that counts.
+    parent = next(parent for parent in Path(os.path.realpath(folder)).parents if parent.exists())
+    if not os.access(parent, os.W_OK | os.X_OK):
+        why = "read-only file system" if os.statvfs(parent).f_flag & os.ST_RDONLY else "permission denied"
+        raise BadInput(f"the report can't be written to {folder}: {why}; give another --out.")
+    name, began = _name_and_begin(folder)
+    own_name, own_began = identity(data).values()
+    if name is None or (name == own_name and (None in (began, own_began) or began == own_began)):
         return
     since = f", begun {ascii(began)[1:-1]}" if began is not None else ""
-    namesake = f"; this one, of the same name, began {own['began']}" if name == own["name"] else ""
+    namesake = f"; this one, of the same name, began {own_began}" if name == own_name else ""
     raise BadInput(f"{folder} holds the report of another study ({name!r}{since}{namesake}); give another --out.")
 
 
-def _refuse_unwritable(folder: Path) -> None:
-    """The folder is made aside and renamed, so that it is the folder around it that counts."""
-    parent = Path(os.path.realpath(folder)).parent
-    parent = next(one for one in (parent, *parent.parents) if one.exists())
-    if os.access(parent, os.W_OK | os.X_OK):
-        return
-    read_only = os.statvfs(parent).f_flag & os.ST_RDONLY
-    why = "read-only file system" if read_only else "permission denied"
-    raise BadInput(f"the report can't be written to {folder}: {why}; give another --out.")
-
-
-def _identity_of(folder: Path) -> tuple[str, str | None] | None:
-    """The name and begin of the study whose report lies there; None: there is none, or nothing to tell it by."""
+def _name_and_begin(folder: Path) -> tuple[str | None, str | None]:
+    """Of the study whose report lies there; None: there is none, or nothing to tell it by."""
     try:
-        found = json.loads((folder / REPORT_JSON).read_bytes())
-        study = found.get("study") or {"name": found["shown"]["name"]}  # older reports have the name alone
+        content = json.loads((folder / REPORT_JSON).read_bytes())
+        study = content.get("study") or {"name": content["shown"]["name"]}  # older reports have the name alone
         return str(study["name"]), None if study.get("began") is None else str(study["began"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return None
+        return None, None

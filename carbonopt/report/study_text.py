@@ -36,17 +36,9 @@ def pruning_text(search: Search) -> str:
 
 
 def budget_text(budget: Budget) -> str:
-    """When a study ends."""
-    limits = [
-        f"{value:g} {unit}"
-        for value, unit in (
-            (budget.trials, "trials"),
-            (budget.hours, "hours"),
-            (budget.energy_kwh, "kWh"),
-            (budget.emissions_kg_co2e, "kg CO2e"),
-        )
-        if value is not None
-    ]
+    figures = {"trials": budget.trials, "hours": budget.hours, "kWh": budget.energy_kwh}
+    figures["kg CO2e"] = budget.emissions_kg_co2e
+    limits = [f"{value:g} {unit}" for unit, value in figures.items() if value is not None]
     ends = [f"after {' or '.join(limits)}"] if limits else []
     if budget.until is not None:
         runs = "one run" if budget.reuses == 1 else f"{budget.reuses} runs"

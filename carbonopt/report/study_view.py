@@ -6,28 +6,28 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from carbonopt.analysis.amortisation import Amortisation, amortisation
-from carbonopt.analysis.audit import Audit, audit
-from carbonopt.analysis.batch import BatchEffect, batch_effect
-from carbonopt.analysis.by_target import TargetRange, recommendation_by_target
-from carbonopt.analysis.comparison import Comparison, comparison
+from carbonopt.analysis.amortisation import amortisation
+from carbonopt.analysis.audit import audit
+from carbonopt.analysis.batch import batch_effect
+from carbonopt.analysis.by_target import recommendation_by_target
+from carbonopt.analysis.comparison import comparison
 from carbonopt.analysis.confidence import by_means
-from carbonopt.analysis.diminishing_returns import DiminishingReturns, diminishing_returns
-from carbonopt.analysis.footprint import Footprint, footprint
+from carbonopt.analysis.diminishing_returns import diminishing_returns
+from carbonopt.analysis.footprint import footprint
 from carbonopt.analysis.front import knee
-from carbonopt.analysis.influence import Influence, NotKnown, influence
-from carbonopt.analysis.recommend import Recommendation, recommend
-from carbonopt.analysis.regions import InRegion, regions
-from carbonopt.analysis.replicates import Repeats, repeats
-from carbonopt.analysis.repricing import Repricing, repricing
-from carbonopt.analysis.stages import Stages, stages
+from carbonopt.analysis.influence import influence
+from carbonopt.analysis.recommend import recommend
+from carbonopt.analysis.regions import regions
+from carbonopt.analysis.replicates import repeats
+from carbonopt.analysis.repricing import repricing
+from carbonopt.analysis.stages import stages
 from carbonopt.core.quality import Quality
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialRecord
 from carbonopt.energy.intensity import countries
 from carbonopt.report.caveats import caveat
 from carbonopt.report.document import Caveat
-from carbonopt.report.figures.points import Scatter, scatter
+from carbonopt.report.figures.points import scatter
 
 
 class StudyView:
@@ -39,65 +39,21 @@ class StudyView:
         assert results.keys() <= vars(StudyView).keys(), f"no analyses: {results.keys() - vars(StudyView).keys()}"
         self.__dict__ |= results
 
-    @cached_property
-    def recommendation(self) -> Recommendation:
-        return recommend(self.data, self.target)
-
-    @cached_property
-    def recommendation_by_target(self) -> tuple[TargetRange, ...]:
-        return recommendation_by_target(self.data)
-
-    @cached_property
-    def knee(self) -> int | None:
-        return knee(by_means(self.data.records))
-
-    @cached_property
-    def comparison(self) -> Comparison | None:
-        return comparison(self.data, self.recommendation)
-
-    @cached_property
-    def influence(self) -> tuple[Influence | NotKnown, ...]:
-        return influence(self.data)
-
-    @cached_property
-    def batch(self) -> BatchEffect | None:
-        return batch_effect(self.data)
-
-    @cached_property
-    def diminishing_returns(self) -> DiminishingReturns | None:
-        return diminishing_returns(self.data, self.recommendation)
-
-    @cached_property
-    def spent(self) -> Footprint:
-        return footprint(self.data)
-
-    @cached_property
-    def stages(self) -> Stages:
-        return stages(self.data)
-
-    @cached_property
-    def amortisation(self) -> Amortisation | None:
-        return amortisation(self.data, self.recommendation, self.stages)
-
-    @cached_property
-    def repeated(self) -> tuple[Repeats, ...]:
-        return repeats(self.data.records)
-
-    @cached_property
-    def priced(self) -> Repricing | None:
-        return repricing(self.data, self.recommendation)
-
-    @cached_property
-    def regions(self) -> tuple[InRegion, ...]:
-        return regions(self.data, self.recommendation, countries())
-
-    @cached_property
-    def audited(self) -> Audit | None:
-        return audit(self.data)
-
-    @cached_property
-    def plot(self) -> Scatter:
-        return scatter(self.data, self.recommendation, self.repeated, self.quality)
+    recommendation = cached_property(lambda self: recommend(self.data, self.target))
+    recommendation_by_target = cached_property(lambda self: recommendation_by_target(self.data))
+    knee = cached_property(lambda self: knee(by_means(self.data.records)))
+    comparison = cached_property(lambda self: comparison(self.data, self.recommendation))
+    influence = cached_property(lambda self: influence(self.data))
+    batch = cached_property(lambda self: batch_effect(self.data))
+    diminishing_returns = cached_property(lambda self: diminishing_returns(self.data, self.recommendation))
+    spent = cached_property(lambda self: footprint(self.data))
+    stages = cached_property(lambda self: stages(self.data))
+    amortisation = cached_property(lambda self: amortisation(self.data, self.recommendation, self.stages))
+    repeated = cached_property(lambda self: repeats(self.data.records))
+    priced = cached_property(lambda self: repricing(self.data, self.recommendation))
+    regions = cached_property(lambda self: regions(self.data, self.recommendation, countries()))
+    audited = cached_property(lambda self: audit(self.data))
+    plot = cached_property(lambda self: scatter(self.data, self.recommendation, self.repeated, self.quality))
 
     def results(self) -> dict[str, Any]:
         """What every analysis found, in full precision, for report.json; JSON has no infinity: null stands for it."""

@@ -15,20 +15,22 @@ Interval = tuple[float, float] | None
 
 def headline(study: StudyView) -> str:
     """One number, and at most one qualification."""
-    rec, quality = study.recommendation, study.quality
-    target = f"{quality.name} {quality.bound_word} {quality.text(rec.target.value)}"
+    rec, quality, saving = study.recommendation, study.quality, study.recommendation.saving_fraction
     if rec.params is None:
+        missed = f"No trial reached the target, {quality.name} {_target(study)}"
         if rec.closest is None:
-            return f"No trial reached the target, {target}; none was evaluated"
-        closest = quality.text(quality_text.known(rec.closest))
-        return f"No trial reached the target, {target}; the closest had {closest}"
-    saving = rec.saving_fraction
+            return f"{missed}; none was evaluated"
+        return f"{missed}; the closest had {quality.text(quality_text.known(rec.closest))}"
     at_quality = f"at the target quality{_qualification(rec, study.comparison)}: {short_params(rec.params)}"
     if rec.baseline is None or saving is None:
         return f"The least CO2e {at_quality}"
     if rec.trial == rec.baseline.trial:
         return f"Nothing emits less CO2e than the baseline {at_quality}"
-    return f"{fmt.percent_text(abs(saving))} {'less' if saving >= 0 else 'more'} CO2e {at_quality}"
+    return f"{less_text(saving)} CO2e {at_quality}"
+
+
+def less_text(saving: float) -> str:
+    return f"{fmt.percent_text(abs(saving))} {'less' if saving >= 0 else 'more'}"
 
 
 def _qualification(rec: Recommendation, found: Comparison | None) -> str:
@@ -43,35 +45,32 @@ def _qualification(rec: Recommendation, found: Comparison | None) -> str:
 
 def details(study: StudyView) -> tuple[str, ...]:
     """How sure the headline is: the interval, the seeds, what is compared and with what."""
-    rec = study.recommendation
-    if rec.params is None:
-        if rec.closest is None:
-            return ()
-        config = fmt.params_text(rec.closest.params)
-        return (f"Trial {rec.closest.trial} ({config}) came closest: {rec.closest.why}{_mean_of(rec)}.",)
-    lines = []
-    if rec.baseline is not None and rec.trial != rec.baseline.trial:
-        lines.append(f"Saving: {sure_text(study)}; against {baseline_text(rec.baseline)}.")
-    return (*lines, f"{study.quality.label}: {_reached(study)}.")
+    rec, closest = study.recommendation, study.recommendation.closest
+    if rec.params is not None:
+        reached = f"{study.quality.label}: {_reached(study)}."
+        if rec.baseline is None or rec.trial == rec.baseline.trial:
+            return (reached,)
+        return f"Saving: {sure_text(study)}; against {baseline_text(rec.baseline)}.", reached
+    if closest is None:
+        return ()
+    config = fmt.params_text(closest.params)
+    return (f"Trial {closest.trial} ({config}) came closest: {closest.why}{_mean_of(rec)}.",)
 
 
 def _reached(study: StudyView) -> str:
     """The quality against its target, of how many runs, and whether that is confirmed."""
-    rec, quality = study.recommendation, study.quality
+    rec, quality, sure = study.recommendation, study.quality, study.recommendation.confidence
     text = f"{quality.text(rec.value)}, target {_target(study)}"
-    sure = rec.confidence
     if sure is None or sure.seeds == 1:
         return f"{text}; one run"
-    bound = sure.value_bound
     text += f"; mean of {sure.seeds} seeds"
-    if bound is None:
+    if sure.value_bound is None:
         return text
     at_level = f"with {fmt.percent_text(sure.level)} confidence: {'confirmed' if sure.confirmed else 'not confirmed'}"
-    return f"{text}, {quality.bound_word} {quality.text(bound)} {at_level}"
+    return f"{text}, {quality.bound_word} {quality.text(sure.value_bound)} {at_level}"
 
 
 def sure_text(study: StudyView) -> str:
-    """The saving's interval and how many runs are behind it."""
     saving = study.comparison.saving if study.comparison else None
     if saving is None or saving.lowest is None or saving.highest is None:
         return SPREAD_UNKNOWN
@@ -125,50 +124,35 @@ def short_params(params: TrialParams) -> str:
 
 
 def trials_text(rec: Recommendation) -> str:
-    """How many trials the search ran, and how many repeats followed."""
     searched = fmt.count_text(sum(rec.trials_by_state.values()) - rec.repeats, "trial")
     return f"{searched} and {fmt.count_text(rec.repeats, 'repeat')}" if rec.repeats else searched
 
 
 def tiles(study: StudyView) -> tuple[Tile, ...]:
-    """The answer's figures."""
     rec, quality = study.recommendation, study.quality
     again = f"; the repeats: {fmt.emissions_text(rec.repeats_emissions_kg_co2e)} of it" if rec.repeats else ""
     spent = f"{fmt.energy_text(rec.study_energy_kwh)}, {trials_text(rec)}{again}"
     own = Tile(label="The study itself", text=fmt.emissions_text(rec.study_emissions_kg_co2e), note=spent)
-    chosen = rec if rec.params is not None else rec.closest
+    chosen, label = (rec, "Recommended") if rec.met else (rec.closest, "Closest")
     if chosen is None or chosen.params is None:
         return (own,)
+    reached = f"target: {_target(study)}{_mean_of(rec)}"
     shown = (
-        Tile(
-            label="Recommended" if rec.met else "Closest",
-            text=f"Trial {chosen.trial}",
-            note=fmt.params_text(chosen.params),
-        ),
-        Tile(
-            label=quality.label,
-            text=quality.text(chosen.value),
-            note=f"target: {_target(study)}{_mean_of(rec)}",
-        ),
+        Tile(label=label, text=f"Trial {chosen.trial}", note=fmt.params_text(chosen.params)),
+        Tile(label=quality.label, text=quality.text(chosen.value), note=reached),
     )
     if not rec.met:
         return (*shown, own)
+    used = f"{fmt.energy_text(rec.energy_kwh)} in training{_mean_of(rec)}"
+    against = "its own baseline"
+    if study.comparison:
+        against = f"against trial {study.comparison.baseline_trial}: {sure_text(study)}"
     runs, ends = rec.break_even_runs, runs_text(rec.break_even_interval) or "in place of the baseline's whole runs"
     paid = fmt.count_text(runs, "run") if runs is not None else "not known" if ends.endswith("confidence") else "never"
     return (
         *shown,
-        Tile(
-            label="Emissions of a run",
-            text=fmt.emissions_text(rec.emissions_kg_co2e),
-            note=f"{fmt.energy_text(rec.energy_kwh)} in training{_mean_of(rec)}",
-        ),
-        Tile(
-            label="Saving on a run",
-            text=fmt.percent_text(rec.saving_fraction),
-            note=f"against trial {study.comparison.baseline_trial}: {sure_text(study)}"
-            if study.comparison
-            else "its own baseline",
-        ),
+        Tile(label="Emissions of a run", text=fmt.emissions_text(rec.emissions_kg_co2e), note=used),
+        Tile(label="Saving on a run", text=fmt.percent_text(rec.saving_fraction), note=against),
         own,
         Tile(label="Pays back after", text=paid, note="a run saves nothing" if paid == "never" else ends),
     )

@@ -23,7 +23,6 @@ from carbonopt.report.document import (
     word,
 )
 from carbonopt.report.render import html, latex, markdown, terminal
-from carbonopt.report.render import json as as_json
 
 TREES = (("oak", 21.5), ("ash", None), ("<b>fir</b>", 40.25))
 
@@ -84,7 +83,7 @@ def test_each_format_escapes_and_shows_three_caveats_before_the_others() -> None
     assert text.index("Beware 2.") < text.index("## Trees") < text.index("## More caveats") < text.index("Beware 3.")
     assert page.index("Beware 2.") < page.index("All caveats: 2 more") < page.index("Beware 3.")
     assert terminal.render(document).splitlines()[-1] == "  and 2 more caveats, in the report and in --json"
-    shown = json.loads(json.dumps(as_json.render(document)))
+    shown = json.loads(json.dumps(document.as_json()))
     assert [block["kind"] for block in shown["sections"][0]["blocks"]] == ["paragraph", "steps", "table", "code"]
     assert len(shown["caveats"]) == 5 and shown["caveats"][0]["level"] == "note"
 

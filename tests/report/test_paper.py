@@ -20,9 +20,7 @@ from carbonopt.report.document import Document
 from carbonopt.report.paper.bibliography import bibliography
 from carbonopt.report.paper.files import paper_files
 from carbonopt.report.paper.text import methods
-from carbonopt.report.render import json as as_json
-from carbonopt.report.render.latex import MOST_ROWS, tables
-from carbonopt.report.render.tex import _SHOWN, escape
+from carbonopt.report.render.latex import _SHOWN, MOST_ROWS, escape, tables
 from carbonopt.report.study_view import StudyView
 
 needs_latex = pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
@@ -248,7 +246,7 @@ def unfounded(tex: str, results: Any, texts: str, config: Any) -> set[str]:
 @pytest.mark.parametrize("name", [name for name in STUDIES if name != "nasty names"])
 def test_every_number_is_one_of_the_results(name: str) -> None:
     files, looked_at, document = paper_of(name)
-    texts = json.dumps(as_json.render(document)) + f" {__version__} "
+    texts = json.dumps(document.as_json()) + f" {__version__} "
     tex = {file: content.decode() for file, content in files.items() if file.endswith(".tex")}
     tex["main.tex"] = tex["main.tex"].partition(r"\maketitle")[2]
     config, results = looked_at.data.config.model_dump(mode="json"), looked_at.results()

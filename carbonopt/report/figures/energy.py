@@ -1,20 +1,18 @@
 """Where the study's energy went."""
 
 import textwrap
-from typing import TYPE_CHECKING
+from typing import Any
 
 from carbonopt.analysis.footprint import Footprint
 from carbonopt.core.format import energy_scale, percent_text
 from carbonopt.core.trial import Phase
 from carbonopt.report import document
-from carbonopt.report.figures.style import BLUE, ORANGE, drawn, legend, plain_ticks, ticks_at
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from carbonopt.report.figures import style
 
 HEIGHT_IN = 1.9
+HATCHED: dict[str, Any] = {"color": style.ORANGE, "edgecolor": "black", "linewidth": 0.5, "hatch": "////"}
 PHASES = {
-    Phase.PREPARE: "preparation",
+    Phase.PREPARE: "preparation, at each start of carbonopt run",
     Phase.GAP: "between trials",
     Phase.SETUP: "start-up of trials",
     Phase.TRAIN: "training",
@@ -26,37 +24,36 @@ def energy(spent: Footprint) -> document.Figure | None:
     """The study's energy by phase, the GPUs' part of it apart where their counters say it; None where there is none."""
     if not spent.energy_kwh:
         return None
-    parts = [(PHASES[phase], kwh, spent.gpu_parts_kwh.get(phase)) for phase, kwh in spent.by_phase_kwh.items()]
+    names = {phase: name.partition(",")[0] for phase, name in PHASES.items()}
+    parts = [(names[phase], kwh, spent.gpu_parts_kwh.get(phase)) for phase, kwh in spent.by_phase_kwh.items()]
     if spent.earlier_attempts_kwh:
         parts.append(("interrupted attempts", spent.earlier_attempts_kwh, spent.gpu_earlier_attempts_kwh))
     split = all(gpu_kwh is not None for _, _, gpu_kwh in parts)
     scale = energy_scale(energy_kwh for _, energy_kwh, _ in parts)
 
-    def draw(figure: "Figure") -> None:
+    def draw(figure: "style.Figure") -> None:
         axes = figure.add_subplot()
         rows = range(len(parts))
         whole = [energy_kwh * scale.per_base for _, energy_kwh, _ in parts]
         if split:
             gpus = [(gpu_kwh or 0.0) * scale.per_base for _, _, gpu_kwh in parts]
-            rest = [max(0.0, all_of_it - gpu) for all_of_it, gpu in zip(whole, gpus, strict=True)]
-            axes.barh(rows, gpus, color=BLUE, height=0.65, label="GPUs")
+            axes.barh(rows, gpus, color=style.BLUE, height=0.65, label="GPUs")
             # Of what is nothing the edge alone would be drawn, as a line at the bar's end.
-            hatched = [(row, gpu, other) for row, gpu, other in zip(rows, gpus, rest, strict=True) if other > 0]
-            if hatched:
-                at, left, width = zip(*hatched, strict=True)
-                axes.barh(at, width, left=left, color=ORANGE, edgecolor="black", linewidth=0.5, hatch="////",
-                          height=0.65, label="CPU and RAM")  # fmt: skip
-                legend(figure, axes)
+            rest = [(row, kwh - gpu, gpu) for row, kwh, gpu in zip(rows, whole, gpus, strict=True) if kwh > gpu]
+            if rest:
+                at, width, left = zip(*rest, strict=True)
+                axes.barh(at, width, left=left, height=0.65, label="CPU and RAM", **HATCHED)
+                style.legend(figure, axes)
         else:
-            axes.barh(rows, whole, color=BLUE, height=0.65)
+            axes.barh(rows, whole, color=style.BLUE, height=0.65)
         for row, (_, energy_kwh, _), end in zip(rows, parts, whole, strict=True):
-            axes.annotate(percent_text(energy_kwh / spent.energy_kwh), (end, row), (2, 0), textcoords="offset points",
-                          va="center", fontsize=7.0)  # fmt: skip
-        ticks_at(axes.yaxis, rows, ("\n".join(textwrap.wrap(name, 14)) for name, _, _ in parts))
+            text = percent_text(energy_kwh / spent.energy_kwh)
+            axes.annotate(text, (end, row), (2, 0), textcoords="offset points", va="center", fontsize=7.0)
+        style.ticks_at(axes.yaxis, rows, ("\n".join(textwrap.wrap(name, 14)) for name, _, _ in parts))
         axes.invert_yaxis()
         axes.set_xlim(0, 1.18 * max(whole))  # room for the text behind the longest bar
-        plain_ticks(axes.xaxis, False)
+        style.plain_ticks(axes.xaxis)
         axes.set_xlabel(scale.label("Energy"))
 
     alt = "; ".join(f"{name} {percent_text(kwh / spent.energy_kwh)}" for name, kwh, _ in parts)
-    return drawn(draw, HEIGHT_IN, name="energy", caption="Energy of the study by phase.", alt=alt)
+    return style.drawn(draw, HEIGHT_IN, name="energy", caption="Energy of the study by phase.", alt=alt)

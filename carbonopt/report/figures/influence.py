@@ -2,22 +2,19 @@
 
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from carbonopt.analysis.influence import Effect, Influence, NotKnown, Parameter
 from carbonopt.core import format as fmt
 from carbonopt.core.quality import Quality
 from carbonopt.report import document
-from carbonopt.report.figures.style import BLUE, VERMILION, drawn, legend, plain_ticks, ticks_at, wants_log
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from carbonopt.report.figures import style
+from carbonopt.report.figures.points import wants_log
 
 MOST_EFFECTS = 4  # parameters whose effects are drawn in one figure
 LOOKS: tuple[dict[str, Any], ...] = (  # of emissions, of the quality
-    {"color": BLUE, "marker": "o", "linestyle": "-"},
-    {"color": VERMILION, "marker": "s", "linestyle": "--", "markerfacecolor": "white"},
+    {"color": style.BLUE, "marker": "o", "linestyle": "-"},
+    {"color": style.VERMILION, "marker": "s", "linestyle": "--", "markerfacecolor": "white"},
 )
 _ROOM = 20  # characters below an axis, so that texts don't touch
 _SHORTEST = 6  # of these for one text, however many there are
@@ -36,32 +33,27 @@ def importance(found: Sequence[Influence | NotKnown]) -> document.Figure | None:
     if not names:
         return None
 
-    def draw(figure: "Figure") -> None:
+    def draw(figure: "style.Figure") -> None:
         axes = figure.add_subplot()
-        for side, one in zip((-0.16, 0.16), known, strict=False):
-            parameters = {parameter.name: parameter for parameter in one.parameters}
-            rows = [(i + side, parameters[name]) for i, name in enumerate(names) if name in parameters]
-            axes.errorbar(
-                [parameter.importance for _, parameter in rows],
-                [row for row, _ in rows],
-                xerr=_around([(one.importance_lowest, one.importance, one.importance_highest) for _, one in rows]),
-                label=f"{one.objective} ({fmt.percent_text(one.level)} interval)",
-                **{**_looks(one), "linestyle": "none"},
-                markersize=4,
-                elinewidth=0.9,
-                capsize=1.8,
-            )
+        for side, part in zip((-0.16, 0.16), known, strict=False):
+            ranked = sorted(part.parameters, key=lambda parameter: names.index(parameter.name))
+            rows = [names.index(parameter.name) + side for parameter in ranked]
+            spans = [(row.importance_lowest, row.importance, row.importance_highest) for row in ranked]
+            looks = {**_looks(part), "linestyle": "none", "markersize": 4, "elinewidth": 0.9, "capsize": 1.8}
+            label = f"{part.objective} ({fmt.percent_text(part.level)} interval)"
+            axes.errorbar([middle for _, middle, _ in spans], rows, xerr=_around(spans), label=label, **looks)
         axes.set_xlim(-0.02, 1.02)  # so that no marker is cut
-        ticks_at(axes.xaxis, (0, 0.25, 0.5, 0.75, 1), map(fmt.percent_text, (0.0, 0.25, 0.5, 0.75, 1.0)))
-        ticks_at(axes.yaxis, range(len(names)), map(_plain, names))
+        quarters = (0.0, 0.25, 0.5, 0.75, 1.0)
+        style.ticks_at(axes.xaxis, quarters, map(fmt.percent_text, quarters))
+        style.ticks_at(axes.yaxis, range(len(names)), map(_plain, names))
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.set_xlabel("Share of the explained variation")
         axes.grid(axis="x", linewidth=0.3, color="0.8")
-        legend(figure, axes)
+        style.legend(figure, axes)
 
-    caption = f"Importance of each parameter for {' and for '.join(one.objective for one in known)}."
+    caption = f"Importance of each parameter for {' and for '.join(part.objective for part in known)}."
     alt = f"By importance: {', '.join(map(_plain, names))}. The tables have the figures."
-    return drawn(draw, 0.9 + 0.26 * len(names), name="influence", caption=caption, alt=alt)
+    return style.drawn(draw, 0.9 + 0.26 * len(names), name="influence", caption=caption, alt=alt)
 
 
 def effects(found: Sequence[Influence | NotKnown], quality: Quality) -> list[document.Figure]:
@@ -69,40 +61,37 @@ def effects(found: Sequence[Influence | NotKnown], quality: Quality) -> list[doc
     come first, and their figure alone is the paper's."""
     known, names = _known(found), _by_importance(found)
     several = [names[start : start + MOST_EFFECTS] for start in range(0, len(names), MOST_EFFECTS)]
-    return [_effects(known, some, quality, number) for number, some in enumerate(several)]
+    return [_effects(known, some, quality, number) for number, some in enumerate(several, start=1)]
 
 
 def _effects(known: Sequence[Influence], names: Sequence[str], quality: Quality, number: int) -> document.Figure:
-    def draw(figure: "Figure") -> None:
+    def draw(figure: "style.Figure") -> None:
         grid = figure.subplots(len(names), len(known), sharey="col", squeeze=False)
-        for column, one in enumerate(known):
-            scale = effect_scale(one)
-            parameters = {parameter.name: parameter for parameter in one.parameters}
-            shown = [parameters[name] for name in names if name in parameters]
-            ends = [
-                end for parameter in shown for effect in parameter.effects for end in (effect.lowest, effect.highest)
-            ]
-            log = bool(ends) and wants_log(ends)
+        for column, part in enumerate(known):
+            scale = effect_scale(part)
+            shown = {parameter.name: parameter for parameter in part.parameters if parameter.name in names}
+            rows = [effect for parameter in shown.values() for effect in parameter.effects]
             for axes, name in zip(grid[:, column], names, strict=True):
                 axes.set_xlabel(_plain(name), labelpad=1)
-                if name not in parameters:
+                if name in shown:
+                    _effect(axes, shown[name], _looks(part), scale.per_base if scale else 1.0)
+                else:
                     axes.set_axis_off()
-                    continue
-                _effect(axes, parameters[name], _looks(one), scale.per_base if scale else 1.0)
             top = grid[0][column]
             top.set_title(scale.label("Emissions of a run") if scale else quality.label)
-            if log:
+            if rows and wants_log([end for row in rows for end in (row.lowest, row.highest)]):
                 top.set_yscale("log")
-            plain_ticks(top.yaxis, log, most=3)
+            style.plain_ticks(top.yaxis, most=3)
 
-    matter = "the parameters that matter most" if number == 0 else "further parameters"
-    return drawn(
+    first = number == 1
+    which = "the parameters that matter most" if first else "further parameters"
+    return style.drawn(
         draw,
         0.45 + 1.0 * len(names),
-        name="effects" if number == 0 else f"effects-{number + 1}",
-        caption=f"Marginal effect of {matter}, with intervals.",
+        name="effects" if first else f"effects-{number}",
+        caption=f"Marginal effect of {which}, with intervals.",
         alt=f"Expected outcome at each value of {', '.join(map(_plain, names))}. The tables have the figures.",
-        paper=number == 0,
+        paper=first,
     )
 
 
@@ -110,24 +99,21 @@ def _looks(found: Influence) -> dict[str, Any]:
     return LOOKS[found.objective != "emissions"]
 
 
-def _effect(axes: "Axes", parameter: Parameter, looks: dict[str, Any], factor: float) -> None:
+def _effect(axes: "style.Axes", parameter: Parameter, looks: dict[str, Any], factor: float) -> None:
     """Over a logarithmic axis where the values are far apart; what is no number stands side by side."""
     at, texts, log = _across(parameter.effects)
-    effects = parameter.effects
-    low, middle, high = (
-        [getattr(effect, field) * factor for effect in effects] for field in ("lowest", "expected", "highest")
-    )
+    spans = [(row.lowest * factor, row.expected * factor, row.highest * factor) for row in parameter.effects]
+    low, middle, high = map(list, zip(*spans, strict=True))
     if texts is None:
         axes.fill_between(at, low, high, color=looks["color"], alpha=0.2, linewidth=0)
         axes.plot(at, middle, **looks, markersize=2.5, linewidth=1)
         if log:
             axes.set_xscale("log")
-        plain_ticks(axes.xaxis, log, most=3)
+        style.plain_ticks(axes.xaxis, most=3)
         return
-    spread = _around(list(zip(low, middle, high, strict=True)))
-    axes.errorbar(at, middle, yerr=spread, **looks, markersize=3, linewidth=0.8, elinewidth=0.9, capsize=1.8)
-    ticks_at(axes.xaxis, at, texts)
-    axes.set_xlim(-0.4, len(effects) - 0.6)
+    axes.errorbar(at, middle, yerr=_around(spans), **looks, markersize=3, linewidth=0.8, elinewidth=0.9, capsize=1.8)
+    style.ticks_at(axes.xaxis, at, texts)
+    axes.set_xlim(-0.4, len(spans) - 0.6)
 
 
 def _across(effects: Sequence[Effect]) -> tuple[list[float], list[str] | None, bool]:
@@ -143,23 +129,21 @@ def _across(effects: Sequence[Effect]) -> tuple[list[float], list[str] | None, b
 
 
 def _known(found: Sequence[Influence | NotKnown]) -> list[Influence]:
-    return [one for one in found if isinstance(one, Influence) and one.parameters]
+    return [part for part in found if isinstance(part, Influence) and part.parameters]
 
 
 def _by_importance(found: Sequence[Influence | NotKnown]) -> list[str]:
     """The parameters' names, by the larger of their two importances."""
     largest: dict[str, float] = {}
-    for parameter in (parameter for one in _known(found) for parameter in one.parameters):
+    for parameter in (parameter for part in _known(found) for parameter in part.parameters):
         largest[parameter.name] = max(parameter.importance, largest.get(parameter.name, 0.0))
     return sorted(largest, key=lambda name: (-largest[name], name))
 
 
 def _around(spans: Sequence[tuple[float, float, float]]) -> list[list[float]]:
     """Distances from the middle; a percentile interval may lie beside it."""
-    return [
-        [max(0.0, middle - low) for low, middle, _ in spans],
-        [max(0.0, high - middle) for _, middle, high in spans],
-    ]
+    below = [max(0.0, middle - low) for low, middle, _ in spans]
+    return [below, [max(0.0, high - middle) for _, middle, high in spans]]
 
 
 def _plain(name: str) -> str:

@@ -1,28 +1,50 @@
-"""The Pareto front: what each trial emitted, and how good it became."""
+"""The Pareto front: what each trial emitted, and how good it became. Once for paper, and once as Plotly's own `data`
+and `layout`: the page adds the colours of its light or dark, and what to say of a trial, by `customdata`."""
 
-from typing import TYPE_CHECKING, Any
+import math
+from sys import float_info
+from typing import Any
 
 from carbonopt.analysis.recommend import Recommendation
+from carbonopt.core.format import plus_minus_text, spread_text
 from carbonopt.core.quality import Quality
 from carbonopt.report import document
-from carbonopt.report.figures.points import COLOURS, LABELS, Point, Scatter, layers
-from carbonopt.report.figures.style import TARGET, drawn, legend, plain_ticks
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from carbonopt.report.figures import style
+from carbonopt.report.figures.points import CELLS, Axis, Point, Scatter, layers
+from carbonopt.report.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY_BLUE, VERMILION
+from carbonopt.report.study_view import StudyView
 
 HEIGHT_IN = 2.8
+LABELS = {
+    "front": "Pareto front",
+    "complete": "complete",
+    "stopped": "stopped (last evaluation)",
+    "failed": "failed or diverged (last evaluation)",
+    "knee": "knee of the front",
+    "baseline": "baseline",
+    "recommended": "recommended",
+}
 # A shape of its own for each group, so that grey print loses nothing.
 MARKERS: dict[str, dict[str, Any]] = {
-    "stopped": {"marker": "x", "s": 14, "color": COLOURS["stopped"], "linewidths": 0.8, "zorder": 2},
-    "failed": {"marker": "v", "s": 14, "facecolors": "none", "edgecolors": COLOURS["failed"], "zorder": 2},
-    "complete": {"marker": "o", "s": 16, "facecolors": "none", "edgecolors": COLOURS["complete"], "zorder": 3},
-    "front": {"marker": "o", "s": 18, "color": COLOURS["front"], "zorder": 4},
+    "stopped": {"marker": "x", "s": 14, "color": GREY, "linewidths": 0.8, "zorder": 2},
+    "failed": {"marker": "v", "s": 14, "facecolors": "none", "edgecolors": ORANGE, "zorder": 2},
+    "complete": {"marker": "o", "s": 16, "facecolors": "none", "edgecolors": SKY_BLUE, "zorder": 3},
+    "front": {"marker": "o", "s": 18, "color": BLUE, "zorder": 4},
     "knee": {"marker": "s", "s": 44, "facecolors": "none", "edgecolors": "black", "zorder": 5},
-    "baseline": {"marker": "D", "s": 26, "color": COLOURS["baseline"], "edgecolors": "black", "zorder": 5},
-    "recommended": {"marker": "*", "s": 80, "color": COLOURS["recommended"], "edgecolors": "black", "zorder": 6},
+    "baseline": {"marker": "D", "s": 26, "color": VERMILION, "edgecolors": "black", "zorder": 5},
+    "recommended": {"marker": "*", "s": 80, "color": GREEN, "edgecolors": "black", "zorder": 6},
 }
+PLOTLY_MARKERS: dict[str, dict[str, Any]] = {
+    "stopped": {"symbol": "x-thin", "size": 8, "line": {"width": 1.5, "color": GREY}},
+    "failed": {"symbol": "cross-thin", "size": 10, "line": {"width": 2, "color": ORANGE}},
+    "complete": {"symbol": "circle-open", "size": 9, "color": SKY_BLUE, "line": {"width": 2}},
+    "front": {"symbol": "circle", "size": 9, "color": BLUE},
+    "knee": {"symbol": "square-open", "size": 17, "color": BLUE, "line": {"width": 2}},
+    "baseline": {"symbol": "diamond", "size": 14, "color": VERMILION},
+    "recommended": {"symbol": "star", "size": 19, "color": GREEN},
+}
+# What lies above and to the right of the front is dominated.
+STAIRS: dict[str, Any] = {"mode": "lines+markers", "line": {"shape": "hv", "width": 1.5, "color": BLUE}}
 
 
 def pareto(plot: Scatter, rec: Recommendation, knee: int | None, quality: Quality) -> document.Figure | None:
@@ -30,54 +52,138 @@ def pareto(plot: Scatter, rec: Recommendation, knee: int | None, quality: Qualit
     if not plot.points:
         return None
 
-    def draw(figure: "Figure") -> None:
+    def draw(figure: "style.Figure") -> None:
         axes = figure.add_subplot()
         axes.set_xlabel(f"Emissions of a run ({plot.unit})")
         axes.set_ylabel(quality.label)
-        _scale(axes, plot)  # first: matplotlib's own scaling has no room around values at the end of floats
-        axes.step(*_xy(plot.of("front")), where="post", color=COLOURS["front"], linewidth=0.8, zorder=1)
+        # First: matplotlib's own scaling has no room around values at the end of floats.
+        axes.set(xscale="log" if plot.x.log else "linear", yscale="log" if plot.y.log else "linear")
+        axes.set(xlim=(plot.x.low, plot.x.high), ylim=(plot.y.low, plot.y.high))
+        style.plain_ticks(axes.xaxis)
+        style.plain_ticks(axes.yaxis)
+        axes.step(*_xy(plot.of("front")), where="post", color=BLUE, linewidth=0.8, zorder=1)
         for name, points in layers(plot, rec, knee).items():
-            framed = [point for point in points if plot.x.holds(point.emissions) and plot.y.holds(point.quality)]
-            if framed:
+            if framed := list(filter(plot.holds, points)):
                 axes.scatter(*_xy(framed), label=LABELS[name], **{"linewidths": 0.6, **MARKERS[name]})
         _error_bars(axes, plot)
-        axes.axhline(rec.target.value, label="target", **TARGET)
-        legend(figure, axes)
+        axes.axhline(rec.target.value, label="target", **style.TARGET)
+        style.legend(figure, axes)
 
     caption = f"{quality.label} over emissions of each trial, and the Pareto front."
-    alt = (
-        f"{len(plot.points)} trials, {len(plot.of('front'))} of them on the Pareto front. The tables have the figures."
-    )
-    return drawn(draw, HEIGHT_IN, name="pareto", caption=caption, alt=alt)
+    on_front = len(plot.of("front"))
+    alt = f"{len(plot.points)} trials, {on_front} of them on the Pareto front. The tables have the figures."
+    return style.drawn(draw, HEIGHT_IN, name="pareto", caption=caption, alt=alt)
 
 
-def _error_bars(axes: "Axes", plot: Scatter) -> None:
-    for i, mean in enumerate(plot.means):
-        axes.errorbar(
-            mean.emissions,
-            mean.quality,
-            xerr=mean.emissions_deviation,
-            yerr=mean.quality_deviation,
-            fmt="none",
-            ecolor="black",
-            elinewidth=0.8,
-            capsize=1.8,
-            capthick=0.6,
-            zorder=3.5,  # below what is marked: it would hide a small mark in the middle
-            label="mean ± SD, repeated" if i == 0 else None,
-        )
-
-
-def _scale(axes: "Axes", plot: Scatter) -> None:
-    if plot.x.log:
-        axes.set_xscale("log")
-    if plot.y.log:
-        axes.set_yscale("log")
-    axes.set_xlim(plot.x.low, plot.x.high)
-    axes.set_ylim(plot.y.low, plot.y.high)
-    plain_ticks(axes.xaxis, plot.x.log)
-    plain_ticks(axes.yaxis, plot.y.log)
+def _error_bars(axes: "style.Axes", plot: Scatter) -> None:
+    """Below what is marked: they would hide a small mark in the middle."""
+    for i, runs in enumerate(plot.repeated):
+        emissions, spread = runs.emissions_kg_co2e, runs.value
+        looks: dict[str, Any] = {**style.ERROR_BARS, "ecolor": "black", "capthick": 0.6, "zorder": 3.5}
+        looks |= {"xerr": emissions.standard_deviation * plot.per_kg, "yerr": spread.standard_deviation}
+        looks["label"] = "mean ± SD, repeated" if i == 0 else None
+        axes.errorbar(emissions.mean * plot.per_kg, spread.mean, **looks)
 
 
 def _xy(points: list[Point]) -> tuple[list[float], list[float]]:
     return [point.emissions for point in points], [point.quality for point in points]
+
+
+def interactive_pareto(
+    study: StudyView, printed: document.Figure, *, rows_in: str, row_note: str
+) -> document.InteractiveFigure:
+    """`printed` stands in for it; `rows_in`: the key of the table of all trials; `row_note`: what these share."""
+    plot, rec = study.plot, study.recommendation
+    rows = {record.trial: row for row, record in enumerate(study.data.records)}
+    traces = []
+    for name, points in layers(plot, rec, study.knee).items():
+        if points or name == "recommended":  # which another target may have
+            line = STAIRS if name == "front" else {}
+            at = [rows[point.trial] for point in points]
+            traces.append(_trace(LABELS[name], *_xy(points), PLOTLY_MARKERS[name], meta=name, customdata=at, **line))
+    traces[-1:-1] = [*_unevaluated(plot, rows, study.quality), *_means(plot, study.quality)]
+    return document.InteractiveFigure(
+        figure=printed,
+        data=tuple(traces),
+        layout=_layout(plot, rec.target.value, study.quality),
+        rows_in=rows_in,
+        moved="recommended",
+        shape_label="target",
+        row_note=row_note,
+    )
+
+
+def _trace(name: str, x: list[float], y: list[float], marker: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "scatter", "mode": "markers", "name": name, "x": x, "y": y, "marker": marker, **more}
+
+
+def _unevaluated(plot: Scatter, rows: dict[int, int], quality: Quality) -> list[dict[str, Any]]:
+    """At the figure's worse edge, by their emissions alone; one where many would lie on one another."""
+    if not plot.unevaluated:
+        return []
+    inside = 1e-6 * (plot.x.high - plot.x.low)  # what is at the very end of an axis plotly may take for outside
+    low, high = plot.x.low + inside, plot.x.high - inside
+    cells = {math.floor(plot.x.share(at) * CELLS[0]): (trial, at) for trial, at in plot.unevaluated}
+    x = [min(max(emissions, low), high) for _, emissions in cells.values()]
+    y = [1.0 if quality.direction == "minimize" else 0.0 for _ in cells]
+    marker = {"symbol": "triangle-down-open", "size": 9, "color": ORANGE, "line": {"width": 1.5}}
+    more = {"yaxis": "y2", "customdata": [rows[trial] for trial, _ in cells.values()], "cliponaxis": False}
+    return [_trace("ended before an evaluation (at the edge)", x, y, marker, **more)]
+
+
+def _means(plot: Scatter, quality: Quality) -> list[dict[str, Any]]:
+    """Bars of one standard deviation where a configuration was repeated."""
+    if not plot.repeated:
+        return []
+
+    def bars(deviations: list[float]) -> dict[str, Any]:
+        return {"type": "data", "array": deviations, "thickness": 1.5, "width": 5, "color": VERMILION}
+
+    spreads = [runs.value for runs in plot.repeated]
+    x = [runs.emissions_kg_co2e.mean * plot.per_kg for runs in plot.repeated]
+    deviations = [runs.emissions_kg_co2e.standard_deviation * plot.per_kg for runs in plot.repeated]
+    texts = [
+        f"Trials {', '.join(map(str, runs.trials))}<br>{quality.name}: {spread_text(runs.value)}<br>"
+        f"emissions: {plus_minus_text(mean, deviation)} {plot.unit}"
+        for runs, mean, deviation in zip(plot.repeated, x, deviations, strict=True)
+    ]
+    errors = {"error_x": bars(deviations), "error_y": bars([spread.standard_deviation for spread in spreads])}
+    marker = {"symbol": "line-ew", "size": 9, "line": {"width": 2, "color": VERMILION}}
+    name = "repeated: mean ± standard deviation"
+    return [_trace(name, x, [spread.mean for spread in spreads], marker, text=texts, **errors)]
+
+
+def _layout(plot: Scatter, target: float, quality: Quality) -> dict[str, Any]:
+    line = {
+        "type": "line",
+        **{"xref": "paper", "x0": 0, "x1": 1, "y0": target, "y1": target},
+        "line": {"dash": "dash", "width": 1.5, "color": PURPLE},
+        "label": {"text": f"target {quality.text(target)}", "textposition": "end", "yanchor": "bottom"},
+    }
+    return {
+        "xaxis": _axis(f"Emissions of a run ({plot.unit})", plot.x),
+        "yaxis": _axis(quality.label, plot.y),
+        "yaxis2": {"overlaying": "y", "range": [0, 1 + 1e-6], "visible": False, "fixedrange": True},
+        "shapes": [line],
+        "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
+        "margin": {"l": 60, "r": 12, "t": 36, "b": 90},
+        "hoverlabel": {"align": "left"},
+        "showlegend": True,
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+    }
+
+
+def _axis(title: str, frame: Axis) -> dict[str, Any]:
+    axis: dict[str, Any] = {"title": {"text": title}, "zeroline": False, "automargin": True}
+    if not frame.log:
+        return axis | {"type": "linear", "range": [frame.low, frame.high]}
+    # Plotly's own labels between powers of ten are bare digits ("2" for 200), so ours are given, for zooming out too.
+    first, last = math.floor(math.log10(frame.low)), math.ceil(math.log10(frame.high))
+    stride = max(1, (last - first) // 6)
+    digits = (1, 2, 5) if last - first <= 3 else (1,)
+    decades = range(first - 3 * stride, last + 4 * stride, stride)
+    known = [decade for decade in decades if float_info.min_10_exp <= decade < float_info.max_10_exp]
+    ticks = [digit * 10.0**decade for decade in known for digit in digits]
+    ends = [math.log10(frame.low), math.log10(frame.high)]
+    return axis | {"type": "log", "range": ends, "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}

@@ -24,43 +24,12 @@ MARGIN = 0.08  # share of the axis on each side
 CROWD = 1500  # points of one group; from here on those that would lie on one another are drawn once
 CELLS = (96, 60)  # of the frame, across and up: about as wide as a mark where the figure is widest
 
-# Okabe and Ito's palette, which people with any colour vision tell apart; shapes tell the same in grey.
-COLOURS = {
-    "front": "#0072B2",
-    "complete": "#56B4E9",
-    "stopped": "#999999",
-    "failed": "#E69F00",
-    "knee": "#0072B2",
-    "baseline": "#D55E00",
-    "recommended": "#009E73",
-    "target": "#CC79A7",
-}
-LABELS = {
-    "front": "Pareto front",
-    "complete": "complete",
-    "stopped": "stopped (last evaluation)",
-    "failed": "failed or diverged (last evaluation)",
-    "knee": "knee of the front",
-    "baseline": "baseline",
-    "recommended": "recommended",
-}
-
 
 class Point(Frozen):
     trial: int
     group: Group
     emissions: float  # in the figure's unit
     quality: float
-
-
-class Mean(Frozen):
-    """A configuration that was repeated, in the figure's unit: means and standard deviations of one run."""
-
-    trials: tuple[int, ...]
-    emissions: float
-    emissions_deviation: float
-    quality: float
-    quality_deviation: float
 
 
 class Axis(Frozen):
@@ -94,7 +63,7 @@ class Scatter(Frozen):
     points: tuple[Point, ...]
     x: Axis
     y: Axis
-    means: tuple[Mean, ...]
+    repeated: tuple[Repeats, ...]
     unevaluated: tuple[tuple[int, float], ...]  # (trial, emissions) of those that ended before an evaluation
 
     def of(self, group: Group) -> list[Point]:
@@ -111,52 +80,47 @@ class Scatter(Frozen):
             cells.setdefault((math.floor(across * CELLS[0]), math.floor(up * CELLS[1])), point)
         return list(cells.values())
 
+    def holds(self, point: Point) -> bool:
+        return self.x.holds(point.emissions) and self.y.holds(point.quality)
+
     def outside(self) -> list[Point]:
-        return [point for point in self.points if not (self.x.holds(point.emissions) and self.y.holds(point.quality))]
+        return [point for point in self.points if not self.holds(point)]
 
 
-def scatter(data: StudyData, rec: Recommendation, repeated: Sequence[Repeats], quality: Quality) -> Scatter:
+def scatter(data: StudyData, rec: Recommendation, repeated: tuple[Repeats, ...], quality: Quality) -> Scatter:
     """Complete trials at their end, others where their last evaluation left them.
 
     A repeated configuration is on the front by its means, as the answer is: beside the points of its runs it has one.
     """
+    places = [(record, at) for record in data.records if (at := _coordinates(record))]
     # As the tables choose it, so that no figure says mg beside their g.
-    complete_kg = [at[0] for one in data.records if one.state == TrialState.COMPLETE and (at := _coordinates(one))]
+    complete_kg = [kg for record, (kg, _) in places if record.state == TrialState.COMPLETE]
     unit, per_kg = emissions_unit(max(complete_kg, default=1.0))
-    on_front = [one for one in configurations(data.records) if one.first.trial in rec.pareto_front]
-    means = [
-        Point(
-            trial=one.first.trial,
-            group="front",
-            emissions=one.emissions_kg_co2e * per_kg,
-            quality=quality_text.known(one),
-        )
-        for one in on_front
-        if one.n > 1
+    on_front = [config for config in configurations(data.records) if config.first.trial in rec.pareto_front]
+    once = frozenset(config.first.trial for config in on_front if config.n == 1)
+    unsorted = [
+        Point(trial=record.trial, group=_group(record, once), emissions=emissions_kg * per_kg, quality=reached)
+        for record, (emissions_kg, reached) in places
     ]
-    front = frozenset(one.first.trial for one in on_front if one.n == 1)
-    runs = [
-        Point(trial=record.trial, group=_group(record, front), emissions=at[0] * per_kg, quality=at[1])
-        for record in data.records
-        if (at := _coordinates(record))
-    ]
-    points = sorted(runs + means, key=lambda point: (point.emissions, point.trial))
-    placed = {point.trial for point in points}
+    for config in on_front:
+        if config.n > 1:
+            emissions, mean = config.emissions_kg_co2e * per_kg, quality_text.known(config)
+            unsorted.append(Point(trial=config.first.trial, group="front", emissions=emissions, quality=mean))
+    points = sorted(unsorted, key=lambda point: (point.emissions, point.trial))
     framed = [point for point in points if point.group in ("complete", "front")] or points
+    placed = {point.trial for point in points}
     return Scatter(
         unit=unit,
         per_kg=per_kg,
         points=tuple(points),
         x=frame([point.emissions for point in framed] or [0.0]),
         y=frame([point.quality for point in framed] + [rec.target.value]),
-        means=tuple(_mean(one, per_kg) for one in repeated),
+        repeated=repeated,
         unevaluated=tuple(
-            (record.trial, record.emissions_kg_co2e * per_kg)
+            (record.trial, kg * per_kg)
             for record in data.records
-            if record.trial not in placed
-            and record.emissions_kg_co2e is not None
-            and is_finite(record.emissions_kg_co2e)
-            and record.state is not TrialState.RUNNING
+            if record.trial not in placed and record.state is not TrialState.RUNNING
+            if (kg := record.emissions_kg_co2e) is not None and is_finite(kg)
         ),
     )
 
@@ -166,34 +130,22 @@ def layers(plot: Scatter, rec: Recommendation, knee: int | None = None) -> dict[
 
     The recommended and the baseline stand at the figures that the answer gives, which may be means over seeds.
     """
-    baseline = rec.baseline if rec.baseline is not None and rec.baseline.trial != rec.trial else None
     return {
         "stopped": plot.drawn("stopped"),
         "failed": plot.drawn("failed"),
         "complete": plot.drawn("complete"),
         "front": plot.of("front"),
         "knee": [point for point in plot.of("front") if point.trial == knee],
-        "baseline": _of_answer(plot, baseline),
+        "baseline": _of_answer(plot, rec.baseline) if rec.baseline and rec.baseline.trial != rec.trial else [],
         "recommended": _of_answer(plot, rec),
     }
 
 
-def _of_answer(plot: Scatter, chosen: Recommendation | Baseline | None) -> list[Point]:
-    if chosen is None or chosen.trial is None or chosen.emissions_kg_co2e is None:
+def _of_answer(plot: Scatter, chosen: Recommendation | Baseline) -> list[Point]:
+    if chosen.trial is None or chosen.emissions_kg_co2e is None:
         return []
     at = chosen.emissions_kg_co2e * plot.per_kg
     return [Point(trial=chosen.trial, group="complete", emissions=at, quality=quality_text.known(chosen))]
-
-
-def _mean(repeat: Repeats, per_kg: float) -> Mean:
-    spread = repeat.value
-    return Mean(
-        trials=repeat.trials,
-        emissions=repeat.emissions_kg_co2e.mean * per_kg,
-        emissions_deviation=repeat.emissions_kg_co2e.standard_deviation * per_kg,
-        quality=spread.mean,
-        quality_deviation=spread.standard_deviation,
-    )
 
 
 def _coordinates(record: TrialRecord) -> tuple[float, float] | None:
@@ -212,10 +164,15 @@ def _group(record: TrialRecord, front: frozenset[int]) -> Group:
     return "front" if record.trial in front else "complete"
 
 
+def wants_log(values: Sequence[float]) -> bool:
+    """Whether a linear axis would crowd the small values."""
+    return min(values) > 0 and max(values) / min(values) >= LOG_FROM_RATIO
+
+
 def frame(values: list[float]) -> Axis:
     """The range of the values and a margin around them; logarithmic where they are far apart."""
     low, high = min(values), max(values)
-    if low > 0 and high / low >= LOG_FROM_RATIO:
+    if wants_log(values):
         # A diverged trial's quality can be so large that neither its ratio to another nor a margin fits a float.
         margin = 10 ** (MARGIN * (math.log10(high) - math.log10(low)))
         return Axis(log=True, low=max(low / margin, float_info.min), high=min(high * margin, float_info.max))

@@ -1,22 +1,20 @@
 """Where a run stops paying: its quality over its own emissions."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from carbonopt.analysis.diminishing_returns import ENOUGH, DiminishingReturns, Milestone
 from carbonopt.core.format import emissions_scale, percent_text
 from carbonopt.core.quality import Quality
 from carbonopt.report import document, quality_text
-from carbonopt.report.figures.style import BLUE, GREEN, ORANGE, TARGET, VERMILION, drawn, legend, plain_ticks, wants_log
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from carbonopt.report.figures import style
+from carbonopt.report.figures.points import wants_log
 
 HEIGHT_IN = 2.3
 MILESTONES: dict[str, dict[str, Any]] = {  # of a run, each with a shape of its own
-    "first at the target": {"marker": "s", "color": ORANGE, "markersize": 6.5},
-    f"within {percent_text(ENOUGH)} of the best": {"marker": "D", "color": VERMILION, "markersize": 5},
-    "best": {"marker": "*", "color": GREEN, "markersize": 9},
+    "first at the target": {"marker": "s", "color": style.ORANGE, "markersize": 6.5},
+    f"within {percent_text(ENOUGH)} of the best": {"marker": "D", "color": style.VERMILION, "markersize": 5},
+    "best": {"marker": "*", "color": style.GREEN, "markersize": 9},
 }
 _DENSE = 40  # evaluations; from here on their marks would be a thick line
 
@@ -27,28 +25,25 @@ def returns(found: DiminishingReturns, target: float, quality: Quality) -> docum
         return None
     scale = emissions_scale([found.points[-1].emissions_kg_co2e])
 
-    def draw(figure: "Figure") -> None:
+    def draw(figure: "style.Figure") -> None:
         axes = figure.add_subplot()
         axes.set_xlabel(scale.label("Emissions of the run so far"))
         axes.set_ylabel(quality.label)
         across, up = _places(found.points, scale.per_base)
         dots: dict[str, Any] = {"marker": "o", "markersize": 3} if len(up) < _DENSE else {}
-        axes.plot(across, up, color=BLUE, linewidth=1, label=f"evaluations of trial {found.trial}", **dots)
+        axes.plot(across, up, color=style.BLUE, linewidth=1, label=f"evaluations of trial {found.trial}", **dots)
         for milestone, names in _milestones(found):
-            place = _places([milestone], scale.per_base)
-            axes.plot(*place, **MILESTONES[names[0]], label=", ".join(names), markeredgecolor="black",
-                      markeredgewidth=0.5, linestyle="none", zorder=4)  # fmt: skip
-        axes.axhline(target, label="target", **TARGET)
-        log = wants_log([*up, target])
-        if log:
-            axes.set_yscale("log")
+            looks = {**MILESTONES[names[0]], **style.MILESTONE}
+            axes.plot(*_places([milestone], scale.per_base), **looks, label=", ".join(names), zorder=4)
+        axes.axhline(target, label="target", **style.TARGET)
+        axes.set_yscale("log" if wants_log([*up, target]) else "linear")
         axes.set_xlim(left=0)
-        plain_ticks(axes.xaxis, False)
-        plain_ticks(axes.yaxis, log)
-        legend(figure, axes)
+        style.plain_ticks(axes.xaxis)
+        style.plain_ticks(axes.yaxis)
+        style.legend(figure, axes)
 
     alt = f"{quality.label} of trial {found.trial} over its emissions at each evaluation. The table has the figures."
-    return drawn(draw, HEIGHT_IN, name="returns", caption="Diminishing returns inside one run.", alt=alt)
+    return style.drawn(draw, HEIGHT_IN, name="returns", caption="Diminishing returns inside one run.", alt=alt)
 
 
 def _milestones(found: DiminishingReturns) -> list[tuple[Milestone, list[str]]]:

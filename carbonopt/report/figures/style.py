@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from carbonopt.core.format import tick_text
 from carbonopt.report import document
-from carbonopt.report.figures.points import LOG_FROM_RATIO
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from matplotlib.axes import Axes as Axes  # for the figures' files, too
     from matplotlib.axis import Axis
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Figure
 
 # Matplotlib takes half a second to import: only what draws does.
 
@@ -22,30 +21,21 @@ DPI = 300
 STYLE: dict[Any, Any] = {
     "pdf.fonttype": 42,  # TrueType: text stays text, and publishers' checks pass
     "svg.fonttype": "none",  # text, in the page's own font
-    "font.size": 7.5,
-    "axes.labelsize": 7.5,
-    "axes.titlesize": 7.5,
-    "xtick.labelsize": 7.0,
-    "ytick.labelsize": 7.0,
-    "legend.fontsize": 7.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.6,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
+    **dict.fromkeys(("font.size", "axes.labelsize", "axes.titlesize"), 7.5),
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 7.0),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
+    **dict.fromkeys(("axes.linewidth", "xtick.major.width", "ytick.major.width"), 0.6),
     "hatch.linewidth": 0.5,
     "text.parse_math": False,
 }
-# Okabe and Ito's palette, which people with any colour vision tell apart.
-BLUE, ORANGE, GREEN, VERMILION, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#999999"
+# Okabe and Ito's palette, which people with any colour vision tell apart; shapes tell the same in grey.
+BLUE, SKY_BLUE, GREEN, ORANGE = "#0072B2", "#56B4E9", "#009E73", "#E69F00"
+VERMILION, PURPLE, GREY = "#D55E00", "#CC79A7", "#999999"
 TARGET: dict[str, Any] = {"color": PURPLE, "linestyle": "--", "linewidth": 0.9, "zorder": 1}
-
-IN_PAGE_COLOURS = {
-    "#000000": "currentColor",
-    "#ffffff": "var(--paper)",
-    "#cccccc": "var(--line)",
-    "#0072b2": "var(--bar)",
-}
+ERROR_BARS: dict[str, Any] = {"fmt": "none", "elinewidth": 0.8, "capsize": 1.8}
+MILESTONE: dict[str, Any] = {"linestyle": "none", "markeredgecolor": "black", "markeredgewidth": 0.5}
+LEGEND: dict[str, Any] = {"frameon": False, "handletextpad": 0.4, "columnspacing": 1.2, "borderaxespad": 0.2}
+IN_PAGE = {"#000000": "currentColor", "#ffffff": "var(--paper)", "#cccccc": "var(--line)", "#0072b2": "var(--bar)"}
 
 Draw = Callable[["Figure"], None]
 
@@ -75,15 +65,8 @@ def drawn(draw: Draw, height_in: float, *, name: str, caption: str, alt: str, pa
         figure.set_dpi(72)  # of SVG
         vector = FigureCanvasSVG(figure)
         vector.print_svg(svg, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    return document.Figure(
-        name=name,
-        caption=caption,
-        alt=alt,
-        paper=paper,
-        svg=_inline(svg.getvalue()),
-        pdf=pdf.getvalue(),
-        png=png.getvalue(),
-    )
+    made: dict[str, Any] = {"svg": _inline(svg.getvalue()), "pdf": pdf.getvalue(), "png": png.getvalue()}
+    return document.Figure(name=name, caption=caption, alt=alt, paper=paper, **made)
 
 
 def _inline(svg: str) -> str:
@@ -91,10 +74,9 @@ def _inline(svg: str) -> str:
     element = svg[svg.index("<svg") :]
     element = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
     element = re.sub(r'<g id="[^"]*"', "<g", element)
-    element = re.sub(
-        r'(<svg [^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg [^>]*?) height="[^"]*"', r"\1", element, count=1)
-    )
-    for fixed, own in IN_PAGE_COLOURS.items():
+    for size in ("height", "width"):
+        element = re.sub(rf'(<svg [^>]*?) {size}="[^"]*"', r"\1", element, count=1)
+    for fixed, own in IN_PAGE.items():
         element = element.replace(fixed, own)
     return re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", element)
 
@@ -102,25 +84,17 @@ def _inline(svg: str) -> str:
 def legend(figure: "Figure", axes: "Axes") -> None:
     """Above the figure, of what one of its axes holds, in as many columns as fit."""
     for columns in (3, 2, 1):
-        made = figure.legend(
-            *axes.get_legend_handles_labels(),
-            loc="outside upper center",
-            ncols=columns,
-            frameon=False,
-            handletextpad=0.4,
-            columnspacing=1.2,
-            borderaxespad=0.2,
-        )
+        made = figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=columns, **LEGEND)
         if made.get_window_extent().width <= figure.bbox.width:
             return
         made.remove()
 
 
-def plain_ticks(axis: "Axis", log: bool, most: int = 5) -> None:
+def plain_ticks(axis: "Axis", most: int = 5) -> None:
     """Round numbers without powers of ten, at most so many. After everything is drawn: it goes by the axis' limits."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter
 
-    if not log:
+    if axis.get_scale() != "log":
         axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]))
         return
     ticks = _log_ticks(*axis.get_view_interval(), most)
@@ -140,13 +114,7 @@ def _log_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def ticks_at(axis: "Axis", values: Sequence[float], texts: Iterable[str]) -> None:
-    """Exactly these."""
     from matplotlib.ticker import NullLocator
 
     axis.set_minor_locator(NullLocator())
     axis.set_ticks(list(values), list(texts))
-
-
-def wants_log(values: Sequence[float]) -> bool:
-    """Whether a linear axis would crowd the small values."""
-    return min(values) > 0 and max(values) / min(values) >= LOG_FROM_RATIO

@@ -6,14 +6,10 @@ from pathlib import Path
 from carbonopt import __version__
 from carbonopt.core.config import Dataset, StudyConfig
 
+_TEXT = resources.files("carbonopt.report.paper").joinpath("templates/references.bib").read_text()
 _ENTRIES = {  # BibTeX by key, in the order of the bibliography
-    entry.partition("{")[2].partition(",")[0]: entry.strip()
-    for entry in resources.files("carbonopt.report.paper")
-    .joinpath("templates/references.bib")
-    .read_text()
-    .split("\n\n")
+    entry.partition("{")[2].partition(",")[0]: entry.strip() for entry in _TEXT.split("\n\n")
 }
-
 _OF_SAMPLER = {  # Optuna's Gaussian process and grid have no paper but Optuna's
     "carbon": "carbonopt",
     "tpe": "bergstra2011tpe",
@@ -37,17 +33,15 @@ def dataset_key(dataset: Dataset) -> str | None:
     return next(found, None)
 
 
-def keys(config: StudyConfig, *, learned: bool) -> tuple[str, ...]:
-    """What the text cites, in the order of the bibliography; a replay, which trains nothing, no tools of training."""
+def bibliography(config: StudyConfig, *, learned: bool) -> str:
+    """The BibTeX file: what the text cites, so that a replay, which trains nothing, has no tools of training.
+
+    `learned`: what each parameter does is known.
+    """
     wanted: set[str | None] = {"carbonopt", "akiba2019optuna", "courty2024codecarbon", sampler_key(config)}
     if config.workload is not None:
         wanted |= {*_OF_TRAINING, dataset_key(config.workload.dataset)}
     if learned:
         wanted.add("pedregosa2011scikit")
-    return tuple(key for key in _ENTRIES if key in wanted)
-
-
-def bibliography(config: StudyConfig, *, learned: bool) -> str:
-    """The BibTeX file. `learned`: what each parameter does is known."""
-    entries = "\n\n".join(_ENTRIES[key] for key in keys(config, learned=learned))
+    entries = "\n\n".join(entry for key, entry in _ENTRIES.items() if key in wanted)
     return entries.replace("VERSION", __version__) + "\n"

@@ -42,17 +42,13 @@ def render(document: Document) -> str:
     steps = next((block for block in blocks if isinstance(block, Steps)), None)
     figure = next((block for block in blocks if isinstance(block, InteractiveFigure)), None)
     tables = {table.key: by_column(table) for table in document.tables() if table.long}
+    shown = figure and {name: getattr(figure, name) for name in type(figure).model_fields.keys() - {"kind", "figure"}}
     return _ENVIRONMENT.get_template("index.html").render(
         document=document,
         most_caveats=MOST_CAVEATS,
         page_rows=PAGE_ROWS,
         steps=steps,
-        content={
-            "figure": figure
-            and {name: getattr(figure, name) for name in type(figure).model_fields if name not in ("kind", "figure")},
-            "steps": steps and steps.model_dump(mode="json"),
-            "tables": tables,
-        },
+        content={"figure": shown, "steps": steps and steps.model_dump(mode="json"), "tables": tables},
         plotly_js=get_plotlyjs() if figure else "",
     )
 
@@ -80,12 +76,12 @@ def _coded(cells: list[Cell]) -> dict[str, Any]:
         "texts": [text for _, text, _ in different],
         "codes": [code[key] for key in keys],
         "known": sum(order[0] < 2 for order, _, _ in different),
-        "strong": [number for number, key in enumerate(different) if key[2]],
+        "strong": [number for number, (_, _, strong) in enumerate(different) if strong],
     }
 
 
 def _order(cell: Cell) -> tuple[int, float, str]:
     """Numbers, then words, then what has neither."""
-    if cell.sort is None:
-        return (2, 0.0, "")
-    return (1, 0.0, cell.sort.casefold()) if isinstance(cell.sort, str) else (0, cell.sort, "")
+    if isinstance(cell.sort, str):
+        return (1, 0.0, cell.sort.casefold())
+    return (2, 0.0, "") if cell.sort is None else (0, cell.sort, "")

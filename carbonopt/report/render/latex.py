@@ -1,9 +1,39 @@
-"""Tables in LaTeX, by booktabs and tabularx: the report's own, as wide as a column or as the page."""
+"""Any text as LaTeX that shows it: nothing that a user named becomes a command, and pdflatex has a glyph for it. And
+tables, by booktabs and tabularx: the report's own, as wide as a column or as the page."""
 
+import re
+import textwrap
+import unicodedata
 from collections.abc import Sequence
 
 from carbonopt.report.document import Cell, Column, Document, Table
-from carbonopt.report.render.tex import Tex, escape
+
+# What T1 and TS1 hold and the Times of a stock TeX has glyphs for, beside ASCII; declared in t1enc.dfu and ts1enc.dfu.
+_LETTERS = {chr(code) for code in range(0xC0, 0x17F)} - set("ĦħĸĿŀŉŦŧ")
+_SIGNS = set("¡¢£¤¥§©ª«¬®°±²³µ¶·¸¹º»¼½¾¿–—‘’‚“”„…‰€×÷†‡•™")
+_SHOWN = _LETTERS | _SIGNS
+
+_COMMANDS = {
+    "\\": r"\textbackslash{}",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "`": r"\`{}",  # by itself it would be a quotation mark
+    "'": r"'{}",  # a second one would make it a quotation mark
+    "-": r"-{}",  # likewise a dash
+    "<": r"<{}",
+    ">": r">{}",
+    ",": r",{}",
+    "[": "{[}",  # after a table's row \\ it would begin an argument
+    "*": "{*}",  # likewise a star
+    **{sign: "\\" + sign for sign in "%&$#{}"},
+    "_": r"\_\allowbreak{}",
+}
+_LIGATURES = re.compile(r"([-<>,'])\{\}(?!\1)")  # followed by something else, it can stay alone
+_MINUS = re.compile(r"(?<![\w.}-])-(?=\d)")  # of a number; a hyphen would be too short
+_UNBROKEN = 24  # characters of one word; from here on it may be broken after each of so many, to stay inside a column
+_LONG_WORD = re.compile(rf"[^\s-]{{{_UNBROKEN}}}(?=[^\s-])")
+_BREAK = "\N{ZERO WIDTH SPACE}"
+_UNIT = re.compile(r"(?<=\d) (?=(?:\\%|kWh|k?J|[km]?g|GiB|W)(?!\w))|(?<=g) (?=CO2e)|(?<=±) (?=\d)|(?<=\d) (?=±)")
 
 MOST_ROWS = 30  # a longer table would leave its page
 _LINE = 11  # characters of a column's head before it is broken
@@ -11,16 +41,37 @@ _LONG_FIGURE = 20  # characters; more is broken into lines
 _MOST_FIGURES = 4  # columns of them beside a column of words that fit in a column of text
 
 
+class Tex(str):
+    """A text that is LaTeX already."""
+
+
+def escape(text: object) -> Tex:
+    """The text on one line. A figure and its unit stay together; what T1 lacks is shown without its accent, else by its
+    code point, such as [U+6F22]; long words may be broken."""
+    one_line = " ".join(str(text).replace(_BREAK, "").split())
+    plain = "".join(map(_shown, one_line))
+    breakable = _LONG_WORD.sub(lambda match: match.group() + _BREAK, plain)
+    escaped = _LIGATURES.sub(r"\1", "".join(_COMMANDS.get(sign, sign) for sign in breakable))
+    signed = _MINUS.sub("$-$", escaped)
+    united = re.sub(r"\bCO2e\b", r"CO\\textsubscript{2}e", _UNIT.sub("~", signed))
+    return Tex(united.replace(_BREAK, r"\allowbreak{}"))
+
+
+def _shown(sign: str) -> str:
+    if " " <= sign <= "~" or sign in _SHOWN:
+        return sign
+    simpler = "".join(part for part in unicodedata.normalize("NFKD", sign) if not unicodedata.combining(part))
+    if simpler and simpler != sign:
+        return "".join(map(_shown, simpler))
+    return f"[U+{ord(sign):04X}]" if sign.isprintable() else ""
+
+
 def tables(document: Document) -> dict[str, Tex]:
     """LaTeX by the name of the table, in the order of the document; those without rows are left out."""
-    found: dict[str, list[Table]] = {}
-    for table in document.tables():
-        if table.paper:
-            found.setdefault(table.paper, []).append(table)
-    return {
-        name: Tex("\n".join(_float(table, f"tab:{name}{i or ''}") for i, table in enumerate(parts)))
-        for name, parts in found.items()
-    }
+    paper_tables = [table for table in document.tables() if table.paper]
+    parts = {name: [table for table in paper_tables if table.paper == name] for name in (t.paper for t in paper_tables)}
+    floats = {name: [_float(table, f"tab:{name}{i or ''}") for i, table in enumerate(parts[name])] for name in parts}
+    return {name: Tex("\n".join(some)) for name, some in floats.items()}
 
 
 def _float(table: Table, label: str) -> str:
@@ -28,23 +79,21 @@ def _float(table: Table, label: str) -> str:
     environment = "table" if sum(column.numeric for column in table.columns) <= _MOST_FIGURES else "table*"
     rows, left_out = _fitting(table.rows)
     note = " ".join(part for part in (table.note, left_out) if part)
-    return "\n".join(
-        [
-            rf"\begin{{{environment}}}[htbp]",
-            r"\centering\footnotesize\setlength{\tabcolsep}{4pt}",
-            rf"\caption{{{escape(table.caption)}.}}\label{{{label}}}\par\smallskip",
-            rf"\begin{{tabularx}}{{\linewidth}}{{@{{}}{_alignment(table)}@{{}}}}",
-            r"\toprule",
-            rf"{' & '.join(map(_head, table.columns))} \\",
-            r"\midrule",
-            *(rf"{' & '.join(map(_cell, row))} \\" for row in rows),
-            r"\bottomrule",
-            r"\end{tabularx}",
-            *([rf"\par\smallskip\raggedright {escape(note)}"] if note else []),
-            rf"\end{{{environment}}}",
-            "",
-        ]
-    )
+    lines = [
+        rf"\begin{{{environment}}}[htbp]",
+        r"\centering\footnotesize\setlength{\tabcolsep}{4pt}",
+        rf"\caption{{{escape(table.caption)}.}}\label{{{label}}}\par\smallskip",
+        rf"\begin{{tabularx}}{{\linewidth}}{{@{{}}{_alignment(table)}@{{}}}}",
+        r"\toprule",
+        rf"{' & '.join(map(_head, table.columns))} \\",
+        r"\midrule",
+        *(rf"{' & '.join(map(_cell, row))} \\" for row in rows),
+        r"\bottomrule",
+        r"\end{tabularx}",
+        *([rf"\par\smallskip\raggedright {escape(note)}"] if note else []),
+        rf"\end{{{environment}}}",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _alignment(table: Table) -> str:
@@ -63,12 +112,7 @@ def _head(column: Column) -> str:
     """In as many lines as it takes, where figures are below it."""
     if not column.numeric:
         return str(escape(column.label))
-    lines: list[str] = []
-    for word in escape(column.label).split(" "):
-        if lines and len(lines[-1]) + len(word) < _LINE:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(word)
+    lines = textwrap.wrap(escape(column.label), _LINE, break_long_words=False, break_on_hyphens=False)
     broken = r" \\ ".join(lines)
     return rf"\begin{{tabular}}[b]{{@{{}}r@{{}}}}{broken}\end{{tabular}}"
 

@@ -5,64 +5,44 @@ from collections.abc import Mapping
 
 from carbonopt.core.markup import escape_markdown as escape
 from carbonopt.core.markup import shown_directions
-from carbonopt.report.document import (
-    MOST_CAVEATS,
-    Block,
-    Caveat,
-    Code,
-    Document,
-    Figure,
-    InteractiveFigure,
-    Paragraph,
-    Section,
-    Steps,
-    Table,
-)
+from carbonopt.report import document as doc
 
 
-def render(document: Document, pictures: Mapping[str, str]) -> str:
+def render(document: doc.Document, pictures: Mapping[str, str]) -> str:
     """`pictures`: where the figures lie, relative to the text, by their names; others are left out."""
-    parts = [
-        f"# {escape(document.name)}",
-        f"**{escape(document.headline)}**",
-        *map(escape, document.details),
-        "\n".join(f"- {escape(tile.label)}: **{escape(tile.text)}** ({escape(tile.note)})" for tile in document.tiles),
-        _caveats("Caveats", document.caveats[:MOST_CAVEATS]),
-        *(part for section in document.sections for part in _section(section, pictures)),
-        _caveats("More caveats", document.caveats[MOST_CAVEATS:]),
-    ]
+    tiles = [f"- {escape(tile.label)}: **{escape(tile.text)}** ({escape(tile.note)})" for tile in document.tiles]
+    parts = [f"# {escape(document.name)}", f"**{escape(document.headline)}**", *map(escape, document.details)]
+    parts += ["\n".join(tiles), _caveats("Caveats", document.caveats[: doc.MOST_CAVEATS])]
+    for section in document.sections:
+        parts.append(f"{'#' * section.level} {escape(section.title)}")
+        parts += [_block(block, pictures) for block in section.blocks]
+    parts.append(_caveats("More caveats", document.caveats[doc.MOST_CAVEATS :]))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _section(section: Section, pictures: Mapping[str, str]) -> list[str]:
-    return [f"{'#' * section.level} {escape(section.title)}", *(_block(block, pictures) for block in section.blocks)]
-
-
-def _block(block: Block, pictures: Mapping[str, str]) -> str:
+def _block(block: doc.Block, pictures: Mapping[str, str]) -> str:
     match block:
-        case Paragraph():
+        case doc.Paragraph():
             return f"> {escape(block.text)}" if block.style == "quote" else escape(block.text)
-        case Table():
-            return _captioned(block)
-        case InteractiveFigure():
+        case doc.Table():
+            return _captioned(block) if block.rows else ""
+        case doc.InteractiveFigure():
             return _block(block.figure, pictures)
-        case Figure():
+        case doc.Figure():
             return f"![{escape(block.alt)}]({pictures[block.name]})" if block.name in pictures else ""
-        case Steps():
+        case doc.Steps():
             steps = "\n".join(f"- {escape(step.label)}: {escape(step.text)}" for step in block.steps)
             return f"{escape(block.label)}:\n\n{steps}"
-        case Code():
+        case doc.Code():
             return f"{escape(block.title)}:\n\n{_fenced(block)}"
 
 
-def _caveats(title: str, caveats: tuple[Caveat, ...]) -> str:
+def _caveats(title: str, caveats: tuple[doc.Caveat, ...]) -> str:
     listed = "\n".join(f"- {caveat.level.name.capitalize()}: {escape(caveat.text)}" for caveat in caveats)
     return f"## {title}\n\n{listed}" if caveats else ""
 
 
-def _captioned(table: Table) -> str:
-    if not table.rows:
-        return ""
+def _captioned(table: doc.Table) -> str:
     head = [escape(column.label) for column in table.columns]
     rule = ["---:" if column.numeric else "---" for column in table.columns]
     body = [[f"**{escape(cell.text)}**" if cell.strong else escape(cell.text) for cell in row] for row in table.rows]
@@ -70,7 +50,7 @@ def _captioned(table: Table) -> str:
     return "\n\n".join(part for part in (f"{escape(table.caption)}:", lines, escape(table.note)) if part)
 
 
-def _fenced(code: Code) -> str:
+def _fenced(code: doc.Code) -> str:
     """A code block whose fence is longer than any run of backticks inside."""
     text = shown_directions(code.text)
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))

@@ -7,10 +7,9 @@ def render(document: Document) -> str:
     """What to do, what it saves, how sure that is; the most serious caveats, and how many more there are."""
     lines = [document.headline, *(f"  {line}" for line in document.details)]
     width = max((len(tile.label) for tile in document.tiles), default=0)
-    lines += [
-        f"  {tile.label:{width}}  {tile.text}{f'  ({tile.note})' if tile.note else ''}" for tile in document.tiles
-    ]
+    for tile in document.tiles:
+        lines.append(f"  {tile.label:{width}}  {tile.text}{f'  ({tile.note})' if tile.note else ''}")
     lines += [f"  {caveat.level.name.lower()}: {caveat.text}" for caveat in document.caveats[:MOST_CAVEATS]]
-    if more := len(document.caveats) - MOST_CAVEATS:
-        lines += [f"  and {more} more caveats, in the report and in --json"] if more > 0 else []
+    if (more := len(document.caveats) - MOST_CAVEATS) > 0:
+        lines.append(f"  and {more} more caveats, in the report and in --json")
     return "\n".join(lines)

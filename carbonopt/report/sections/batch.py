@@ -16,40 +16,33 @@ def section(study: StudyView) -> Section | None:
         return None
     energy = fmt.energy_scale(row.energy_kwh.highest for row in found.batches)
     emissions = fmt.emissions_scale(row.emissions_kg_co2e.highest for row in found.batches)
-    made = table(
-        "batch",
-        "An epoch's training by global batch size: the lowest of its trials (their median to their highest), the "
-        "minimum in bold",
-        found.batches,
-        [
-            num("Global batch", lambda row: row.global_batch_size),
-            num("Trials", lambda row: len(row.trials)),
-            _spanned("Time (s)", lambda row: row.duration_s, fmt.seconds_text, found.least_duration),
-            _spanned("Memory (GiB)", lambda row: row.peak_memory_gib, fmt.memory_text, found.least_memory),
-            _spanned(energy.label("Energy"), lambda row: row.energy_kwh, energy.text, found.least_energy),
-            _spanned(
-                emissions.label("Emissions"), lambda row: row.emissions_kg_co2e, emissions.text, found.least_energy
-            ),
-        ],
-        note=f"{_from_end_to_end(found.batches)} By the medians, slow runs included: least energy at "
-        f"{_least_median(found.batches, lambda row: row.energy_kwh)}, least time at "
-        f"{_least_median(found.batches, lambda row: row.duration_s)}. Less energy an epoch is not less energy to the "
-        "target: a larger batch takes fewer steps an epoch.",
-    )
+    columns = [
+        num("Global batch", "global_batch_size"),
+        num("Trials", lambda row: len(row.trials)),
+        _spanned("Time (s)", "duration_s", fmt.seconds_text, found.least_duration),
+        _spanned("Memory (GiB)", "peak_memory_gib", fmt.memory_text, found.least_memory),
+        _spanned(energy.label("Energy"), "energy_kwh", energy.text, found.least_energy),
+        _spanned(emissions.label("Emissions"), "emissions_kg_co2e", emissions.text, found.least_energy),
+    ]
+    least_energy = min(found.batches, key=lambda row: row.energy_kwh.median).global_batch_size
+    least_time = min(found.batches, key=lambda row: row.duration_s.median).global_batch_size
+    note = f"{_from_end_to_end(found.batches)} By the medians, slow runs included: least energy at {least_energy}, "
+    note += f"least time at {least_time}. Less energy an epoch is not less energy to the target: a larger batch takes "
+    note += "fewer steps an epoch."
+    caption = "An epoch's training by global batch size: the lowest of its trials (their median to their highest), the "
+    made = table("batch", f"{caption}minimum in bold", found.batches, columns, note=note)
     return Section(key="batch", title="The batch size", blocks=(batch_figure(found), made))
 
 
-def _spanned(
-    label: str, of: Callable[[AtBatch], Spanned | None], text: Callable[[Any], str], least: int | None
-) -> Maker:
+def _spanned(label: str, at: str, text: Callable[[Any], str], least: int | None) -> Maker:
     def shown(row: AtBatch) -> str:
-        span = of(row)
+        span: Spanned | None = getattr(row, at)
         if span is None or text(span.lowest) == text(span.highest):
             return MISSING if span is None else text(span.lowest)
         return f"{text(span.lowest)} ({fmt.interval_text(span.median, span.highest, text)})"
 
     def lowest(row: AtBatch) -> float | None:
-        span = of(row)
+        span: Spanned | None = getattr(row, at)
         return None if span is None else span.lowest
 
     return num(label, lowest, shown=shown, strong=lambda row: row.global_batch_size == least)
@@ -68,7 +61,3 @@ def _from_end_to_end(batches: tuple[AtBatch, ...]) -> str:
         if before is not None and after is not None and before.lowest
     ]
     return f"From batch {small.global_batch_size} to {large.global_batch_size}: {', '.join(said)}." if said else ""
-
-
-def _least_median(batches: tuple[AtBatch, ...], of: Callable[[AtBatch], Spanned]) -> int:
-    return min(batches, key=lambda row: of(row).median).global_batch_size

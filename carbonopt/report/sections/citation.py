@@ -7,16 +7,13 @@ from carbonopt.core import format as fmt
 from carbonopt.report.caveats import range_text
 from carbonopt.report.document import Paragraph, Section
 from carbonopt.report.study_view import StudyView
-from carbonopt.report.summary import baseline_text, sure_text, trials_text, turned
+from carbonopt.report.summary import baseline_text, less_text, sure_text, trials_text, turned
 
 
 def section(study: StudyView) -> Section | None:
-    text = sentence(study)
-    return (
-        None
-        if text is None
-        else Section(key="citation", title="For a paper", blocks=(Paragraph(text=text, style="quote"),))
-    )
+    if (text := sentence(study)) is None:
+        return None
+    return Section(key="citation", title="For a paper", blocks=(Paragraph(text=text, style="quote"),))
 
 
 def sentence(study: StudyView) -> str | None:
@@ -26,8 +23,7 @@ def sentence(study: StudyView) -> str | None:
         return None
     saved = ""
     if rec.baseline is not None and rec.saving_fraction is not None and rec.trial != rec.baseline.trial:
-        than = f"{fmt.percent_text(abs(rec.saving_fraction))} {'less' if rec.saving_fraction >= 0 else 'more'} than"
-        saved = f", {than} {baseline_text(rec.baseline)} ({sure_text(study)})"
+        saved = f", {less_text(rec.saving_fraction)} than {baseline_text(rec.baseline)} ({sure_text(study)})"
         if equal := turned(study.comparison):
             saving = range_text((equal.saving_fraction_before, equal.saving_fraction))
             saved += f", and {saving} less than that stopped when it first met the target"

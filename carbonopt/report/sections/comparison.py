@@ -8,6 +8,7 @@ from carbonopt.core import format as fmt
 from carbonopt.report import quality_text
 from carbonopt.report.caveats import range_text
 from carbonopt.report.document import MISSING, Block, Caveat, Paragraph, Section, Table, num, table, word
+from carbonopt.report.sections.trials import setting_text
 from carbonopt.report.study_view import StudyView
 from carbonopt.report.summary import is_within_noise, turned
 
@@ -21,11 +22,10 @@ class _Run(NamedTuple):
 
 
 def section(study: StudyView) -> Section | None:
-    tables = [made for made in (_runs(study), configuration(study)) if made is not None]
-    if not tables:
-        return None
     rec = study.recommendation
-    blocks: list[Block] = [*tables]
+    blocks: list[Block] = [made for made in (_runs(study), configuration(study)) if made is not None]
+    if not blocks:
+        return None
     if rec.met:
         again = "run.sh trains with it once more; " if study.data.config.workload is not None else ""
         text = f"Ready to use in winner/, beside this page: {again}training_args.yaml has the names of Hugging Face."
@@ -39,48 +39,34 @@ def _runs(study: StudyView) -> Table | None:
     base = rec.baseline
     if found is None or base is None or rec.emissions_kg_co2e is None:
         return None
-    saving, equal = found.saving, found.equal_quality
+    saving, interval = found.saving, (found.saving.lowest, found.saving.highest)
     rows = [
         _Run(f"recommended (trial {rec.trial})", rec.value, rec.emissions_kg_co2e),
-        _Run(
-            f"baseline (trial {base.trial})",
-            base.value,
-            base.emissions_kg_co2e,
-            saving.fraction,
-            (saving.lowest, saving.highest),
-        ),
+        _Run(f"baseline (trial {base.trial})", base.value, base.emissions_kg_co2e, saving.fraction, interval),
     ]
-    if equal is not None:
-        step, before = equal.baseline_step, equal.baseline_emissions_before_kg_co2e
-        stopped = f"baseline, up to where it met the target (step {step})"
+    if equal := found.equal_quality:
+        stopped = f"baseline, up to where it met the target (step {equal.baseline_step})"
         rows.append(_Run(stopped, None, equal.baseline_emissions_kg_co2e, equal.saving_fraction))
-        rows.append(_Run("baseline, up to the evaluation before", None, before, equal.saving_fraction_before))
+        before_kg = equal.baseline_emissions_before_kg_co2e
+        rows.append(_Run("baseline, up to the evaluation before", None, before_kg, equal.saving_fraction_before))
         if both := equal.both_stopped:
             stopped = f"recommended, up to where it met the target (step {both.step}), against the baseline up to there"
-            interval = (both.lowest, both.highest)
-            rows.append(_Run(stopped, None, both.emissions_kg_co2e, both.saving_fraction, interval))
+            rows.append(_Run(stopped, None, both.emissions_kg_co2e, both.saving_fraction, (both.lowest, both.highest)))
     scale = fmt.emissions_scale(row.emissions_kg_co2e for row in rows)
+    columns = [
+        word("Run", "what"),
+        num(quality.label, "quality", quality.text),
+        num(scale.label("Emissions"), "emissions_kg_co2e", scale.text),
+        num("The recommendation saves", "saving", fmt.percent_text),
+        num("Range of the saving", lambda row: row.interval[0], shown=_interval),
+    ]
+    note = f"The baseline is {base.why}. "
     worse = quality.worse_by(quality_text.known(rec), quality_text.known(base))
-    difference = (
-        f"The recommendation's {quality.name} is {fmt.percent_text(worse)} worse (negative: better). "
-        if math.isfinite(worse)
-        else ""
-    )
-    return table(
-        "comparison",
-        "The recommendation against the baseline",
-        rows,
-        [
-            word("Run", lambda row: row.what),
-            num(quality.label, lambda row: row.quality, quality.text),
-            num(scale.label("Emissions"), lambda row: row.emissions_kg_co2e, scale.text),
-            num("The recommendation saves", lambda row: row.saving, fmt.percent_text),
-            num("Range of the saving", lambda row: row.interval[0], shown=_interval),
-        ],
-        note=f"The baseline is {base.why}. {difference}The range is the interval of the whole runs at "
-        f"{fmt.percent_text(saving.level)} confidence, from {saving.seeds} and {saving.baseline_seeds} runs; of "
-        "stopped ones, what the evaluations before leave open.",
-    )
+    if math.isfinite(worse):
+        note += f"The recommendation's {quality.name} is {fmt.percent_text(worse)} worse (negative: better). "
+    note += f"The range is the interval of the whole runs at {fmt.percent_text(saving.level)} confidence, from "
+    note += f"{saving.seeds} and {saving.baseline_seeds} runs; of stopped ones, what the evaluations before leave open."
+    return table("comparison", "The recommendation against the baseline", rows, columns, note=note)
 
 
 def _interval(row: _Run) -> str:
@@ -97,21 +83,12 @@ def configuration(study: StudyView) -> Table | None:
     ours = chosen.params.as_record()
     theirs = base.params.as_record() if base else ours
     rows = [(name, ours.get(name), theirs.get(name)) for name in {**ours, **theirs}]
-    return table(
-        "configuration",
-        "Configuration",
-        rows,
-        [
-            word("Setting", lambda row: row[0]),
-            word(f"{label} (trial {chosen.trial})", lambda row: _text(row[1]), strong=lambda row: row[1] != row[2]),
-            word(f"Baseline (trial {base.trial})", lambda row: _text(row[2])) if base else None,
-        ],
-        paper="configuration",
-    )
-
-
-def _text(setting: object) -> str:
-    return "default" if setting is None else fmt.value_text(setting)
+    columns = [
+        word("Setting", lambda row: row[0]),
+        word(f"{label} (trial {chosen.trial})", lambda row: setting_text(row[1]), strong=lambda row: row[1] != row[2]),
+        word(f"Baseline (trial {base.trial})", lambda row: setting_text(row[2])) if base else None,
+    ]
+    return table("configuration", "Configuration", rows, columns, paper="configuration")
 
 
 def caveats(study: StudyView) -> Iterator[Caveat]:

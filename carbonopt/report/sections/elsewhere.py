@@ -11,6 +11,10 @@ WELL_KNOWN = {
     *("Norway", "Sweden", "France", "Canada", "Brazil", "United Kingdom", "Germany", "United States", "Japan", "China"),
     *("Australia", "India", "Poland", "South Africa"),
 }
+HOURS_NOTE = (
+    "Power is taken as even over a run. The trace may count otherwise (direct or life-cycle emissions) than the fixed "
+    "intensity does: compare its hours with each other."
+)
 
 
 class _Priced(NamedTuple):
@@ -23,12 +27,10 @@ class _Priced(NamedTuple):
 def section(study: StudyView) -> Section | None:
     if not study.regions:
         return None
-    found = study.priced
-    hours = Paragraph(
-        text="By the hour nothing is said: that takes an hourly trace of the grid (carbon.trace).", style="note"
-    )
-    blocks = (_grids(study), hours if found is None else _hours(study, found))
-    return Section(key="elsewhere", title="The same joules elsewhere and at other hours", blocks=blocks)
+    nothing = "By the hour nothing is said: that takes an hourly trace of the grid (carbon.trace)."
+    hours = _hours(study, study.priced) if study.priced else Paragraph(text=nothing, style="note")
+    title = "The same joules elsewhere and at other hours"
+    return Section(key="elsewhere", title=title, blocks=(_grids(study), hours))
 
 
 def _grids(study: StudyView) -> Table:
@@ -37,25 +39,20 @@ def _grids(study: StudyView) -> Table:
     shown = [row for row in found if row.is_studys_own or row.place in WELL_KNOWN or row in (found[0], found[-1])]
     run = fmt.emissions_scale(row.run_kg_co2e for row in shown)
     whole = fmt.emissions_scale(row.study_kg_co2e for row in shown)
-    own = {"strong": lambda row: row.is_studys_own}
-    return table(
-        "grids",
-        "The same joules on other grids",
-        shown,
-        [
-            word("Grid", lambda row: f"{row.place} (this study)" if row.is_studys_own else row.place, **own),
-            num("g CO2e/kWh", lambda row: row.g_co2e_per_kwh, fmt.intensity_text, **own),
-            num(run.label("Recommended run"), lambda row: row.run_kg_co2e, run.text, **own),
-            num(whole.label("Whole study"), lambda row: row.study_kg_co2e, whole.text, **own),
-            word("Source", lambda row: row.source),
-        ],
-        note=f"Of {fmt.count_text(len(found), 'grid')}, by their mean intensity; data/report.json has all. Shares, "
-        "ranks and the recommendation stay as they are: one factor applies to all.",
-    )
+    own = "is_studys_own"
+    columns = [
+        word("Grid", lambda row: f"{row.place} (this study)" if row.is_studys_own else row.place, strong=own),
+        num("g CO2e/kWh", "g_co2e_per_kwh", fmt.intensity_text, strong=own),
+        num(run.label("Recommended run"), "run_kg_co2e", run.text, strong=own),
+        num(whole.label("Whole study"), "study_kg_co2e", whole.text, strong=own),
+        word("Source", "source"),
+    ]
+    note = f"Of {fmt.count_text(len(found), 'grid')}, by their mean intensity; data/report.json has all. Shares, "
+    note += "ranks and the recommendation stay as they are: one factor applies to all."
+    return table("grids", "The same joules on other grids", shown, columns, note=note)
 
 
 def _hours(study: StudyView, found: Repricing) -> Table:
-    """The same joules, priced by the hour."""
     rec, starts, fixed_g = study.recommendation, found.starts, study.data.provenance.intensity.g_co2e_per_kwh
     run, whole = "the recommended run", "the whole study"
     rows = [_Priced(f"{run}, at the study's fixed intensity", MISSING, fixed_g, rec.emissions_kg_co2e)]
@@ -75,23 +72,15 @@ def _hours(study: StudyView, found: Repricing) -> Table:
     rows.append(_Priced(f"{whole}, in the hours that it ran in", MISSING, *own))
     if found.study_unknown is not None:
         notes.append(f"The study in its own hours: not known, because {found.study_unknown}.")
-    notes.append(
-        "Power is taken as even over a run. The trace may count otherwise (direct or life-cycle emissions) than the "
-        "fixed intensity does: compare its hours with each other."
-    )
+    notes.append(HOURS_NOTE)
     scale = fmt.emissions_scale(row.emissions_kg_co2e for row in rows)
-    return table(
-        "hours",
-        f"The same joules at other hours, by {found.source}",
-        rows,
-        [
-            word("What", lambda row: row.what),
-            word("Start (UTC)", lambda row: row.start),
-            num("g CO2e/kWh", lambda row: row.g_co2e_per_kwh, fmt.intensity_text),
-            num(scale.label("Emissions"), lambda row: row.emissions_kg_co2e, scale.text),
-        ],
-        note=" ".join(notes),
-    )
+    columns = [
+        word("What", "what"),
+        word("Start (UTC)", "start"),
+        num("g CO2e/kWh", "g_co2e_per_kwh", fmt.intensity_text),
+        num(scale.label("Emissions"), "emissions_kg_co2e", scale.text),
+    ]
+    return table("hours", f"The same joules at other hours, by {found.source}", rows, columns, note=" ".join(notes))
 
 
 def _minute(iso: str) -> str:

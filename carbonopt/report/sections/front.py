@@ -9,8 +9,7 @@ from carbonopt.analysis.confidence import LEVEL, Configuration, configurations
 from carbonopt.core import format as fmt
 from carbonopt.report import quality_text
 from carbonopt.report.document import Block, Paragraph, Section, Step, Steps, Table, num, table
-from carbonopt.report.figures.pareto import pareto
-from carbonopt.report.figures.pareto_interactive import interactive_pareto
+from carbonopt.report.figures.pareto import interactive_pareto, pareto
 from carbonopt.report.figures.points import GROUPS
 from carbonopt.report.sections.trials import ALL_TRIALS, shared_settings
 from carbonopt.report.study_view import StudyView
@@ -19,13 +18,13 @@ from carbonopt.report.summary import confidence_text, runs_text, short_params
 
 def section(study: StudyView) -> Section:
     printed = pareto(study.plot, study.recommendation, study.knee, study.quality)
-    figure: Block = Paragraph(text="There is nothing to draw: no trial has both an evaluation and energy.")
+    blocks: list[Block] = [Paragraph(text="There is nothing to draw: no trial has both an evaluation and energy.")]
     if printed is not None:
+        better = f"{'Lower' if study.quality.direction == 'minimize' else 'Higher'} and further left is better."
         figure = interactive_pareto(study, printed, rows_in=ALL_TRIALS, row_note=shared_settings(study))
-    better = f"{'Lower' if study.quality.direction == 'minimize' else 'Higher'} and further left is better."
-    notes = [Paragraph(text=" ".join([better, *_left_out(study)]), style="note")] if printed else []
+        blocks = [figure, Paragraph(text=" ".join([better, *_left_out(study)]), style="note")]
     title = f"Pareto front: emissions against {study.quality.name}"
-    return Section(key="front", title=title, blocks=(figure, *notes, *_steps(study), _trade_offs(study)))
+    return Section(key="front", title=title, blocks=(*blocks, _steps(study), _trade_offs(study)))
 
 
 def _left_out(study: StudyView) -> Iterator[str]:
@@ -42,33 +41,31 @@ def _left_out(study: StudyView) -> Iterator[str]:
         yield f"Not drawn, because they lie under other marks of their kind: {fmt.count_text(hidden, 'trial')}."
 
 
-def _steps(study: StudyView) -> tuple[Steps, ...]:
-    quality, answers = study.quality, study.recommendation_by_target
-    own = study.recommendation.target
+def _steps(study: StudyView) -> Steps:
+    quality, ranges, own = study.quality, study.recommendation_by_target, study.recommendation.target
     rows = {record.trial: row for row, record in enumerate(study.data.records)}
-    return (
-        Steps(
-            label=f"Another target, {quality.name} {quality.bound_word}",
-            steps=tuple(_step(study, index, rows) for index in range(len(answers))),
-            own=own.value,
-            chosen=answers.index(target_range_for(answers, own)),
-            lowest=quality.lowest,
-            highest=quality.highest if math.isfinite(quality.highest) else None,
-            rising=quality.direction == "minimize",
-            refusal=f"{quality.label} is {quality.bounds_text}.",
-        ),
+    return Steps(
+        label=f"Another target, {quality.name} {quality.bound_word}",
+        steps=tuple(_step(study, index, rows) for index in range(len(ranges))),
+        own=own.value,
+        chosen=ranges.index(target_range_for(ranges, own)),
+        lowest=quality.lowest,
+        highest=quality.highest if math.isfinite(quality.highest) else None,
+        rising=quality.direction == "minimize",
+        refusal=f"{quality.label} is {quality.bounds_text}.",
     )
 
 
 def _step(study: StudyView, index: int, rows: dict[int, int]) -> Step:
     ranges = study.recommendation_by_target
     answer, number = ranges[index], _number(ranges, index)
-    later = range(index + 1, len(ranges))
-    following = next((at for at in later if not ranges[at].study_target_only), None)
+    following = next((at for at in range(index + 1, len(ranges)) if not ranges[at].study_target_only), None)
     label = f"targets from {number} {'on' if following is None else f'to {_number(ranges, following)}'}"
     if answer.study_target_only:
         label = f"the study's own target, {study.quality.text(answer.from_value)}, alone"
-    known = answer.emissions_kg_co2e is not None and answer.trial is not None
+    place = None
+    if answer.emissions_kg_co2e is not None and answer.trial is not None:
+        place = answer.emissions_kg_co2e * study.plot.per_kg, quality_text.known(answer)
     return Step(
         begins=answer.from_value,
         alone=answer.study_target_only,
@@ -76,15 +73,15 @@ def _step(study: StudyView, index: int, rows: dict[int, int]) -> Step:
         label=label,
         text=_text(study, answer),
         row=rows.get(answer.trial) if answer.trial is not None else None,
-        place=((answer.emissions_kg_co2e or 0.0) * study.plot.per_kg, quality_text.known(answer)) if known else None,
+        place=place,
     )
 
 
-def _number(answers: tuple[TargetRange, ...], index: int) -> str:
-    begin = answers[index].from_value
-    if answers[index].study_target_only:
+def _number(ranges: tuple[TargetRange, ...], index: int) -> str:
+    begin = ranges[index].from_value
+    if ranges[index].study_target_only:
         return repr(begin)
-    later = (answer.from_value for answer in answers[index + 1 :] if not answer.study_target_only)
+    later = (answer.from_value for answer in ranges[index + 1 :] if not answer.study_target_only)
     return fmt.number_from(begin, next(later, math.inf))
 
 
@@ -92,23 +89,22 @@ def _text(study: StudyView, answer: TargetRange) -> str:
     record, quality = study.record(answer.trial), study.quality
     if record is None:
         return "No trial meets such a target."
-    bound = answer.value_bound
     sure = "one run" if answer.seeds == 1 else f"mean of {answer.seeds} seeds"
-    if bound is not None:
-        sure += f", {quality.bound_word} {quality.text(bound)} with {fmt.percent_text(LEVEL)} confidence"
+    if answer.value_bound is not None:
+        bound = f"{quality.bound_word} {quality.text(answer.value_bound)}"
+        sure += f", {bound} with {fmt.percent_text(LEVEL)} confidence"
     parts = [
         f"Trial {answer.trial} ({short_params(record.params)})",
         f"{quality.name} {quality.text(answer.value)}, {sure}",
         f"{fmt.emissions_text(answer.emissions_kg_co2e)} a run ({fmt.energy_text(answer.energy_kwh)})",
     ]
     if answer.saving_fraction is not None and answer.trial != answer.baseline_trial:
-        interval = confidence_text(answer.saving_interval)
-        parts.append(
-            f"saves {fmt.percent_text(answer.saving_fraction)} against trial {answer.baseline_trial} ({interval})"
-        )
+        saves = f"saves {fmt.percent_text(answer.saving_fraction)} against trial {answer.baseline_trial}"
+        parts.append(f"{saves} ({confidence_text(answer.saving_interval)})")
     if answer.break_even_runs is not None:
-        known = runs_text(answer.break_even_interval)
-        parts.append(f"pays back after {fmt.count_text(answer.break_even_runs, 'run')}{f' ({known})' if known else ''}")
+        interval = runs_text(answer.break_even_interval)
+        runs = fmt.count_text(answer.break_even_runs, "run")
+        parts.append(f"pays back after {runs}{f' ({interval})' if interval else ''}")
     return " · ".join(parts)
 
 
@@ -117,39 +113,33 @@ def _trade_offs(study: StudyView) -> Table:
     rec, quality = study.recommendation, study.quality
     by_trial = {found.first.trial: found for found in configurations(study.data.records)}
     front = [by_trial[trial] for trial in rec.pareto_front]
-    best = min(front, key=lambda row: quality.worse_by(quality_text.known(row), 1.0), default=None)
     scale = fmt.emissions_scale(row.emissions_kg_co2e for row in front)
+    best = min(front, key=lambda row: quality.worse_by(quality_text.known(row), 1.0), default=None)
+    best_value, best_kg = (quality_text.known(best), best.emissions_kg_co2e) if best else (math.nan, 0.0)
 
     def chosen(row: Configuration) -> bool:
         return row.first.trial == rec.trial
 
     def worse(row: Configuration) -> float:
-        assert best is not None
-        return quality.worse_by(quality_text.known(row), quality_text.known(best))
+        return quality.worse_by(quality_text.known(row), best_value)
 
     def saves(row: Configuration) -> float | None:
-        assert best is not None
-        return 1 - row.emissions_kg_co2e / best.emissions_kg_co2e if best.emissions_kg_co2e else None
+        return 1 - row.emissions_kg_co2e / best_kg if best_kg else None
 
-    means = "; means where repeated" if any(row.n > 1 for row in front) else ""
+    columns = [
+        num("Trial", "first.trial", strong=chosen),
+        num("Runs", "n"),
+        num(quality.label, "value", quality.text, strong=chosen),
+        num(f"Worse than the best {quality.name}", worse, fmt.percent_text),
+        num(scale.label("Emissions of a run"), "emissions_kg_co2e", scale.text, strong=chosen),
+        num("Saves against the most accurate", saves, fmt.percent_text),
+        num("Global batch", "first.params.global_batch_size"),
+        num("Learning rate", "first.params.learning_rate", fmt.value_text),
+        num("Epochs", "first.params.epochs", fmt.value_text),
+    ]
     notes = [] if study.knee is None else [f"The knee is trial {study.knee}."]
     if len(front) > 1 and any(row.n == 1 for row in front):
         notes.append("A trial that ran once may be on the front by luck.")
-    return table(
-        "pareto",
-        f"Pareto front: no other trial is better in one objective without being worse in the other{means}",
-        front,
-        [
-            num("Trial", lambda row: row.first.trial, strong=chosen),
-            num("Runs", lambda row: row.n),
-            num(quality.label, lambda row: row.value, quality.text, strong=chosen),
-            num(f"Worse than the best {quality.name}", worse, fmt.percent_text),
-            num(scale.label("Emissions of a run"), lambda row: row.emissions_kg_co2e, scale.text, strong=chosen),
-            num("Saves against the most accurate", saves, fmt.percent_text),
-            num("Global batch", lambda row: row.first.params.global_batch_size),
-            num("Learning rate", lambda row: row.first.params.learning_rate, fmt.value_text),
-            num("Epochs", lambda row: row.first.params.epochs, fmt.value_text),
-        ],
-        note=" ".join(notes),
-        paper="pareto",
-    )
+    caption = "Pareto front: no other trial is better in one objective without being worse in the other"
+    caption += "; means where repeated" if any(row.n > 1 for row in front) else ""
+    return table("pareto", caption, front, columns, note=" ".join(notes), paper="pareto")

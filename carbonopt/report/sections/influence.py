@@ -18,9 +18,7 @@ def section(study: StudyView) -> Section | None:
         return Section(key="influence", title=title, blocks=(fit,))
     figure = importance(found)
     blocks: list[Block] = [figure, *effects(found, study.quality)] if figure else []
-    blocks += [_importance(part) for part in known]
-    blocks += [_effects(study, part) for part in known]
-    blocks += [fit, _untried(known[0].gaps)]
+    blocks += [*map(_importance, known), *(_effects(study, part) for part in known), fit, _untried(known[0].gaps)]
     weak = [part.objective for part in known if part.explained is None or part.explained < WELL_EXPLAINED]
     doubt = f" Of {' and '.join(weak)} the model explains little or was not checked: take it as a hint." if weak else ""
     text = f"Importance is a share of the variation among this study's trials, and no proof of cause.{doubt}"
@@ -31,23 +29,16 @@ def _importance(found: Influence) -> Table:
     def interval(row: Parameter) -> str:
         return _between(_share(row.importance_lowest), _share(row.importance_highest))
 
-    return table(
-        f"importance-{found.objective}",
-        f"Importance of each parameter for {found.objective}",
-        found.parameters,
-        [
-            word("Parameter", lambda row: row.name),
-            num(
-                "Importance",
-                lambda row: row.importance,
-                _share,
-                share=lambda row: True,
-                span=lambda row: (row.importance_lowest, row.importance_highest),
-            ),
-            num(f"{fmt.percent_text(found.level)} interval", lambda row: row.importance_lowest, shown=interval),
-        ],
-        paper="influence",
-    )
+    def span(row: Parameter) -> tuple[float, float]:
+        return row.importance_lowest, row.importance_highest
+
+    columns = [
+        word("Parameter", "name"),
+        num("Importance", "importance", _share, share=lambda row: True, span=span),
+        num(f"{fmt.percent_text(found.level)} interval", "importance_lowest", shown=interval),
+    ]
+    caption = f"Importance of each parameter for {found.objective}"
+    return table(f"importance-{found.objective}", caption, found.parameters, columns, paper="influence")
 
 
 def _share(share: float) -> str:
@@ -67,64 +58,49 @@ def _effects(study: StudyView, found: Influence) -> Table:
     def interval(row: tuple[str, Effect]) -> str:
         return fmt.interval_text(row[1].lowest, row[1].highest, text)
 
-    return table(
-        f"effects-{found.objective}",
-        f"Marginal effect on {found.objective}: what to expect at each value, the other parameters as they were tried",
-        rows,
-        [
-            word("Parameter", lambda row: row[0]),
-            word("Value", lambda row: fmt.value_text(row[1].value)),
-            num("Trials", lambda row: row[1].trials),
-            num(scale.label("Emissions") if scale else study.quality.label, lambda row: row[1].expected, text),
-            num(f"{fmt.percent_text(found.level)} interval", lambda row: row[1].lowest, shown=interval),
-        ],
-        folded=True,
-    )
+    columns = [
+        word("Parameter", lambda row: row[0]),
+        word("Value", lambda row: fmt.value_text(row[1].value)),
+        num("Trials", lambda row: row[1].trials),
+        num(scale.label("Emissions") if scale else study.quality.label, lambda row: row[1].expected, text),
+        num(f"{fmt.percent_text(found.level)} interval", lambda row: row[1].lowest, shown=interval),
+    ]
+    expected = "what to expect at each value, the other parameters as they were tried"
+    caption = f"Marginal effect on {found.objective}: {expected}"
+    return table(f"effects-{found.objective}", caption, rows, columns, folded=True)
 
 
 def _how_well(found: tuple[Influence | NotKnown, ...]) -> Table:
     """What it is learned from, and what it explains of trials left out."""
-
-    def of_influence(row: Influence | NotKnown, name: str) -> float | None:
-        return getattr(row, name) if isinstance(row, Influence) else None
 
     def explained(row: Influence | NotKnown) -> str:
         if isinstance(row, NotKnown):
             return f"not known: it takes {row.needed} configurations that differ"
         return MISSING if row.explained is None else fmt.percent_text(row.explained)
 
-    return table(
-        "influence-fit",
-        "How well that is learned",
-        found,
-        [
-            word("Objective", lambda row: row.objective),
-            num("Complete trials", lambda row: row.trials),
-            num("Configurations", lambda row: row.trials - row.repeats),
-            num("Left out at random", lambda row: of_influence(row, "left_out")),
-            num("Explained of trials left out", lambda row: of_influence(row, "explained"), shown=explained),
-            num("Bootstrap resamples", lambda row: of_influence(row, "resamples")),
-        ],
-        note="Stopped trials are not among them; repeats of a configuration are kept together.",
-    )
+    columns = [
+        word("Objective", "objective"),
+        num("Complete trials", "trials"),
+        num("Configurations", lambda row: row.trials - row.repeats),
+        num("Left out at random", lambda row: getattr(row, "left_out", None)),
+        num("Explained of trials left out", lambda row: getattr(row, "explained", None), shown=explained),
+        num("Bootstrap resamples", lambda row: getattr(row, "resamples", None)),
+    ]
+    note = "Stopped trials are not among them; repeats of a configuration are kept together."
+    return table("influence-fit", "How well that is learned", found, columns, note=note)
 
 
 def _untried(gaps: tuple[Gap, ...]) -> Table:
     """Where effects would be extrapolated; it can be that the pruning stopped every trial there."""
 
     def tried(gap: Gap) -> str:
-        if gap.low is None:
-            return ", ".join(map(fmt.value_text, gap.tried))
-        return _between(fmt.value_text(gap.tried[0]), fmt.value_text(gap.tried[-1]))
+        values = list(map(fmt.value_text, gap.tried))
+        return ", ".join(values) if gap.low is None else _between(values[0], values[-1])
 
     def not_tried(gap: Gap) -> str:
         if gap.low is None or gap.high is None:
             return ", ".join(map(fmt.value_text, gap.untried))
         return f"the rest of {fmt.interval_text(gap.low, gap.high, fmt.value_text)}"
 
-    return table(
-        "untried",
-        "Values of the space without a complete trial, of which nothing is said",
-        gaps,
-        [word("Parameter", lambda gap: gap.name), word("Completed with", tried), word("Not with", not_tried)],
-    )
+    columns = [word("Parameter", "name"), word("Completed with", tried), word("Not with", not_tried)]
+    return table("untried", "Values of the space without a complete trial, of which nothing is said", gaps, columns)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import NamedTuple
 
 from carbonopt.analysis.amortisation import WORTH_SAYING, Amortisation, CheapestFrom
 from carbonopt.core import format as fmt
@@ -11,12 +10,6 @@ from carbonopt.report.study_view import StudyView
 from carbonopt.report.summary import confidence_text
 
 SHARE_TO_TELL = 0.05  # of a training's energy: a first step that took as much can turn a ranking round
-
-
-class _FirstStep(NamedTuple):
-    what: str
-    trial: int
-    energy_kwh: float
 
 
 def section(study: StudyView) -> Section | None:
@@ -29,41 +22,31 @@ def section(study: StudyView) -> Section | None:
 def _by_length(found: Amortisation) -> Table:
     excess = fmt.energy_scale(row.excess_kwh for row in found.cheapest)
     rest = fmt.energy_scale(row.energy_per_length_kwh for row in found.cheapest)
-    starts = [row.from_length for row in found.cheapest]
-    labels = [_range(low, high) for low, high in pairwise(starts)] + [
-        "any" if len(starts) == 1 else f"beyond {_length(starts[-1])}"
-    ]
-    kind = "that may be recommended" if found.met else "that completed"
-    left_out = f", {found.unknown} more without a measured first step" if found.unknown else ""
+    starts = [_length(row.from_length) for row in found.cheapest]
+    labels = [low if low == high else f"{low} to {high}" for low, high in pairwise(starts)]
+    labels.append("any" if len(starts) == 1 else f"beyond {starts[-1]}")
 
     def own(row: tuple[str, CheapestFrom]) -> bool:
         return row[1].trial == found.trial
 
-    return table(
-        "by-length",
-        "Which configuration takes the least training energy where all runs are longer",
-        zip(labels, found.cheapest, strict=True),
-        [
-            num("Times the steps", lambda row: row[1].from_length, shown=lambda row: row[0]),
-            num("Cheapest: trial", lambda row: row[1].trial, strong=own),
-            num(excess.label("Its first step's excess"), lambda row: row[1].excess_kwh, excess.text),
-            num(rest.label("The rest"), lambda row: row[1].energy_per_length_kwh, rest.text),
-            num(
-                f"Less than trial {found.trial} in the limit",
-                lambda row: None if own(row) else row[1].less_in_the_limit,
-                fmt.percent_text,
-            ),
-            word("Interval", lambda row: MISSING if own(row) else confidence_text(row[1].less_interval))
-            if len(found.cheapest) > 1
-            else None,
-        ],
-        note=f"Of {found.compared} configurations {kind}{left_out}. A run of k times the steps is taken to use its "
-        "first step's excess once and the rest k times; which quality runs of that length reach is not known.",
-    )
+    def less(row: tuple[str, CheapestFrom]) -> float | None:
+        return None if own(row) else row[1].less_in_the_limit
 
-
-def _range(low: float, high: float) -> str:
-    return _length(low) if _length(low) == _length(high) else f"{_length(low)} to {_length(high)}"
+    interval = word("Interval", lambda row: MISSING if own(row) else confidence_text(row[1].less_interval))
+    columns = [
+        num("Times the steps", lambda row: row[1].from_length, shown=lambda row: row[0]),
+        num("Cheapest: trial", lambda row: row[1].trial, strong=own),
+        num(excess.label("Its first step's excess"), lambda row: row[1].excess_kwh, excess.text),
+        num(rest.label("The rest"), lambda row: row[1].energy_per_length_kwh, rest.text),
+        num(f"Less than trial {found.trial} in the limit", less, fmt.percent_text),
+        interval if len(found.cheapest) > 1 else None,
+    ]
+    note = f"Of {found.compared} configurations {'that may be recommended' if found.met else 'that completed'}"
+    note += f", {found.unknown} more without a measured first step" if found.unknown else ""
+    note += ". A run of k times the steps is taken to use its first step's excess once and the rest k times; which "
+    note += "quality runs of that length reach is not known."
+    caption = "Which configuration takes the least training energy where all runs are longer"
+    return table("by-length", caption, zip(labels, found.cheapest, strict=True), columns, note=note)
 
 
 def _length(times: float) -> str:
@@ -71,31 +54,24 @@ def _length(times: float) -> str:
 
 
 def _first_steps(found: Amortisation) -> Table:
-    rows = [_FirstStep("beyond its mean step", found.trial, found.excess_kwh)]
+    rows = [("beyond its mean step", found.trial, found.excess_kwh)]
     if first := found.as_first:
-        rows.append(_FirstStep("the largest of those that compile the same", first.like, first.excess_kwh))
-        rows.append(_FirstStep("its training, charged with that", found.trial, first.energy_kwh))
-        rows.append(_FirstStep("the cheapest once each is charged so", first.cheapest, first.cheapest_energy_kwh))
-    scale = fmt.energy_scale(row.energy_kwh for row in rows)
-    return table(
-        "first-steps",
-        f"The first step of trial {found.trial}, for {'compiling and ' if found.compiles else ''}warming up",
-        rows,
-        [
-            word("What", lambda row: row.what),
-            num("Trial", lambda row: row.trial),
-            num(scale.label("Energy"), lambda row: row.energy_kwh, scale.text),
-            num(
-                f"of trial {found.trial}'s training",
-                lambda row: _share(row.energy_kwh, found.energy_kwh),
-                fmt.percent_text,
-            ),
-        ],
-    )
+        rows.append(("the largest of those that compile the same", first.like, first.excess_kwh))
+        rows.append(("its training, charged with that", found.trial, first.energy_kwh))
+        rows.append(("the cheapest once each is charged so", first.cheapest, first.cheapest_energy_kwh))
+    scale = fmt.energy_scale(energy_kwh for _, _, energy_kwh in rows)
 
+    def share(row: tuple[str, int, float]) -> float | None:
+        return row[2] / found.energy_kwh if found.energy_kwh else None
 
-def _share(part_kwh: float, whole_kwh: float) -> float | None:
-    return part_kwh / whole_kwh if whole_kwh else None
+    columns = [
+        word("What", lambda row: row[0]),
+        num("Trial", lambda row: row[1]),
+        num(scale.label("Energy"), lambda row: row[2], scale.text),
+        num(f"of trial {found.trial}'s training", share, fmt.percent_text),
+    ]
+    caption = f"The first step of trial {found.trial}, for {'compiling and ' if found.compiles else ''}warming up"
+    return table("first-steps", caption, rows, columns)
 
 
 def caveats(study: StudyView) -> Iterator[Caveat]:

@@ -20,27 +20,21 @@ def section(study: StudyView) -> Section | None:
 
 
 def _milestones(study: StudyView, found: DiminishingReturns) -> Table:
-    """Where the run could have stopped."""
-    last, quality = found.points[-1], study.quality
-    scale = fmt.emissions_scale([last.emissions_kg_co2e])
-    decays = (
-        " Its learning rate falls over the run, so a run planned to be that short would probably end better than "
-        "this one stood there."
-    )
-    return table(
-        "milestones",
-        f"Where trial {found.trial} could have stopped",
-        list(_named(found, quality.name)),
-        [
-            word("Evaluation", lambda row: row[0]),
-            num("Step", lambda row: row[1].step),
-            num(quality.label, lambda row: row[1].value, quality.text),
-            num(scale.label("Emissions"), lambda row: row[1].emissions_kg_co2e, scale.text),
-            num("Share of the run", lambda row: row[1].share, fmt.percent_text),
-        ],
-        note=f"Of {found.total_steps} steps. Stopped within {fmt.percent_text(ENOUGH)} of the best, the run would have "
-        f"emitted {fmt.percent_text(found.saved_fraction)} less.{decays if found.rate_decays else ''}",
-    )
+    quality, scale = study.quality, fmt.emissions_scale([found.points[-1].emissions_kg_co2e])
+    note = f"Of {found.total_steps} steps. Stopped within {fmt.percent_text(ENOUGH)} of the best, the run would have "
+    note += f"emitted {fmt.percent_text(found.saved_fraction)} less."
+    if found.rate_decays:
+        note += " Its learning rate falls over the run, so a run planned to be that short would probably end better "
+        note += "than this one stood there."
+    columns = [
+        word("Evaluation", lambda row: row[0]),
+        num("Step", lambda row: row[1].step),
+        num(quality.label, lambda row: row[1].value, quality.text),
+        num(scale.label("Emissions"), lambda row: row[1].emissions_kg_co2e, scale.text),
+        num("Share of the run", lambda row: row[1].share, fmt.percent_text),
+    ]
+    caption = f"Where trial {found.trial} could have stopped"
+    return table("milestones", caption, _named(found, quality.name), columns, note=note)
 
 
 def _named(found: DiminishingReturns, quality: str) -> Iterator[tuple[str, Milestone]]:
@@ -61,17 +55,13 @@ def _evaluations(study: StudyView, found: DiminishingReturns) -> Table:
     def gained(row: Milestone) -> float | None:
         return None if row.gained_per_kg_co2e is None else row.gained_per_kg_co2e / scale.per_base
 
-    return table(
-        "evaluations",
-        f"Evaluations of trial {found.trial}: what each further step bought",
-        found.points,
-        [
-            num("Step", lambda row: row.step, strong=marked),
-            num("Share of the run", lambda row: row.share, fmt.percent_text),
-            num(energy.label("Energy"), lambda row: row.energy_kwh, energy.text),
-            num(scale.label("Emissions"), lambda row: row.emissions_kg_co2e, scale.text),
-            num(quality.label, lambda row: row.value, quality.text, strong=marked),
-            num(f"{quality.label} gained per {scale.unit}", gained, fmt.rate_text),
-        ],
-        folded=True,
-    )
+    columns = [
+        num("Step", "step", strong=marked),
+        num("Share of the run", "share", fmt.percent_text),
+        num(energy.label("Energy"), "energy_kwh", energy.text),
+        num(scale.label("Emissions"), "emissions_kg_co2e", scale.text),
+        num(quality.label, "value", quality.text, strong=marked),
+        num(f"{quality.label} gained per {scale.unit}", gained, fmt.rate_text),
+    ]
+    caption = f"Evaluations of trial {found.trial}: what each further step bought"
+    return table("evaluations", caption, found.points, columns, folded=True)

@@ -36,22 +36,21 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
 
 
 def _of_the_closest(study: StudyView, missing: Shortfall) -> Iterator[Caveat]:
-    trend, nll = missing.trend, missing.missing_loss
+    trend, loss = missing.trend, missing.missing_loss
     shows = trend is not None and (trend.rises or trend.falls or missing.most_epochs is not None)
     if trend is not None and shows:
-        fell, steps = trend.fell_by_loss, trend.steps
+        fell = {"fell": trend.fell_by_loss, "steps": trend.steps, "missing": loss}
         if missing.most_epochs is not None:
-            yield study.caveat("more_epochs", epochs=missing.most_epochs, fell=fell, steps=steps, missing=nll)
+            yield study.caveat("more_epochs", epochs=missing.most_epochs, **fell)
         elif trend.rises:
             seen = {"quality": study.quality.name, "best": trend.best_value, "step": trend.best_at_step}
-            yield study.caveat("loss_rose", rose=-fell, steps=steps, **seen)
+            yield study.caveat("loss_rose", rose=-trend.fell_by_loss, steps=trend.steps, **seen)
         else:
-            yield study.caveat("loss_still_fell", fell=fell, steps=steps, missing=nll)
+            yield study.caveat("loss_still_fell", **fell)
     for edge in missing.edges:
-        wanted = "higher" if edge.end == "highest" else "lower"
-        yield study.caveat("edge", **edge.model_dump(), wanted=wanted)
+        yield study.caveat("edge", **edge.model_dump(), wanted="higher" if edge.end == "highest" else "lower")
     if not shows and not missing.edges:
-        yield study.caveat("no_direction", missing=nll)
+        yield study.caveat("no_direction", missing=loss)
 
 
 def _of_the_states(study: StudyView) -> Iterator[Caveat]:

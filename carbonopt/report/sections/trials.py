@@ -1,6 +1,6 @@
 """Every trial, what became of it and with which settings; and what the search itself can't tell."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from carbonopt.analysis.recommend import Recommendation
@@ -9,7 +9,7 @@ from carbonopt.core import units
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.trial import StopReason, TrialRecord, TrialState
 from carbonopt.report import quality_text
-from carbonopt.report.document import Caveat, Cell, Maker, Paragraph, RowFilter, Section, num, table, word
+from carbonopt.report.document import Caveat, Cell, Column, Maker, Paragraph, RowFilter, Section, num, table, word
 from carbonopt.report.study_view import StudyView
 
 ALL_TRIALS = "all-trials"
@@ -25,54 +25,47 @@ STOPPED_BECAUSE = {
 
 def section(study: StudyView) -> Section:
     records, rec, quality = study.data.records, study.recommendation, study.quality
-    settings = {record.trial: record.params.as_record() for record in records}
-    order = [*TrialParams.model_fields, "gradient_accumulation_steps"]
-    shared = _shared(settings)
-    names = sorted({name for params in settings.values() for name in params} - shared.keys(), key=order.index)
-    emissions = fmt.emissions_scale(record.emissions_kg_co2e for record in records)
-    energy = fmt.energy_scale(record.energy_kwh.total for record in records if record.energy_kwh)
-    made = table(
-        ALL_TRIALS,
-        "Every trial",
-        records,
-        [
-            num("Trial", lambda row: row.trial, strong=lambda row: row.trial == rec.trial),
-            word("State", lambda row: state_text(row, rec)),
-            num(quality.label, lambda row: quality_text.last_value(row)[0], shown=lambda row: _reached(study, row)),
-            num(emissions.label("Emissions"), lambda row: row.emissions_kg_co2e, emissions.text),
-            num(energy.label("Training energy"), lambda row: row.energy_kwh and row.energy_kwh.train, energy.text),
-            num(energy.label("All energy"), lambda row: row.energy_kwh and row.energy_kwh.total, energy.text),
-            num("Time", lambda row: row.duration_s and row.duration_s.total, units.human_duration),
-            num("Memory (GiB)", lambda row: row.peak_memory_gib, fmt.memory_text),
-            *(_setting(name, settings) for name in names),
-        ],
-        long=True,
-        filter=RowFilter(
-            label="State",
-            groups=tuple(record.state.value for record in records),
-            values_label="meets the target of",
-            values=tuple(map(quality_text.reached, records)),
-        ),
-    )
     if not records:
         return Section(key="trials", title="Every trial", blocks=(Paragraph(text="No trial has been started."),))
+    order = [*TrialParams.model_fields, "gradient_accumulation_steps"]
+    settings = {record.trial: record.params.as_record() for record in records}
+    names = {name for params in settings.values() for name in params} - _shared(list(settings.values())).keys()
+    emissions = fmt.emissions_scale(record.emissions_kg_co2e for record in records)
+    energy = fmt.energy_scale(record.energy_kwh.total for record in records if record.energy_kwh)
+    columns = [
+        num("Trial", "trial", strong=lambda row: row.trial == rec.trial),
+        word("State", lambda row: state_text(row, rec)),
+        num(quality.label, lambda row: quality_text.last_value(row)[0], shown=lambda row: _reached(study, row)),
+        num(emissions.label("Emissions"), "emissions_kg_co2e", emissions.text),
+        num(energy.label("Training energy"), lambda row: row.energy_kwh and row.energy_kwh.train, energy.text),
+        num(energy.label("All energy"), lambda row: row.energy_kwh and row.energy_kwh.total, energy.text),
+        num("Time", lambda row: row.duration_s and row.duration_s.total, units.human_duration),
+        num("Memory (GiB)", "peak_memory_gib", fmt.memory_text),
+        *(_setting(name, settings) for name in sorted(names, key=order.index)),
+    ]
+    row_filter = RowFilter(
+        label="State",
+        groups=tuple(record.state.value for record in records),
+        values_label="meets the target of",
+        values=tuple(map(quality_text.reached, records)),
+    )
+    every = table(ALL_TRIALS, "Every trial", records, columns, long=True, filter=row_filter)
     notes = [Paragraph(text=text, style="note")] if (text := shared_settings(study)) else []
-    return Section(key="trials", title="Every trial", blocks=(made, *notes))
+    return Section(key="trials", title="Every trial", blocks=(every, *notes))
 
 
 def shared_settings(study: StudyView) -> str:
     """What all trials share, which the table leaves out."""
-    shared = _shared({record.trial: record.params.as_record() for record in study.data.records})
+    shared = _shared([record.params.as_record() for record in study.data.records])
     listed = ", ".join(f"{name} {fmt.value_text(setting)}" for name, setting in shared.items())
     return f"The same in every trial: {listed}." if listed else ""
 
 
-def _shared(settings: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    first = next(iter(settings.values()), {})
+def _shared(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         name: setting
-        for name, setting in first.items()
-        if all(name in params and repr(params[name]) == repr(setting) for params in settings.values())
+        for name, setting in (settings[0] if settings else {}).items()
+        if all(name in params and repr(params[name]) == repr(setting) for params in settings)
     }
 
 
@@ -82,13 +75,17 @@ def _reached(study: StudyView, record: TrialRecord) -> str:
     return text if last is None else f"{text} at step {last.step}"
 
 
+def setting_text(setting: object) -> str:
+    return "default" if setting is None else fmt.value_text(setting)
+
+
 def _setting(name: str, settings: Mapping[int, Mapping[str, Any]]) -> Maker:
     def cell(record: TrialRecord) -> Cell:
         setting = settings[record.trial].get(name)
-        text = "default" if setting is None else fmt.value_text(setting)
+        text = setting_text(setting)
         return Cell(text=text, sort=text if setting is None or isinstance(setting, bool | str) else setting)
 
-    return Maker(label=name, cell=cell, numeric=True)
+    return Maker(Column(label=name, numeric=True), cell)
 
 
 def state_text(record: TrialRecord, rec: Recommendation) -> str:
@@ -121,8 +118,8 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
     if found is not None and found.lowest_rate is None:
         yield study.caveat("pruning_audit_none", share=search.pruning.audit, cut_short=found.cut_short)
     elif found is not None:
-        did = "ended on the Pareto front" if search.goal == "front" else "met the target"
         numbers = found.model_dump()
-        rates = {"lowest": numbers.pop("lowest_rate"), "highest": numbers.pop("highest_rate")}
-        yield study.caveat("pruning_audit", did=did, **numbers, **rates)
+        numbers |= {"lowest": numbers.pop("lowest_rate"), "highest": numbers.pop("highest_rate")}
+        did = "ended on the Pareto front" if search.goal == "front" else "met the target"
+        yield study.caveat("pruning_audit", did=did, **numbers)
     yield study.caveat("selection_bias", quality=study.quality.name)
