@@ -1,8 +1,8 @@
 """What a study uses of one node: its GPUs, the ranks on them, and the meter of what they take."""
 
-import contextlib
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 
 from carbonopt.core.config import LocalLaunch
 from carbonopt.core.errors import BEFORE_FIRST_TRIAL, StudyInterrupted
@@ -30,13 +30,10 @@ class Agent:
         self.hardware = describe_hardware(launch.gpus)
         uuids = gpu_uuids(launch.gpus)
         self.node = Node(name=socket.gethostname(), devices=uuids or ("cpu",))
-        self.memory = GpuMemory(launch.gpus)
-        try:
-            self.launcher = ProcessLauncher(launch, uuids, note)
-        except BaseException:
-            self.memory.close()
-            raise
-        self.meter: Meter | None = None
+        with ExitStack() as begun:
+            self.memory = begun.enter_context(closing(GpuMemory(launch.gpus)))
+            self.launcher = begun.enter_context(closing(ProcessLauncher(launch, uuids, note)))
+            self._begun = begun.pop_all()
 
     def open_meter(self, objective: Objective, interrupted: Callable[[], bool]) -> Meter:
         """From here on the node is metered. Its GPUs must be idle: their idle power is measured first.
@@ -46,17 +43,11 @@ class Agent:
             StudyInterrupted: if `interrupted` says so meanwhile.
         """
         try:
-            self.meter = MachineMeter(self._gpus, objective, interrupted)
+            return self._begun.enter_context(closing(MachineMeter(self._gpus, objective, interrupted)))
         except Exception as error:
             if interrupted():  # a Ctrl-C also ends the programs that CodeCarbon asks for the CPU, and it fails somehow
                 raise StudyInterrupted(BEFORE_FIRST_TRIAL) from error
             raise
-        return self.meter
 
     def close(self) -> None:
-        with (
-            contextlib.closing(self.memory),
-            contextlib.closing(self.launcher),
-        ):  # also if the meter can't read any more
-            if self.meter is not None:
-                self.meter.close()
+        self._begun.close()

@@ -69,11 +69,7 @@ class Engine(Protocol):
         """What trials run on, from `begin` on; None: a table, which says nothing of it."""
 
     def check(self, space: SearchSpace) -> None:
-        """Whatever can be known before anything is started.
-
-        Raises:
-            BadInput
-        """
+        """Whatever can be known before anything is started; raises a BadInput for what is wrong."""
 
     def seed(self, seed: int, params: TrialParams) -> int:
         """The seed that this configuration will be trained with: the one asked for, where that can be had."""

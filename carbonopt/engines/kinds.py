@@ -7,10 +7,7 @@ from carbonopt.engines.base import Engine
 from carbonopt.engines.local import LocalEngine
 from carbonopt.engines.replay import ReplayEngine
 
-ENGINES: dict[str, Callable[[StudyConfig], Engine]] = {
-    "local": LocalEngine,
-    "replay": ReplayEngine,
-}
+ENGINES: dict[str, Callable[[StudyConfig], Engine]] = {"local": LocalEngine, "replay": ReplayEngine}
 
 
 def engine_of(config: StudyConfig) -> Engine:

@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
 
-from carbonopt.core.config import LocalLaunch, StudyConfig, Workload
+from carbonopt.core.config import LocalLaunch, StudyConfig
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.space import SearchSpace
@@ -25,21 +26,28 @@ class LocalEngine:
 
     meter: Meter
     hardware: Hardware
+    _agent: Agent  # from `begin` on
 
     def __init__(self, config: StudyConfig) -> None:
         assert isinstance(config.launch, LocalLaunch) and config.workload is not None
         self._config, self._launch, self._workload = config, config.launch, config.workload
         gpus = self._launch.gpus
-        self.description = (
-            f"this machine's GPUs {', '.join(map(str, gpus))}"
-            if gpus
-            else f"this machine's CPU, {self._launch.cpu_ranks} rank(s)"
-        )
+        devices = f"GPUs {', '.join(map(str, gpus))}" if gpus else f"CPU, {self._launch.cpu_ranks} rank(s)"
+        self.description = f"this machine's {devices}"
         self.max_power_w = _GPU_POWER_W * len(gpus) if gpus else None
-        self._agent: Agent | None = None
+        self._begun = ExitStack()
 
     def check(self, space: SearchSpace) -> None:
-        check_files(self._workload)
+        """The files that the study names are there; what is in them, the preparation looks at."""
+        dataset = self._workload.dataset
+        for key in ("train_files", "eval_files"):
+            for file in getattr(dataset, key) or ():
+                if not os.path.isfile(file):  # noqa: PTH113, it takes any text
+                    raise BadInput(f"workload.dataset.{key}: no file {file}; give an existing one.")
+        for key in ("model", "tokenizer", "dataset"):
+            name = getattr(getattr(self._workload, key), "name_or_path", None)
+            if name is not None and Path(name).is_absolute() and not os.path.isdir(name):  # noqa: PTH112
+                raise BadInput(f"workload.{key}.name_or_path: no folder {name}; give a local folder or a hub name.")
 
     def seed(self, seed: int, params: TrialParams) -> int:
         return seed
@@ -47,48 +55,23 @@ class LocalEngine:
     def begin(
         self, paths: StudyPaths, fingerprint: str, observer: EngineObserver, interrupted: Callable[[], bool]
     ) -> None:
-        self._agent = Agent(self._launch, observer.warn)
-        self.hardware = self._agent.hardware
+        self._agent = agent = self._begun.enter_context(closing(Agent(self._launch, observer.warn)))
+        self.hardware = agent.hardware
         # It imports while the meter is set up, and leaves the GPUs alone, whose idle power is measured then.
-        observer.preparing(self._agent.launcher.begin(self._config, paths, fingerprint))
-        meter = self._agent.open_meter(self._config.carbon.objective, interrupted)
-        self.meter = NodeMeters({self._agent.node: meter})
+        observer.preparing(agent.launcher.begin(self._config, paths, fingerprint))
+        self.meter = NodeMeters({agent.node: agent.open_meter(self._config.carbon.objective, interrupted)})
 
     def prepare(self, interrupted: Callable[[], bool]) -> Prepared:
-        return self._begun.launcher.prepare(interrupted)
+        return self._agent.launcher.prepare(interrupted)
 
     def await_free(self, interrupted: Callable[[], bool]) -> str | None:
-        return self._begun.memory.await_free(interrupted)
+        return self._agent.memory.await_free(interrupted)
 
     def start(self, spec: TrialSpec, log: Path) -> WorkProcesses:
-        return self._begun.launcher.start(spec, log)
+        return self._agent.launcher.start(spec, log)
 
     def prepare_next(self) -> None:
-        self._begun.launcher.prepare_next()
+        self._agent.launcher.prepare_next()
 
     def close(self) -> None:
-        if self._agent is not None:
-            self._agent.close()
-
-    @property
-    def _begun(self) -> Agent:
-        assert self._agent is not None, "begin comes first"
-        return self._agent
-
-
-def check_files(workload: Workload) -> None:
-    """The files that the study names are there; what is in them, the preparation looks at.
-
-    Raises:
-        BadInput: naming the key and the file.
-    """
-    dataset = workload.dataset
-    for key in ("train_files", "eval_files"):
-        for file in getattr(dataset, key) or ():
-            if not os.path.isfile(file):  # noqa: PTH113, it takes any text
-                raise BadInput(f"workload.dataset.{key}: no file {file}; give an existing one.")
-    parts = {"model": workload.model, "tokenizer": workload.tokenizer, "dataset": dataset}
-    for key, part in parts.items():
-        name = part.name_or_path if part is not None else None
-        if name is not None and Path(name).is_absolute() and not os.path.isdir(name):  # noqa: PTH112
-            raise BadInput(f"workload.{key}.name_or_path: no folder {name}; give a local folder or a hub name.")
+        self._begun.close()

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import itertools
 import operator
 from collections.abc import Mapping
 
@@ -23,9 +22,7 @@ class NodeMeters:
             for component, how in meter.energy_source.items():  # modelled on one node: the sum isn't measured
                 self.energy_source[component] = how if self.energy_source.get(component, how) == how else "modelled"
             self.models |= meter.models
-        self.idle: tuple[IdlePower, ...] = tuple(
-            itertools.chain.from_iterable(meter.idle for meter in self._meters.values())
-        )
+        self.idle: tuple[IdlePower, ...] = tuple(idle for meter in self._meters.values() for idle in meter.idle)
 
     def enter(self, phase: Phase) -> None:
         for meter in self._meters.values():

@@ -1,6 +1,7 @@
 """The study's side of the preparation (see `carbonopt.train.prepare`): a process of its own, once per study."""
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 
 from carbonopt.core.config import LocalLaunch, StudyConfig
 from carbonopt.core.errors import BEFORE_FIRST_TRIAL, BadInput, CarbonoptError, StudyInterrupted
@@ -62,14 +63,12 @@ class Preparation:
             BadInput: what is wrong with the data, the model, the tokenizer, a DeepSpeed key or an operator's lock.
             CarbonoptError: if the process dies, with the last lines of its log.
         """
-        try:
+        with closing(self):
             wait_for(self._operators, interrupted)
             if self._work is not None:
                 return self._listen(self._work, interrupted)
             assert self._found is not None
             return self._found
-        finally:
-            self.close()
 
     def close(self) -> None:
         if self._work is not None:
@@ -87,7 +86,6 @@ class Preparation:
                 case Failed(text=text):
                     raise CarbonoptError(f"preparing the workload failed: {text}\n{work.log_tail()}\n(log: {work.log})")
                 case Exited(code=code):
-                    raise CarbonoptError(
-                        f"preparing the workload ended with code {code}:\n{work.log_tail()}\n(log: {work.log})"
-                    )
+                    how = f"ended with code {code}:"
+                    raise CarbonoptError(f"preparing the workload {how}\n{work.log_tail()}\n(log: {work.log})")
         raise StudyInterrupted(BEFORE_FIRST_TRIAL)

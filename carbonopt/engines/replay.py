@@ -10,10 +10,11 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError, model_validator
 
-from carbonopt.core.config import Choices, Fixed, ReplayLaunch, Space, StudyConfig
+from carbonopt.core.config import Choices, Fixed, ReplayLaunch, StudyConfig
 from carbonopt.core.dimensions import SEARCHED, TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.events import Evaluated, Event, Exited, Finished, PhaseChanged, Progress
+from carbonopt.core.files import read_text
 from carbonopt.core.quality import Quality
 from carbonopt.core.space import SearchSpace
 from carbonopt.core.trial import EvalPoint, Phase, StopReason, TrialSpec
@@ -23,6 +24,7 @@ from carbonopt.energy.meter import ReplayMeter
 from carbonopt.engines.base import EngineObserver
 from carbonopt.storage.paths import StudyPaths
 
+_MAX_MIB = 1024
 # Between two evaluations a recorded run reports so often; a cap is then noticed within that share of the stretch.
 PROGRESS_REPORTS = 10
 
@@ -87,16 +89,20 @@ class ReplayEngine:
 
     def check(self, space: SearchSpace) -> None:
         """Refuses a table that can't be read, and a space with a configuration that was not recorded, naming the
-        nearest rows.
-
-        Raises:
-            BadInput
-        """
-        self._check_space(self._space)
+        nearest rows."""
+        recorded = ", ".join(self._keys)
+        for name, domain in self._space.domains().items():
+            if name not in self._keys and not isinstance(domain, Fixed):
+                why = f"the table {self._path} was recorded over {recorded} only; leave this dimension out"
+                raise BadInput(f"search.space.{name}: {why}.")
+            if name in self._keys and not isinstance(domain, Choices | Fixed):
+                raise BadInput(f"search.space.{name}: a replay needs choices, because the table holds single points.")
+        for name in self._keys:
+            if self._space[name] is None:
+                raise BadInput(f"search.space.{name} is missing; the table {self._path} was recorded over it.")
         if space.combinations is None:
-            raise BadInput(
-                f"a replay needs choices in every dimension of search.space; {self._path} holds single points."
-            )
+            why = f"{self._path} holds single points"
+            raise BadInput(f"a replay needs choices in every dimension of search.space; {why}.")
         for values in space.combinations:
             self._find(space.params(values), 0)
 
@@ -124,28 +130,16 @@ class ReplayEngine:
     def close(self) -> None:
         self.meter.close()
 
-    def _check_space(self, space: Space) -> None:
-        for name, domain in space.domains().items():
-            if name not in self._keys and isinstance(domain, Fixed):
-                continue
-            if name not in self._keys:
-                raise BadInput(
-                    f"search.space.{name}: the table {self._path} was recorded over {', '.join(self._keys)} only; "
-                    "leave this dimension out."
-                )
-            if not isinstance(domain, Choices | Fixed):
-                raise BadInput(f"search.space.{name}: a replay needs choices, because the table holds single points.")
-        for name in self._keys:
-            if space[name] is None:
-                raise BadInput(f"search.space.{name} is missing; the table {self._path} was recorded over it.")
-
     def _find(self, params: TrialParams, seed: int) -> RecordedRun:
         wanted = {key: getattr(params, key) for key in self._keys}
-        rows = [run for run in self._runs if all(_same(run.params[key], wanted[key]) for key in self._keys)]
+        rows = [run for run in self._runs if all(_apart(run.params[key], wanted[key]) < 1e-9 for key in wanted)]
         if not rows:
-            nearest = sorted(self._runs, key=lambda run: _distance(run.params, wanted))[:3]
-            shown = "; ".join(_text(run.params) for run in nearest)
-            raise BadInput(f"the table {self._path} has no run of {_text(wanted)}; the nearest are: {shown}.")
+
+            def distance(run: RecordedRun) -> float:
+                return math.fsum(_apart(run.params[key], wanted[key]) for key in wanted)
+
+            nearest = "; ".join(_text(run.params) for run in sorted(self._runs, key=distance)[:3])
+            raise BadInput(f"the table {self._path} has no run of {_text(wanted)}; the nearest are: {nearest}.")
         return min(rows, key=lambda run: (run.seed != seed, run.seed))
 
 
@@ -153,9 +147,7 @@ class ReplayedTrial:
     """Speaks as a trial's processes do, from the record."""
 
     def __init__(self, run: RecordedRun, quality: Quality, advance: Advance, log: Path) -> None:
-        self.log = log
-        self._quality = quality
-        self._advance = advance
+        self.log, self._quality, self._advance = log, quality, advance
         self._stopped = False
         self._events = self._play(run)
 
@@ -178,11 +170,8 @@ class ReplayedTrial:
             start, stretch = done, recorded.step - done
             for part in range(1, PROGRESS_REPORTS + 1):
                 step = start + round(stretch * part / PROGRESS_REPORTS)
-                self._advance(
-                    Phase.TRAIN,
-                    kwh_from_joules((step - done) * run.joules_per_step),
-                    (step - done) * run.seconds_per_step,
-                )
+                energy_kwh = kwh_from_joules((step - done) * run.joules_per_step)
+                self._advance(Phase.TRAIN, energy_kwh, (step - done) * run.seconds_per_step)
                 done = step
                 if part < PROGRESS_REPORTS:
                     yield Progress(step=done, total_steps=run.total_steps)
@@ -202,66 +191,49 @@ def read_table(path: Path, quality: Quality) -> list[RecordedRun]:
     Raises:
         BadInput: with the line's number and what is wrong with it.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "its name or its text is not valid"
-        raise BadInput(f"launch.table: can't read {path}: {reason}.") from error
     runs: list[RecordedRun] = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_text(path, "launch.table", _MAX_MIB).splitlines(), start=1):
         if not line.strip():
             continue
+        where = f"launch.table: line {number} of {path}"
         try:
-            run = RecordedRun.model_validate(json.loads(line))
-        except (ValidationError, ValueError, RecursionError) as error:
+            runs.append(RecordedRun.model_validate(json.loads(line)))
+        except (ValueError, RecursionError) as error:
             first = error.errors()[0] if isinstance(error, ValidationError) else None
             what = f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}" if first else "it is not a JSON object"
-            raise BadInput(f"launch.table: line {number} of {path}: {what}.") from error
-        if problem := next(filter(None, (_problem(point, quality) for point in run.evals)), None):
-            raise BadInput(f"launch.table: line {number} of {path}: evals {problem}.")
-        steps = [point.step for point in run.evals]
-        if steps != sorted(set(steps)) or steps[-1] != run.total_steps:
-            raise BadInput(
-                f"launch.table: line {number} of {path}: evals must have rising steps up to total_steps, "
-                f"{run.total_steps}, but end at {steps[-1]}."
-            )
-        if runs and set(run.params) != set(runs[0].params):
-            raise BadInput(
-                f"launch.table: line {number} of {path} has params {', '.join(run.params)}, "
-                f"but the first line has {', '.join(runs[0].params)}."
-            )
-        unknown = set(run.params) - set(SEARCHED)
-        if unknown:
-            raise BadInput(f"launch.table: line {number} of {path}: unknown params {', '.join(sorted(unknown))}.")
-        runs.append(run)
+            raise BadInput(f"{where}: {what}.") from error
+        if problem := _problem(runs[-1], runs[0], quality):
+            raise BadInput(f"{where}{problem}.")
     if not runs:
         raise BadInput(f"launch.table: {path} holds no recorded run.")
     return runs
 
 
-def _problem(point: RecordedEval, quality: Quality) -> str | None:
-    key, unwanted = ("nll", point.mean) if quality.value_of_mean == "exp" else ("mean", point.nll)
-    if unwanted is not None:
-        return f"must have {key}, because the target is {quality.name}"
-    beyond = quality.beyond(quality.value(point.total, point.count))
-    return f"must have each {key} of a possible {quality.name}, which {beyond}" if beyond else None
+def _problem(run: RecordedRun, first: RecordedRun, quality: Quality) -> str | None:
+    """What is wrong with a run, itself or beside the first one of its table."""
+    key = "nll" if quality.value_of_mean == "exp" else "mean"
+    for point in run.evals:
+        if getattr(point, key) is None:
+            return f": evals must have {key}, because the target is {quality.name}"
+        if beyond := quality.beyond(quality.value(point.total, point.count)):
+            return f": evals must have each {key} of a possible {quality.name}, which {beyond}"
+    steps = [point.step for point in run.evals]
+    if steps != sorted(set(steps)) or steps[-1] != run.total_steps:
+        return f": evals must have rising steps up to total_steps, {run.total_steps}, but end at {steps[-1]}"
+    if run.params.keys() != first.params.keys():
+        return f" has params {', '.join(run.params)}, but the first line has {', '.join(first.params)}"
+    if unknown := run.params.keys() - set(SEARCHED):
+        return f": unknown params {', '.join(sorted(unknown))}"
+    return None
 
 
-def _same(recorded: Scalar, wanted: Scalar | None) -> bool:
-    if isinstance(recorded, str | bool) or isinstance(wanted, str | bool) or wanted is None:
-        return recorded == wanted
-    return math.isclose(recorded, wanted, rel_tol=1e-9)
-
-
-def _distance(recorded: dict[str, Scalar], wanted: dict[str, Scalar]) -> float:
-    """Sum over the dimensions of the ratio (on a logarithm) or, for words, of being different."""
-    return math.fsum(_apart(recorded[key], value) for key, value in wanted.items())
-
-
-def _apart(recorded: Scalar, wanted: Scalar) -> float:
-    if isinstance(recorded, str | bool) or isinstance(wanted, str | bool) or min(recorded, wanted) <= 0:
-        return float(recorded != wanted)
-    return abs(math.log(wanted / recorded))
+def _apart(recorded: Scalar, wanted: Scalar | None) -> float:
+    """The ratio, on a logarithm; of words, whether they differ."""
+    if recorded == wanted:
+        return 0.0
+    if isinstance(recorded, str | bool) or wanted is None or isinstance(wanted, str | bool):
+        return 1.0
+    return abs(math.log(wanted / recorded)) if min(recorded, wanted) > 0 else 1.0
 
 
 def _text(params: dict[str, Scalar]) -> str:

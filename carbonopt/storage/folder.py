@@ -23,8 +23,7 @@ def study_folder(paths: StudyPaths) -> Iterator[None]:
     missing = [folder for folder in (root, *root.absolute().parents) if not folder.exists()]
     try:
         root.mkdir(parents=True, exist_ok=True)
-        strange = paths.foreign_files()
-        if strange:
+        if strange := paths.foreign_files():
             raise BadInput(f"--out {root} holds other files ({strange[0]}) and no study; give a new folder.")
         empty = not any(root.iterdir())
         lock = paths.lock.open("w")
@@ -38,8 +37,11 @@ def study_folder(paths: StudyPaths) -> Iterator[None]:
         try:
             yield
         except BadInput:
-            if empty:
-                _empty(paths)
+            for path in root.iterdir() if empty else ():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
             for folder in missing:  # the innermost first
                 if folder.is_dir() and not any(folder.iterdir()):
                     folder.rmdir()
@@ -56,11 +58,3 @@ def is_locked(paths: StudyPaths) -> bool:
         except BlockingIOError:
             return True
     return False
-
-
-def _empty(paths: StudyPaths) -> None:
-    for path in paths.root.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()

@@ -2,17 +2,26 @@
 
 import re
 import unicodedata
-from dataclasses import dataclass
 from pathlib import Path
 
 _MAX_NAME_BYTES = 200  # file systems take 255, of which a new folder's temporary name needs a few
 
 
-@dataclass(frozen=True)
 class StudyPaths:
     """The folder of one study. Everything but the storage is a log or can be made again."""
 
-    root: Path
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.storage = root / "study.db"
+        self.storage_pointer = root / "storage.json"  # where it is when it is not that file; never holds a password
+        self.lock = root / ".lock"
+        self.prepared = root / "prepared"
+        self.prepare_spec = root / "prepare.json"
+        self.prepare_log = root / "prepare-log.txt"
+        self.template_log = root / "template-log.txt"
+        self.trials = root / "trials"
+        self.trackers = root / "track"
+        self.report = root / "report"
 
     @classmethod
     def default(cls, study_name: str) -> "StudyPaths":
@@ -23,48 +32,15 @@ class StudyPaths:
         safe = safe.encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
         return cls(Path("runs") / (safe or "study"))
 
-    @property
-    def storage(self) -> Path:
-        return self.root / "study.db"
-
-    @property
-    def storage_pointer(self) -> Path:
-        """Where the study's storage is when it is not the file in this folder; never holds a password."""
-        return self.root / "storage.json"
-
-    @property
-    def lock(self) -> Path:
-        return self.root / ".lock"
-
-    @property
-    def prepared(self) -> Path:
-        return self.root / "prepared"
-
-    @property
-    def trials(self) -> Path:
-        return self.root / "trials"
-
     def trial(self, number: int) -> Path:
         return self.trials / f"{number:04d}"
 
     def trial_log(self, number: int, attempt: int) -> Path:
         return self.trial(number) / f"log-{attempt}.txt"
 
-    @property
-    def prepare_log(self) -> Path:
-        return self.root / "prepare-log.txt"
-
-    @property
-    def template_log(self) -> Path:
-        return self.root / "template-log.txt"
-
     def waiting_log(self, number: int) -> Path:
         """Of processes that don't know yet which trial they are."""
         return self.root / f".next-{number}-log.txt"
-
-    @property
-    def prepare_spec(self) -> Path:
-        return self.root / "prepare.json"
 
     def foreign_files(self) -> list[str]:
         """Names of what stands in the folder but belongs to no study; nothing once it is a study's folder."""
@@ -72,17 +48,8 @@ class StudyPaths:
             return []
         own = (self.lock, self.prepared, self.prepare_log, self.template_log, self.prepare_spec, self.trackers)
         made = {path.name for path in own} | {f"{self.storage.name}-journal"}
-        half_made = (".part", ".old")
         names = (path.name for path in self.root.iterdir())
-        return sorted(name for name in names if name not in made and not name.endswith(half_made))
-
-    @property
-    def trackers(self) -> Path:
-        return self.root / "track"
-
-    @property
-    def report(self) -> Path:
-        return self.root / "report"
+        return sorted(name for name in names if name not in made and not name.endswith((".part", ".old")))  # half made
 
 
 def _is_plain(sign: str) -> bool:

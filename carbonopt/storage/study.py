@@ -37,17 +37,15 @@ _FINISHED = (OptunaState.COMPLETE, OptunaState.PRUNED, OptunaState.FAIL)
 class StudyStorage:
     """One study. The `study` attribute is Optuna's, for asking."""
 
-    def __init__(self, study: optuna.Study, storage: BaseStorage) -> None:
-        self.study = study
+    def __init__(self, storage: BaseStorage, name: str) -> None:
+        self.study = optuna.load_study(study_name=name, storage=storage)
         self._storage = storage
-        self._id = storage.get_study_id_from_name(study.study_name)
 
     @classmethod
     def load(cls, storage: BaseStorage, name: str) -> "StudyStorage | None":
         """The study of that name, or None."""
         with _readable(f"study {name!r}"):
-            names = {one.study_name for one in storage.get_all_studies()}
-            return cls(_load(storage, name), storage) if name in names else None
+            return cls(storage, name) if name in _names(storage) else None
 
     @classmethod
     def of_folder(cls, storage: BaseStorage, paths: StudyPaths) -> "StudyStorage":
@@ -58,11 +56,9 @@ class StudyStorage:
         """
         pointer = stored_pointer(paths)
         with _readable(str(paths.root)):
-            names = [one.study_name for one in storage.get_all_studies()]
-            if pointer is not None:
-                names = [name for name in names if name == pointer["study"]]
-            studies = [cls(_load(storage, name), storage) for name in names]
-            studies = [found for found in studies if "config" in found.study.user_attrs]
+            names = [name for name in _names(storage) if pointer is None or name == pointer["study"]]
+            studies = [cls(storage, name) for name in names]
+            studies = [made for made in studies if "config" in made.study.user_attrs]
         if not studies:
             raise BadInput(
                 f"the storage of {paths.root} must hold a study of carbonopt's, but holds none: it is damaged (restore "
@@ -79,7 +75,7 @@ class StudyStorage:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             study.set_metric_names([COST, quality.name])
-        made = cls(study, storage)
+        made = cls(storage, config.name)
         made.refresh(config, provenance)
         return made
 
@@ -97,11 +93,9 @@ class StudyStorage:
         with _readable(f"study {config.name!r}"):
             stored = self.study.user_attrs.get("config")
         if stored is None:
-            raise BadInput(
-                f"{where} holds an Optuna study named {config.name!r} that carbonopt did not make; rename yours."
-            )
-        difference = _first_difference(self.read(live=False).config.identity(), config.identity())
-        if difference:
+            what = f"an Optuna study named {config.name!r} that carbonopt did not make"
+            raise BadInput(f"{where} holds {what}; rename yours.")
+        if difference := _first_difference(self.read(live=False).config.identity(), config.identity()):
             raise BadInput(
                 f"{where} holds another study: {difference}. Give another --out (or another name), or restore the "
                 "study file; only budget, confirm, track and carbon.trace may change."
@@ -150,11 +144,9 @@ class StudyStorage:
             attributes = self.study.user_attrs
             prepared, trace = attributes.get("prepared"), attributes.get("trace")
             config = StudyConfig.model_validate(attributes["config"])
-            trials = self.study.get_trials(deepcopy=False)
-            _check_parameters(trials, config)
             return StudyData(
                 config=config,
-                records=_records(trials, live),
+                records=_records(self._trials, config, live),
                 sessions=self.sessions(),
                 provenance=Provenance.model_validate(attributes["provenance"]),
                 prepared=None if prepared is None else Prepared(**prepared),
@@ -164,26 +156,28 @@ class StudyStorage:
 
     # ------------------------------------------------------------------------------------------------------- trials
 
+    @property
+    def _trials(self) -> list[FrozenTrial]:
+        return self.study.get_trials(deepcopy=False)
+
     def finished_count(self) -> int:
         """Of the search's own trials."""
-        trials = self.study.get_trials(deepcopy=False)
-        return sum(trial.state in _FINISHED and REPEAT_OF not in trial.user_attrs for trial in trials)
+        return sum(trial.state in _FINISHED and REPEAT_OF not in trial.user_attrs for trial in self._trials)
 
     def queue_repeat(self, number: int, seed: int) -> None:
         """Puts a trial's configuration into the queue again, unless a repeat waits there already."""
-        trials = self.study.get_trials(deepcopy=False)
+        trials = self._trials
         if not any(trial.state == OptunaState.WAITING and REPEAT_OF in trial.user_attrs for trial in trials):
             self.study.enqueue_trial(dict(trials[number].params), user_attrs={REPEAT_OF: number, SEED: seed})
 
     def next_number(self) -> int:
         """The number that the next proposal will have."""
-        trials = self.study.get_trials(deepcopy=False)
-        waiting = [trial.number for trial in trials if trial.state == OptunaState.WAITING]
-        return min(waiting, default=len(trials))
+        trials = self._trials
+        return min((trial.number for trial in trials if trial.state == OptunaState.WAITING), default=len(trials))
 
     def interrupted(self, number: int) -> TrialRecord | None:
         """What is known of the earlier attempts of a trial that is to run again; None for a first attempt."""
-        attribute = self.study.get_trials(deepcopy=False)[number].user_attrs.get("record")
+        attribute = self._trials[number].user_attrs.get("record")
         return None if attribute is None else TrialRecord.from_json(attribute)
 
     def save_progress(self, trial: Trial, record: TrialRecord) -> None:
@@ -211,25 +205,23 @@ class StudyStorage:
     def requeue(self, trial: Trial, record: TrialRecord) -> None:
         """Puts an interrupted trial back: the next run repeats it under its number."""
         trial.set_user_attr("record", record.as_json())
-        self._requeue(trial.number)
+        self._storage.set_trial_state_values(self._id_of(trial.number), OptunaState.WAITING)
 
     def recover(self) -> list[TrialRecord]:
         """Puts back the trials that a dead worker left running, with what they had used as far as it was stored. The
-        caller is the study's only worker (see `storage_workers`)."""
+        caller is the study's only worker (see `storage.workers`)."""
         recovered = []
         for trial in self.study.get_trials(deepcopy=False, states=(OptunaState.RUNNING,)):
-            record = _record(trial, live=False)
-            if record is not None:
-                self._storage.set_trial_user_attr(self._trial_id(trial.number), "record", record.as_json())
+            trial_id = self._id_of(trial.number)
+            if (record := _record(trial, live=False)) is not None:
+                self._storage.set_trial_user_attr(trial_id, "record", record.as_json())
                 recovered.append(record)
-            self._requeue(trial.number)
+            self._storage.set_trial_state_values(trial_id, OptunaState.WAITING)
         return recovered
 
-    def _requeue(self, number: int) -> None:
-        self._storage.set_trial_state_values(self._trial_id(number), OptunaState.WAITING)
-
-    def _trial_id(self, number: int) -> int:
-        return self._storage.get_trial_id_from_study_id_trial_number(self._id, number)
+    def _id_of(self, number: int) -> int:
+        study_id = self._storage.get_study_id_from_name(self.study.study_name)
+        return self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
 
 
 def check_folder_is_free(storage: BaseStorage, paths: StudyPaths, name: str) -> None:
@@ -240,15 +232,13 @@ def check_folder_is_free(storage: BaseStorage, paths: StudyPaths, name: str) -> 
     """
     pointer = stored_pointer(paths)
     with _readable(str(paths.root)):
-        held = [one.study_name for one in storage.get_all_studies()]
+        held = _names(storage)
     there = [pointer["study"]] if pointer is not None else held if paths.storage.exists() else []
     if there and name not in there:
         raise BadInput(f"{paths.root} holds the study {there[0]!r}; give {name!r} a folder of its own: --out DIR.")
     if paths.trials.exists() and name not in held:
-        raise BadInput(
-            f"{paths.root} holds trials, but its storage has no study {name!r}; restore the storage from a copy, or "
-            "give another --out."
-        )
+        why = f"holds trials, but its storage has no study {name!r}"
+        raise BadInput(f"{paths.root} {why}; restore the storage from a copy, or give another --out.")
 
 
 @contextmanager
@@ -268,10 +258,9 @@ def _readable(whose: str) -> Iterator[None]:
         if isinstance(cause, SQLAlchemyError):
             raise BadInput(f"the storage of {whose} {what_is_wrong(cause)}.") from error
         if (key := _renamed_key(error) or _renamed_key(error.__cause__)) is not None:
-            raise BadInput(
-                f"the storage of {whose} was written by an earlier carbonopt: its key {key} is called "
-                f"{RENAMED_KEYS[key]} now; go on with that version, or run the study again."
-            ) from error
+            why = f"was written by an earlier carbonopt: its key {key} is called {RENAMED_KEYS[key]} now"
+            advice = "go on with that version, or run the study again"
+            raise BadInput(f"the storage of {whose} {why}; {advice}.") from error
         raise BadInput(f"the storage of {whose} is damaged: {_reason(error)}; {RESTORE}.") from error
 
 
@@ -304,13 +293,14 @@ def _renamed_key(error: BaseException | None) -> str | None:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, ValidationError):
-        return _first_of(error)
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc'])) or error.title}: {first['msg']}"
     text = next(iter(str(error).strip().splitlines()), "").removesuffix(".")
     return text if isinstance(error, BadInput) else f"{type(error).__name__}: {text}"
 
 
-def _load(storage: BaseStorage, name: str) -> optuna.Study:
-    return optuna.load_study(study_name=name, storage=storage)
+def _names(storage: BaseStorage) -> list[str]:
+    return [study.study_name for study in storage.get_all_studies()]
 
 
 def violation(record: TrialRecord, target: Target) -> float:
@@ -320,36 +310,25 @@ def violation(record: TrialRecord, target: Target) -> float:
     if record.evals == () and record.value is None:
         return 0.0  # stopped by the cap before its first evaluation: nothing speaks against its quality
     last = record.evals[-1].value if record.evals else record.value
-    if last is None:
-        return WORST_VIOLATION
-    shortfall = target.shortfall(last)
+    shortfall = WORST_VIOLATION if last is None else target.shortfall(last)
     if record.stop_reason == StopReason.TARGET:
         shortfall = max(shortfall, 1e-6)
     return min(shortfall, WORST_VIOLATION)
 
 
-def _records(trials: Sequence[FrozenTrial], live: bool) -> tuple[TrialRecord, ...]:
+def _records(trials: Sequence[FrozenTrial], config: StudyConfig, live: bool) -> tuple[TrialRecord, ...]:
     """Of all trials that were begun.
 
     Raises:
-        BadInput: if one is missing: without it another trial may be recommended.
+        BadInput: if a trial is missing (without it another one may be recommended), or what the search chose for it is.
     """
-    missing = sorted(set(range(len(trials))) - {trial.number for trial in trials})
-    if missing:
+    if missing := sorted(set(range(len(trials))) - {trial.number for trial in trials}):
         raise BadInput(f"trial {missing[0]} is missing")
-    return tuple(record for trial in trials if (record := _record(trial, live)) is not None)
-
-
-def _check_parameters(trials: Sequence[FrozenTrial], config: StudyConfig) -> None:
-    """What the search could choose, each trial that has ended was given.
-
-    Raises:
-        BadInput: if it is gone.
-    """
     free = config.search.space.free().keys()
     for trial in trials:
         if trial.state in _FINISHED and not free <= trial.params.keys():
             raise BadInput(f"trial {trial.number} has lost its parameters")
+    return tuple(record for trial in trials if (record := _record(trial, live)) is not None)
 
 
 def _record(trial: FrozenTrial, live: bool) -> TrialRecord | None:
@@ -362,7 +341,7 @@ def _record(trial: FrozenTrial, live: bool) -> TrialRecord | None:
     try:
         record = TrialRecord.from_json(attribute)
     except ValidationError as error:
-        raise BadInput(f"trial {trial.number}: {_first_of(error)}") from error
+        raise BadInput(f"trial {trial.number}: {_reason(error)}") from error
     if record.trial != trial.number:
         raise BadInput(f"trial {trial.number} has the record of trial {record.trial}")
     if trial.state in _FINISHED:
@@ -373,40 +352,26 @@ def _record(trial: FrozenTrial, live: bool) -> TrialRecord | None:
 
 
 def _check_ended(record: TrialRecord, trial: FrozenTrial) -> None:
-    """A trial that has ended says how; a complete one has what it is ranked by, for Optuna, too.
-
-    Raises:
-        BadInput: if its record says otherwise.
-    """
+    """A trial that has ended says how; a complete one has what it is ranked by, for Optuna, too. Else BadInput."""
     complete = trial.state == OptunaState.COMPLETE
     if record.state == TrialState.RUNNING or complete != (record.state == TrialState.COMPLETE):
         raise BadInput(f"trial {record.trial} has ended otherwise than its record says ({record.state.value})")
-    if complete and trial.values is None:
+    if not complete:
+        return
+    if trial.values is None:
         raise BadInput(f"trial {record.trial} has lost its values")
-    if complete:
-        energy_kwh = None if record.energy_kwh is None else record.energy_kwh.train
-        values = {
-            record.quality.name: record.value,
-            "emissions_kg_co2e": record.emissions_kg_co2e,
-            "energy_kwh": energy_kwh,
-        }
-        for name, value in values.items():
-            if value is None or not math.isfinite(value):
-                raise BadInput(f"trial {record.trial} is complete, but its record has no {name}")
-
-
-def _first_of(error: ValidationError) -> str:
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc'])) or error.title}: {first['msg']}"
+    train_kwh = None if record.energy_kwh is None else record.energy_kwh.train
+    values = {record.quality.name: record.value, COST: record.emissions_kg_co2e, "energy_kwh": train_kwh}
+    for name, value in values.items():
+        if value is None or not math.isfinite(value):
+            raise BadInput(f"trial {record.trial} is complete, but its record has no {name}")
 
 
 def _first_difference(stored: Any, given: Any, path: str = "") -> str | None:
     if isinstance(stored, dict) and isinstance(given, dict):
-        for key in sorted(stored.keys() | given.keys()):
-            found = _first_difference(stored.get(key), given.get(key), f"{path}.{key}" if path else key)
-            if found:
-                return found
+        keys = sorted(stored.keys() | given.keys())
+        differences = (_first_difference(stored.get(k), given.get(k), f"{path}.{k}" if path else k) for k in keys)
+        return next(filter(None, differences), None)
+    if stored == given:
         return None
-    return (
-        None if stored == given else f"{path} is {given!r} in the study file, but {stored!r} in the study that is there"
-    )
+    return f"{path} is {given!r} in the study file, but {stored!r} in the study that is there"

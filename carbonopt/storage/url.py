@@ -23,11 +23,8 @@ Made = TypeVar("Made")
 
 RESTORE = "restore it from a copy"
 _EXAMPLES = "examples: sqlite:///study.db, postgresql://user@host/db"
-# What SQLite says of a file that may be whole all the same; anything else is damage.
-_UNREADABLE = {
-    sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_AUTH,
-}  # fmt: skip
+# What SQLite says of a damaged file, or Python of a text in it (0); all else, such as busy or full, may pass.
+_DAMAGE = {0, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 # What databases say of a table that another one is making.
 _MADE_MEANWHILE = ("already exists", "database is locked", "database schema is locked")
 _TRIES, _TRY_AGAIN_S = 10, 0.2
@@ -84,27 +81,25 @@ def connect(url: str, *, must_exist: bool = False) -> RDBStorage:
         BadInput: if it can't be reached, or is something else; the password is never shown.
     """
     parsed = _parsed(url)
-    shown = _shown(parsed)
-    what = f"--storage {shown}"
+    what, arguments = f"--storage {_shown(parsed)}", {}
     if parsed.get_backend_name() == "sqlite":
-        _check_sqlite(parsed, shown, must_exist)
+        _check_sqlite(parsed, what, must_exist)
         if Path(str(parsed.database)).exists():
             what = f"the storage {parsed.database}"  # which may be the study folder's own: nobody gave an URL then
-    # Without a limit an unreachable server would hold the command for minutes.
-    arguments = {"connect_timeout": 10} if parsed.get_backend_name() in ("postgresql", "mysql") else {}
+    elif parsed.get_backend_name() in ("postgresql", "mysql"):
+        arguments = {"connect_timeout": 10}  # without a limit an unreachable server would hold the command for minutes
+    options = {"connect_args": arguments, "pool_pre_ping": True}
+    escaped = url.replace("{", "{{").replace("}", "}}")  # Optuna formats it
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            escaped = url.replace("{", "{{").replace("}", "}}")  # Optuna formats it
-            options = {"connect_args": arguments, "pool_pre_ping": True}
             return made_by_two(lambda: RDBStorage(escaped, engine_kwargs=options))
     except ImportError as error:
-        raise BadInput(
-            f"--storage {shown}: its driver is missing ({error}); install it, or use sqlite:///FILE."
-        ) from error
+        raise BadInput(f"{what}: its driver is missing ({error}); install it, or use sqlite:///FILE.") from error
     except (SQLAlchemyError, RuntimeError, ValueError, TypeError) as error:
         reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
-        for secret in _secrets(parsed):
+        in_query = [str(value) for key, value in parsed.query.items() if key not in _HARMLESS]
+        for secret in filter(None, (parsed.password, *in_query)):
             reason = reason.replace(secret, "***")
         raise BadInput(f"{what} can't be opened: {reason}.") from error
 
@@ -127,60 +122,50 @@ def what_is_wrong(error: SQLAlchemyError | sqlite3.Error) -> str:
     said = getattr(error, "orig", None) or error
     reason = next(iter(str(said).strip().splitlines()), type(said).__name__).removesuffix(".")
     # An extended code's lowest byte is the plain one.
-    if isinstance(said, sqlite3.Error) and getattr(said, "sqlite_errorcode", 0) & 0xFF not in _UNREADABLE:
+    if isinstance(said, sqlite3.Error) and getattr(said, "sqlite_errorcode", 0) & 0xFF in _DAMAGE:
         return f"is damaged: {reason}; {RESTORE}"
     return f"can't be read: {reason}"
 
 
-def _check_sqlite(url: URL, shown: str, must_exist: bool) -> None:
+def _check_sqlite(url: URL, what: str, must_exist: bool) -> None:
     if url.database in (None, "", ":memory:"):
         raise BadInput("--storage: a study in memory would be lost; give a file, such as sqlite:///study.db.")
     if url.query:
-        raise BadInput(f"--storage {shown}: a SQLite URL takes no options; leave out what follows the question mark.")
+        raise BadInput(f"{what}: a SQLite URL takes no options; leave out what follows the question mark.")
     file = Path(str(url.database))
     if not file.exists():
         if must_exist:
-            raise BadInput(f"--storage {shown}: there is no such file.")
+            raise BadInput(f"{what}: there is no such file.")
         return
+    what = f"the storage {file}"
     if not file.is_file() or not os.access(file, os.R_OK):
         why = "permission denied; ask its owner for a copy" if file.is_file() else "it is not a file"
-        raise BadInput(f"the storage {file} can't be read: {why}.")
+        raise BadInput(f"{what} can't be read: {why}.")
     try:
         # Not read only: where a process was killed while it wrote, opening has to undo what it had begun.
         with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=rw", uri=True)) as database:
-            tables = _tables(database)
             for _ in range(_TRIES):
+                rows = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+                tables = {name for (name,) in rows}
                 if not tables & _OPTUNAS or tables >= _OPTUNAS:
                     break
                 time.sleep(_TRY_AGAIN_S)  # another command may be making them, one by one
-                tables = _tables(database)
             ((found,),) = database.execute("PRAGMA quick_check(1)")
     except sqlite3.Error as error:
-        raise BadInput(f"the storage {file} {what_is_wrong(error)}.") from error
+        raise BadInput(f"{what} {what_is_wrong(error)}.") from error
     if found != "ok":
         first = found.removeprefix("*** in database main ***").strip().splitlines()[0]
-        raise BadInput(f"the storage {file} is damaged: {first}; {RESTORE}.")
+        raise BadInput(f"{what} is damaged: {first}; {RESTORE}.")
     if not tables and must_exist:
-        raise BadInput(f"the storage {file} is damaged: it is empty; {RESTORE}.")
+        raise BadInput(f"{what} is damaged: it is empty; {RESTORE}.")
     if tables and not tables >= _OPTUNAS:
-        raise BadInput(
-            f"the storage {file} is another program's database or a damaged one; {RESTORE}, or give another."
-        )
-
-
-def _tables(database: sqlite3.Connection) -> set[str]:
-    return {row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        raise BadInput(f"{what} is another program's database or a damaged one; {RESTORE}, or give another.")
 
 
 def _shown(url: URL) -> str:
     """The URL without its password and without options that may be one."""
     query = {key: value for key, value in url.query.items() if key in _HARMLESS}
     return URL.create(url.drivername, url.username, None, url.host, url.port, url.database, query).render_as_string()
-
-
-def _secrets(url: URL) -> list[str]:
-    in_query = [str(value) for key, value in url.query.items() if key not in _HARMLESS]
-    return [secret for secret in (url.password, *in_query) if secret]
 
 
 def _parsed(url: str) -> URL:

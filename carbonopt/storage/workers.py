@@ -40,7 +40,7 @@ _WORKERS = Table(
     "carbonopt_workers",
     MetaData(),
     Column("study", String(512), primary_key=True),
-    Column("worker", String(320), nullable=False),
+    Column("worker", String(320), key="id", nullable=False),
     Column("host", String(255), nullable=False),
     Column("pid", Integer, nullable=False),
     Column("process", String(255), nullable=False),
@@ -48,12 +48,10 @@ _WORKERS = Table(
     Column("heard_at_s", Double, nullable=False),
     Column("heartbeats", Integer, nullable=False),
 )
-_UNIX_EPOCH = "unix_timestamp(now(6))"
 _CLOCKS = {
     "sqlite": "(julianday('now') - 2440587.5) * 86400.0",  # 1970 as a Julian day
     "postgresql": "extract(epoch from clock_timestamp())",
-    "mysql": _UNIX_EPOCH,
-    "mariadb": _UNIX_EPOCH,
+    **dict.fromkeys(("mysql", "mariadb"), "unix_timestamp(now(6))"),
 }
 
 
@@ -75,19 +73,6 @@ class Worker(Frozen):
         """Whether its process can be seen from here: on this machine, since it was started, and in this container."""
         return self.process.rpartition(" ")[0] == _system()
 
-    @property
-    def is_gone(self) -> bool:
-        """Whether its process has ended. Of one that isn't here nobody knows."""
-        if not self.is_here:
-            return False
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:
-            return False  # another user's, whose /proc may be hidden
-        return _process(self.pid) != self.process
-
 
 class _Holder(Worker):
     """The worker that has a study, as the storage knows it now."""
@@ -98,7 +83,15 @@ class _Holder(Worker):
 
     @property
     def is_dead(self) -> bool:
-        return self.is_gone if self.is_here else self.silent_s > DEAD_AFTER_S
+        if not self.is_here:
+            return self.silent_s > DEAD_AFTER_S
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            return False  # another user's, whose /proc may be hidden
+        return _process(self.pid) != self.process
 
     def refusal(self, study: str) -> str:
         since = datetime.fromtimestamp(self.began_at_s, UTC).isoformat(timespec="seconds")
@@ -117,14 +110,15 @@ class _Holder(Worker):
 class Lease:
     """A worker's right to work on a study. Whoever has it calls `renew` before anything that it stores."""
 
-    def __init__(self, storage: RDBStorage, study: str, worker: Worker) -> None:
+    def __init__(self, storage: RDBStorage, study: str) -> None:
         self._engine, self._study = storage.engine, study
-        self.worker = worker
+        self.worker = Worker.this()
         dialect = self._engine.dialect.name
         if dialect not in _CLOCKS:
             raise BadInput(f"--storage must be one of {', '.join(_CLOCKS)}, but is {dialect}.")
         self._clock_s = literal_column(_CLOCKS[dialect], Double)
         self._heard_at_s = 0.0
+        self._mine = (_WORKERS.c.study == study) & (_WORKERS.c.id == self.worker.id)
 
     def take(self) -> None:
         """Takes the study, also from a dead worker.
@@ -154,10 +148,9 @@ class Lease:
         now_s = _uptime_s()
         if now_s - self._heard_at_s < HEARTBEAT_S:
             return
-        mine = (_WORKERS.c.study == self._study) & (_WORKERS.c.worker == self.worker.id)
         beat = {"heard_at_s": self._clock_s, "heartbeats": _WORKERS.c.heartbeats + 1}
         with self._engine.begin() as connection:
-            has_it = connection.execute(_WORKERS.update().where(mine).values(beat)).rowcount == 1
+            has_it = connection.execute(_WORKERS.update().where(self._mine).values(beat)).rowcount == 1
         if not has_it:
             raise CarbonoptError(
                 f"the study {self._study!r} was taken over by another worker, because this one was not heard for "
@@ -166,35 +159,26 @@ class Lease:
         self._heard_at_s = now_s
 
     def give_back(self) -> None:
-        mine = (_WORKERS.c.study == self._study) & (_WORKERS.c.worker == self.worker.id)
         # Where that can't be stored, whoever comes next finds that this process is gone, or silent.
         with suppress(SQLAlchemyError), self._engine.begin() as connection:
-            connection.execute(_WORKERS.delete().where(mine))
+            connection.execute(_WORKERS.delete().where(self._mine))
 
     def _holder(self, connection: Connection) -> _Holder | None:
-        columns = _WORKERS.c
-        silent_s = (self._clock_s - columns.heard_at_s).label("silent_s")
-        known = (columns.host, columns.pid, columns.process, columns.began_at_s, columns.heartbeats, silent_s)
-        held = select(columns.worker.label("id"), *known).where(columns.study == self._study)
+        known = (column.label(column.key) for column in _WORKERS.c if column.key in _Holder.model_fields)
+        silent_s = (self._clock_s - _WORKERS.c.heard_at_s).label("silent_s")
+        held = select(*known, silent_s).where(_WORKERS.c.study == self._study)
         row = connection.execute(held).mappings().one_or_none()
         return None if row is None else _Holder(**row)
 
     def _put_in_place_of(self, dead: _Holder | None, connection: Connection) -> bool:
         """Whether nobody else was quicker. Raises IntegrityError if somebody came where nobody was."""
-        me = {
-            "worker": self.worker.id,
-            **self.worker.model_dump(exclude={"id"}),
-            "began_at_s": self._clock_s,
-            "heard_at_s": self._clock_s,
-            "heartbeats": 0,
-        }
+        me = self.worker.model_dump() | {"began_at_s": self._clock_s, "heard_at_s": self._clock_s, "heartbeats": 0}
         if dead is None:
             connection.execute(_WORKERS.insert().values(study=self._study, **me))
             return True
         columns = _WORKERS.c
-        unheard = (columns.worker == dead.id) & (columns.heartbeats == dead.heartbeats)
-        replace = _WORKERS.update().where((columns.study == self._study) & unheard).values(me)
-        return connection.execute(replace).rowcount == 1
+        unheard = (columns.study == self._study) & (columns.id == dead.id) & (columns.heartbeats == dead.heartbeats)
+        return connection.execute(_WORKERS.update().where(unheard).values(me)).rowcount == 1
 
 
 @contextmanager
@@ -204,7 +188,7 @@ def leased(storage: RDBStorage, study: str) -> Iterator[Lease]:
     Raises:
         BadInput: if a live worker has it.
     """
-    lease = Lease(storage, study, Worker.this())
+    lease = Lease(storage, study)
     lease.take()
     try:
         yield lease

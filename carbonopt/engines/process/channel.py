@@ -1,7 +1,7 @@
-"""The study's end of the channel (see `carbonopt.core.events`)."""
+"""The study's end of a connection: of the channel (see `carbonopt.core.events`), or of a forked guard's."""
 
 import json
-import selectors
+import select
 import socket
 import time
 
@@ -9,49 +9,52 @@ from carbonopt.core.events import SPOKEN, Event
 from carbonopt.core.trial import StopReason
 
 
-class Listener:
-    """The parent's end. It never blocks for longer than it was told to."""
+class LineReader:
+    """Reads lines. It never blocks for longer than it was told to."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
-        self._connection = connection
-        self._buffer = bytearray()
-        self._closed = False
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(connection, selectors.EVENT_READ)
+        self._connection, self._buffer, self._ended = connection, b"", False
 
-    def receive(self, timeout_s: float) -> Event | None:
-        """The next event, or None: nothing came in time, or the other end is closed (see `closed`)."""
+    def read(self, timeout_s: float) -> bytes | None:
+        """The next line, or None: none came in time, or the other end is closed (see `closed`)."""
         deadline = time.monotonic() + timeout_s
-        while b"\n" not in self._buffer and not self._closed:
-            if not self._selector.select(max(0.0, deadline - time.monotonic())):
+        while b"\n" not in self._buffer and not self._ended:
+            if not select.select([self._connection], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 return None
             try:
                 data = self._connection.recv(65536)
             except ConnectionError:
                 data = b""
-            if data:
-                self._buffer += data
-            else:
-                self._closed = True
-        if b"\n" not in self._buffer:
+            self._buffer += data
+            self._ended = not data
+        if self.closed:
             return None
-        line, _, rest = bytes(self._buffer).partition(b"\n")
-        self._buffer = bytearray(rest)
-        message = json.loads(line)
-        return SPOKEN[message.pop("event")].model_validate(message)  # type: ignore[return-value]
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
 
     @property
     def closed(self) -> bool:
-        return self._closed and b"\n" not in self._buffer
+        return self._ended and b"\n" not in self._buffer
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class Listener(LineReader):
+    """The parent's end of the channel."""
+
+    def receive(self, timeout_s: float) -> Event | None:
+        """The next event; None as `read` has it."""
+        line = self.read(timeout_s)
+        if line is None:
+            return None
+        message = json.loads(line)
+        return SPOKEN[message.pop("event")].model_validate(message)  # type: ignore[return-value]
 
     def answer(self, stop: StopReason | None = None) -> None:
         """Go on, or stop and why. A trial that died meanwhile can't hear it; its exit is the next event."""
         try:
             self._connection.sendall(json.dumps({"stop": stop}).encode() + b"\n")
         except ConnectionError:
-            self._closed = True
-
-    def close(self) -> None:
-        self._selector.close()
-        self._connection.close()
+            self._ended = True

@@ -14,7 +14,6 @@ from carbonopt.core.events import GPU_UUIDS
 from carbonopt.engines.process.extensions import cache_folder
 
 ARCH_LIST = "TORCH_CUDA_ARCH_LIST"
-_KEPT_BY_MALLOC = 2**40  # bytes: all
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 _COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _THREADS = "OMP_NUM_THREADS"
@@ -59,10 +58,9 @@ def work_environment(launch: Launch, gpu_uuids: Sequence[str], base: Mapping[str
     `gpu_uuids` are those of launch.gpus, in that order. Every rank compares them with what CUDA gave it: the GPUs that
     NVML measures are those that train.
     """
-    environment = {name: value for name, value in base.items() if not _OF_LAUNCHERS.fullmatch(name)}
-    for name in (_THREADS, _COMPILE_CACHE):
-        if not environment.get(name):
-            environment.pop(name, None)
+    unset = {name for name in base if _OF_LAUNCHERS.fullmatch(name)}
+    unset |= {name for name in (_THREADS, _COMPILE_CACHE) if not base.get(name)}
+    environment = {name: value for name, value in base.items() if name not in unset}
     # By index, since DeepSpeed 0.19.8 dies on a UUID here; in the order of the bus, as NVML and nvidia-smi count.
     environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     environment[VISIBLE_DEVICES] = ",".join(map(str, launch.gpus))
@@ -84,9 +82,8 @@ def work_environment(launch: Launch, gpu_uuids: Sequence[str], base: Mapping[str
             environment.setdefault("GOMP_SPINCOUNT", "30000" if _kernel_tells_waits() else "1000")
         # glibc gives what is freed back to the system, and the next step's activations fault it in again, page by page.
         for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
-            environment.setdefault(name, str(_KEPT_BY_MALLOC))
-    cores = os.process_cpu_count() if hasattr(os, "process_cpu_count") else len(os.sched_getaffinity(0))
-    environment.setdefault(_THREADS, str(max(1, (cores or 1) // launch.world_size)))
+            environment.setdefault(name, str(2**40))  # bytes: it keeps all
+    environment.setdefault(_THREADS, str(max(1, len(os.sched_getaffinity(0)) // launch.world_size)))
     if ARCH_LIST in environment:
         # DeepSpeed 0.19.8 takes the part after the dot for a number and dies on "9.0a".
         environment[ARCH_LIST] = re.sub(r"(\d+\.\d+)[a-z]+", r"\1", environment[ARCH_LIST])
@@ -94,16 +91,17 @@ def work_environment(launch: Launch, gpu_uuids: Sequence[str], base: Mapping[str
 
 
 def programs_path(base: Mapping[str, str] = os.environ) -> str:
-    """PATH with the folder of this Python first, whether its environment is activated or not.
-
-    Its ninja has to be found, and for another one DeepSpeed's operators count as changed and are compiled anew.
-    """
+    """PATH with the folder of this Python first, whether its environment is activated or not: its ninja has to be
+    found, and for another one DeepSpeed's operators count as changed and are compiled anew."""
     return os.pathsep.join([str(Path(sys.executable).parent), base.get("PATH", os.defpath)])
 
 
 def rank_environments(launch: Launch) -> list[dict[str, str]]:
     """What each rank has for itself: torch.distributed's variables, with a port nobody listens on."""
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(launch.world_size)}
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(launch.world_size)}
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(launch.world_size)]
 
 
@@ -122,10 +120,3 @@ def _why_not_written(folder: Path) -> str | None:
     except OSError as error:
         return error.strerror
     return None if os.access(folder, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -37,14 +37,11 @@ class OperatorLock(Frozen):
     @property
     def found(self) -> str:
         age = human_duration(self.age_s)
-        if self.is_dead:
-            return (
-                f"{self.operator} is locked since {age} and nothing compiles it: what did was killed, and every trial "
-                "would wait for ever"
-            )
-        if self.holder is None:
-            return f"{self.operator} is locked since {age} and perhaps being compiled by what can't be seen from here"
-        return f"{self.operator} is being compiled now by process {self.holder}, since {age}"
+        if self.holder is not None:
+            return f"{self.operator} is being compiled now by process {self.holder}, since {age}"
+        dead = "nothing compiles it: what did was killed, and every trial would wait for ever"
+        why = dead if self.is_dead else "perhaps being compiled by what can't be seen from here"
+        return f"{self.operator} is locked since {age} and {why}"
 
     @property
     def advice(self) -> str:
@@ -58,9 +55,7 @@ class OperatorLock(Frozen):
 def extensions_folder(environment: Mapping[str, str] = os.environ) -> Path:
     """Where torch compiles operators; the parent of the folder for its version."""
     chosen = environment.get("TORCH_EXTENSIONS_DIR")
-    if chosen:
-        return Path(chosen)
-    return cache_folder(environment) / "torch_extensions"
+    return Path(chosen) if chosen else cache_folder(environment) / "torch_extensions"
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
@@ -75,17 +70,17 @@ def needed_operators(launch: Launch, space: Space) -> tuple[str, ...]:
     return ("cpu_adam",) if may_be_other_than(space["offload"], "none") else ()
 
 
-def missing_operators(operators: Sequence[str], environment: Mapping[str, str] = os.environ) -> list[str]:
+def missing_operators(operators: Sequence[str]) -> list[str]:
     """Those that aren't compiled, by the files that are there: without importing torch or DeepSpeed."""
-    folder = extensions_folder(environment)
-    if not environment.get("TORCH_EXTENSIONS_DIR"):
+    folder = extensions_folder()
+    if not os.environ.get("TORCH_EXTENSIONS_DIR"):
         folder /= f"{_OF_THIS_PYTHON}_{_accelerator()}"
     installed = _package("deepspeed") / "ops"  # with DeepSpeed itself, if it was told to when it was installed
-    return [
-        operator
-        for operator in operators
-        if not (folder / operator / f"{operator}.so").exists() and not any(installed.glob(f"*/{operator}_op*.so"))
-    ]
+
+    def is_there(operator: str) -> bool:
+        return (folder / operator / f"{operator}.so").exists() or any(installed.glob(f"*/{operator}_op*.so"))
+
+    return [operator for operator in operators if not is_there(operator)]
 
 
 def _accelerator() -> str:
@@ -107,22 +102,18 @@ def _package(name: str) -> Path:
 def locks_of(operators: Sequence[str]) -> list[OperatorLock]:
     """Those of the operators that are locked, without importing torch."""
     folder = extensions_folder()
-    found = []
-    for operator in operators:
-        paths = (folder / operator / guard.LOCK, *folder.glob(f"{_OF_THIS_PYTHON}_*/{operator}/{guard.LOCK}"))
-        found += [lock for path in paths if (lock := lock_at(operator, path)) is not None]
-    return found
+    roots = (folder, *folder.glob(f"{_OF_THIS_PYTHON}_*"))
+    locks = (lock_at(operator, root / operator / guard.LOCK) for operator in operators for root in roots)
+    return [lock for lock in locks if lock is not None]
 
 
 def lock_at(operator: str, path: Path) -> OperatorLock | None:
     """None where there is none, or no longer."""
-    real = path.resolve()
-    pids = (int(process.name) for process in guard.all_processes())
     try:
-        age_s = max(0.0, time.time() - path.stat().st_mtime)
-    except FileNotFoundError:
+        real, age_s = path.resolve(), max(0.0, time.time() - path.stat().st_mtime)
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    holder = next((pid for pid in pids if real in guard.open_locks(pid)), None)
+    holder = next((pid for pid in guard.all_processes() if real in guard.open_locks(pid)), None)
     return OperatorLock(operator=operator, path=path, age_s=age_s, holder=holder)
 
 
@@ -137,9 +128,8 @@ def wait_for(operators: Sequence[str], interrupted: Callable[[], bool]) -> None:
         StudyInterrupted: soon after `interrupted` says so.
     """
     while locks := locks_of(operators):
-        for lock in locks:
-            if lock.is_dead:
-                raise BadInput(f"{lock.found} → {lock.advice}")
+        if dead := next((lock for lock in locks if lock.is_dead), None):
+            raise BadInput(f"{dead.found} → {dead.advice}")
         if interrupted():
             raise StudyInterrupted(BEFORE_FIRST_TRIAL)
         time.sleep(_TICK_S)

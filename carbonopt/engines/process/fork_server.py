@@ -19,7 +19,6 @@ import signal
 import socket
 import sys
 import warnings
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -28,24 +27,7 @@ from carbonopt.engines.process import guard
 
 MESSAGE_BYTES = 1 << 20
 _PR_SET_NAME = 15
-DESCRIPTORS = 6  # of a job: lifeline, channel, status, log, start barrier, specification
-
-
-class ForkedRank:
-    """A rank: a fork of this process. Implements `guard.Rank`."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self.returncode: int | None = None
-
-    def wait(self) -> int:
-        if self.returncode is None:
-            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
-        return self.returncode
-
-    def kill(self) -> None:
-        if self.returncode is None:
-            os.kill(self._pid, signal.SIGKILL)
+DESCRIPTORS = 6  # of a job: status, lifeline, channel, log, start barrier, specification
 
 
 def main(control_fd: int, module_name: str) -> None:
@@ -68,68 +50,34 @@ def main(control_fd: int, module_name: str) -> None:
             return
         if os.fork() == 0:
             control.close()
-            _lead(module, json.loads(message), *descriptors)
+            guard.live(_lead, module, json.loads(message), descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def _lead(
-    module: ModuleType,
-    job: dict[str, Any],
-    lifeline: int,
-    channel: int,
-    status: int,
-    log: int,
-    start_barrier: int,
-    spec: int,
-) -> None:
-    """A guard's life. It says its number, which is the session's, and at its end its exit code."""
-    code = 1
-    try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.setsid()
-        _call_itself("guard")
-        os.write(status, f"{os.getpid()}\n".encode())
-        nowhere = os.open(os.devnull, os.O_RDONLY)
-        for source, target in ((nowhere, 0), (log, 1), (log, 2)):
-            os.dup2(source, target)
+def _lead(module: ModuleType, job: dict[str, Any], descriptors: list[int]) -> int:
+    """A guard's work. It says its number, which is the session's, and at its end its exit code."""
+    status, lifeline, channel, log, start_barrier, spec = descriptors
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    _call_itself("guard")
+    os.write(status, f"{os.getpid()}\n".encode())
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nowhere, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
 
-        def start(
-            argv: list[str], environment: dict[str, str], its_channel: int | None, begin: Callable[[], None]
-        ) -> guard.Rank:
-            pid = os.fork()
-            if pid == 0:
-                begin()
-                for mine in (lifeline, status, *((channel,) if its_channel is None else ())):
-                    os.close(mine)
-                # By their numbers in this process.
-                environment = {**environment, GATE_FD: str(start_barrier), SPEC_FD: str(spec)}
-                if its_channel is not None:
-                    environment[CHANNEL_FD] = str(its_channel)
-                _work(module, environment)
-            return ForkedRank(pid)
-
-        code = guard.main(lifeline, channel, job, start)
-        os.write(status, f"{code}\n".encode())
-    except BaseException as error:  # noqa: BLE001, nothing of this may reach the fork server's own loop
-        sys.excepthook(type(error), error, error.__traceback__)
-    finally:
-        os._exit(code)
-
-
-def _work(module: ModuleType, environment: dict[str, str]) -> None:
-    """A rank's life."""
-    code = 1
-    try:
+    def rank(environment: dict[str, str]) -> int:
+        os.close(status)
         _call_itself(f"rank {environment.get('RANK', 0)}")
-        os.environ.update(environment)
-        code = module.run()
-    except BaseException as error:  # noqa: BLE001, as above
-        sys.excepthook(type(error), error, error.__traceback__)
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        os.environ.update(environment, **{GATE_FD: str(start_barrier), SPEC_FD: str(spec)})
+        if CHANNEL_FD in environment:
+            os.environ[CHANNEL_FD] = str(channel)  # by its number in this process, as the others
+        code: int = module.run()
+        return code
+
+    code = guard.main(lifeline, channel, job, rank)
+    os.write(status, f"{code}\n".encode())
+    return code
 
 
 def _call_itself(name: str) -> None:

@@ -8,15 +8,16 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from carbonopt.core.errors import CarbonoptError
 from carbonopt.core.events import Exited
+from carbonopt.engines.process.channel import LineReader
 from carbonopt.engines.process.fork_server import MESSAGE_BYTES
-from carbonopt.engines.process.processes import WorkProcesses, run_module, said_since
+from carbonopt.engines.process.processes import WorkProcesses, run_module, said_since, start_session
 
 _PATIENCE_S = 10.0  # with a fork that doesn't say its number
 _END_S = 2.0  # that a process takes to end, once its descriptors are closed
@@ -39,15 +40,8 @@ class ForkServer:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with log.open("ab") as output:
             self._log_begins = output.tell()
-            self._process = subprocess.Popen(
-                run_module("carbonopt.engines.process.fork_server", str(theirs.fileno()), module, str(log.parent)),
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,  # as for the guards: a Ctrl-C is the study's
-            )
+            program = run_module("carbonopt.engines.process.fork_server", str(theirs.fileno()), module, str(log.parent))
+            self._process = start_session(program, environment, output.fileno(), theirs.fileno())
         theirs.close()
         self._log = log
         self._answer: dict[str, Any] | None = None
@@ -61,37 +55,30 @@ class ForkServer:
         if self._answer is None:
             if not select.select([self._control], [], [], timeout_s)[0]:
                 return False
-            message = self._control.recv(MESSAGE_BYTES)
-            if not message:
-                raise CannotFork(self._how_it_ended())
+            message = self._control.recv(MESSAGE_BYTES) or json.dumps({"unfit": self._how_it_ended()})
             self._answer = json.loads(message)
         if self._answer["unfit"] is not None:
             raise CannotFork(self._answer["unfit"])
         return True
 
-    def fork(self, job: dict[str, Any], *descriptors: int) -> "ForkedGuard":
-        """A guard with forked ranks, whose environment is the fork server's.
-
-        Args:
-            descriptors: of its lifeline, its channel, its output, and its ranks' start barrier and specification.
+    def fork(
+        self, waits_for: tuple[int, int], job: dict[str, Any], _environment: Mapping[str, str], *descriptors: int
+    ) -> "ForkedGuard":
+        """A guard with forked ranks, whose environment is the fork server's. As `processes.start_guard`, but for what
+        the ranks wait for: the descriptors of start barrier and specification.
 
         Raises:
             CannotFork: if the fork server has died, or doesn't answer.
         """
-        lifeline, channel, log, start_barrier, spec = descriptors
-        status, theirs = os.pipe()
+        status, theirs = socket.socketpair()
         try:
-            try:
-                job_text = json.dumps(job).encode()
-                socket.send_fds(self._control, [job_text], [lifeline, channel, theirs, log, start_barrier, spec])
-            finally:
-                os.close(theirs)  # before the answer is waited for: what dies with it in hand then ends the pipe
+            with theirs:  # closed before the answer: what dies with it in hand then ends the connection
+                handed_over = [theirs.fileno(), *descriptors, *waits_for]
+                socket.send_fds(self._control, [json.dumps(job).encode()], handed_over)
             return ForkedGuard(status)
-        except BaseException as error:
-            os.close(status)
-            if isinstance(error, OSError):
-                raise CannotFork(self._how_it_ended()) from error
-            raise
+        except OSError as error:
+            status.close()
+            raise CannotFork(self._how_it_ended()) from error
 
     def _how_it_ended(self) -> str:
         """Why nothing comes from it any more: its exit code as the shell has it, and the last that it said."""
@@ -129,12 +116,7 @@ class PrelaunchedTrial:
         log.unlink(missing_ok=True)  # of a study that was killed
         self._spec = tempfile.TemporaryFile()  # noqa: SIM115, it lives until the trial is told
         start_barrier, self._start_barrier = os.pipe()
-
-        def start(
-            job: dict[str, Any], _: Mapping[str, str], lifeline: int, channel: int, output: IO[bytes]
-        ) -> ForkedGuard:
-            return fork_server.fork(job, lifeline, channel, output.fileno(), start_barrier, self._spec.fileno())
-
+        start = partial(fork_server.fork, (start_barrier, self._spec.fileno()))
         try:
             self.work = WorkProcesses([], ranks, environment, log, start=start)
         except BaseException:
@@ -149,12 +131,7 @@ class PrelaunchedTrial:
         return isinstance(self.work.receive(0.0), Exited)
 
     def begin(self, spec: str, log: Path) -> WorkProcesses:
-        """Tells them.
-
-        Args:
-            spec: the trial's specification, as JSON.
-            log: the new name of what takes their output.
-        """
+        """Tells them: the trial's specification, as JSON. `log` is the new name of what takes their output."""
         log.parent.mkdir(parents=True, exist_ok=True)
         self.work.log = self.work.log.rename(log)
         self._spec.write(spec.encode())
@@ -174,40 +151,25 @@ class PrelaunchedTrial:
 
 
 class ForkedGuard:
-    """A guard that is a fork of the fork server's. Implements `processes.Guard`.
-
-    Args:
-        status: the descriptor that it speaks on; the caller's again if this raises.
+    """A guard that is a fork of the fork server's, which speaks on `status`. Implements `processes.Guard`.
 
     Raises:
         ConnectionError: if the fork does not say its number.
     """
 
-    def __init__(self, status: int) -> None:
-        self._status = status
-        self._said = b""
-        self._code: int | None = None
-        deadline = time.monotonic() + _PATIENCE_S
-        while b"\n" not in self._said:
-            if not self._hear(deadline):
-                raise ConnectionError("no number")
-        number, _, self._said = self._said.partition(b"\n")
+    def __init__(self, status: socket.socket) -> None:
+        self._status = LineReader(status)
+        number = self._status.read(_PATIENCE_S)
+        if number is None:
+            raise ConnectionError("no number")
         self.pid = int(number)
+        self._code: int | None = None
 
-    def wait(self, timeout_s: float) -> int | None:
-        deadline = time.monotonic() + timeout_s
-        while self._code is None:
-            if not select.select([self._status], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                return None
-            if not self._hear(deadline):  # it has ended, and has said how unless it was killed
-                self._code = int(self._said) if self._said.endswith(b"\n") else -signal.SIGKILL
-                os.close(self._status)
+    def wait(self, timeout: float) -> int:
+        if self._code is None:
+            code = self._status.read(timeout)
+            if code is None and not self._status.closed:
+                raise subprocess.TimeoutExpired("guard", timeout)
+            self._code = -signal.SIGKILL if code is None else int(code)  # it has said how it ended unless it was killed
+            self._status.close()
         return self._code
-
-    def _hear(self, deadline: float) -> bool:
-        """Whether it said something before the deadline and its end."""
-        if not select.select([self._status], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            return False
-        data = os.read(self._status, 64)
-        self._said += data
-        return bool(data)

@@ -21,13 +21,12 @@ import os
 import select
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn
 
 PR_SET_PDEATHSIG = 1
 GRACE_S = 5.0  # for the other ranks to report why, once one has failed
@@ -36,68 +35,59 @@ FREEZE_S = 1.0
 LOCK = "lock"  # torch's name for the file that it holds open while it compiles an operator
 
 
-class Rank(Protocol):
-    """A process of a trial, as subprocess.Popen has it."""
+def main(lifeline: int, channel: int, job: dict[str, Any], work: Callable[[dict[str, str]], int]) -> int:
+    """Until all ranks have ended or the study is gone; returns what this program's exit code is to be.
 
-    returncode: int | None  # of one that has been waited for; a signal as its negative number
-
-    def wait(self) -> int: ...
-    def kill(self) -> None: ...
-
-
-Start = Callable[[list[str], dict[str, str], int | None, Callable[[], None]], Rank]
-
-
-def start_program(argv: list[str], environment: dict[str, str], channel: int | None, begin: Callable[[], None]) -> Rank:
-    """A rank: a new program with the channel's descriptor, if it gets one. It calls `begin` before anything else."""
-    pass_fds = () if channel is None else (channel,)
-    return subprocess.Popen(argv, env={**os.environ, **environment}, pass_fds=pass_fds, preexec_fn=begin)
-
-
-def main(lifeline: int, channel: int, job: dict[str, Any], start: Start = start_program) -> int:
-    """Until all ranks have ended or the study is gone; returns what this program's exit code is to be."""
-    libc = ctypes.CDLL(None)
+    `work` is a rank's, in a process of its own: it takes what the rank has in its environment for itself, and returns
+    its exit code. Only the first rank has the channel.
+    """
     guard = os.getpid()
-
-    def die_with_guard() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != guard:
-            os._exit(1)
-
-    ranks = [
-        start(job["argv"], environment, channel if index == 0 else None, die_with_guard)
-        for index, environment in enumerate(job["ranks"])
-    ]
+    for index, environment in enumerate(job["ranks"]):
+        if os.fork() == 0:
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != guard:
+                os._exit(1)
+            os.close(lifeline)
+            if index > 0:
+                os.close(channel)
+            live(work, environment)
     os.close(channel)
 
-    ended_read, ended_write = os.pipe()
-    for index, rank in enumerate(ranks):
-
-        def wait(rank: Rank = rank, index: int = index) -> None:
-            rank.wait()
-            os.write(ended_write, bytes([index % 256]))
-
-        threading.Thread(target=wait, daemon=True).start()
-
-    alive = len(ranks)
-    failed_at: float | None = None
-    first_failure = 0
+    alive, failure, deadline = len(job["ranks"]), 0, None
+    ended, told = os.pipe()
+    threading.Thread(target=_reap, args=(alive, told), daemon=True).start()
     while alive:
-        timeout = None if failed_at is None else max(0.0, failed_at + GRACE_S - time.monotonic())
-        ready = select.select([lifeline, ended_read], [], [], timeout)[0]
-        if lifeline in ready:  # nothing is ever written: readable means closed
+        timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ready = select.select([lifeline, ended], [], [], timeout_s)[0]
+        if lifeline in ready or not ready:  # closed: nothing is ever written to it. Or the others have had their time
             break
-        if ended_read in ready:
-            alive -= len(os.read(ended_read, 256))
-            codes = [rank.returncode for rank in ranks if rank.returncode]
-            if codes and not first_failure:
-                failed_at, first_failure = time.monotonic(), codes[0]
-        elif not ready:
-            for rank in ranks:
-                rank.kill()
-            failed_at = None  # they are dying; wait for their ends without a limit
+        codes = os.read(ended, 256)
+        alive -= len(codes)
+        if not failure and any(codes):
+            failure, deadline = next(filter(None, codes)), time.monotonic() + GRACE_S
     end_session(guard, job["extensions"], job["scratch"], PATIENCE_S)
-    return 128 - first_failure if first_failure < 0 else first_failure
+    return failure
+
+
+def live(work: Callable[..., int], *arguments: Any) -> NoReturn:
+    """A fork's whole life: nothing of its work reaches what it was forked from, however that ends."""
+    code = 1
+    try:
+        code = work(*arguments)
+    except BaseException as error:  # noqa: BLE001, as above
+        sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        try:
+            sys.stdout.flush()
+        finally:
+            os._exit(code)
+
+
+def _reap(ranks: int, told: int) -> None:
+    """Writes a byte for each rank that has ended: its exit code, a signal as 128 + its number."""
+    for _ in range(ranks):
+        code = os.waitstatus_to_exitcode(os.wait()[1])
+        os.write(told, bytes([128 - code if code < 0 else code]))
 
 
 def end_session(session: int, extensions: str, scratch: list[str], patience_s: float) -> list[int]:
@@ -149,20 +139,16 @@ def _send(pids: list[int], number: int) -> None:
 def _members(session: int) -> Iterator[tuple[int, str]]:
     """A session's other processes and their states. Zombies don't count: a container whose first process reaps nobody
     keeps them for ever, and they hold no memory."""
-    for process in all_processes():
-        try:
-            stat = (process / "stat").read_text(errors="replace")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        state, _, _, its_session = stat.rpartition(")")[2].split()[:4]  # proc(5); the name before may hold anything
-        pid = int(process.name)
-        if int(its_session) == session and pid != os.getpid() and state not in "ZX":
-            yield pid, state
+    for pid in all_processes():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+            state, _, _, its_session = stat.rpartition(")")[2].split()[:4]  # proc(5); the name before may hold anything
+            if int(its_session) == session and pid != os.getpid() and state not in "ZX":
+                yield pid, state
 
 
-def all_processes() -> Iterator[Path]:
-    """Their folders in /proc."""
-    return (path for path in Path("/proc").iterdir() if path.name.isdigit())
+def all_processes() -> Iterator[int]:
+    return (int(name) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208, only names are needed
 
 
 def open_locks(pid: int) -> set[Path]:
@@ -176,4 +162,9 @@ def open_locks(pid: int) -> set[Path]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])))
+    job = json.loads(sys.argv[3])
+
+    def program(environment: dict[str, str]) -> int:
+        os.execvpe(job["argv"][0], job["argv"], {**os.environ, **environment})  # noqa: S606, it shall be no shell's
+
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), job, program))

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from carbonopt.core.config import LocalLaunch, StudyConfig
@@ -28,27 +29,19 @@ class ProcessLauncher:
 
     def __init__(self, launch: LocalLaunch, gpu_uuids: Sequence[str], note: Callable[[str], None]) -> None:
         check_environment()
-        self._launch = launch
-        self._gpu_uuids = gpu_uuids
-        self._note = note
+        self._launch, self._gpu_uuids, self._note = launch, gpu_uuids, note
         # The preparation has fetched what a hub has; a trial that went online would measure the network.
         self._environment = {**work_environment(launch, gpu_uuids), "HF_HUB_OFFLINE": "1"}
+        self._preparation: Preparation | None = None
         self._fork_server: ForkServer | None = None
         self._next: PrelaunchedTrial | None = None
         self._prelaunch_logs: Iterator[Path] = iter(())
         self._of_the_study: dict[str, str] = {}  # environment variables for what can be done before a trial is known
-        self._preparation: Preparation | None = None
 
     def begin(self, config: StudyConfig, paths: StudyPaths, fingerprint: str) -> bool:
         """Starts the process that trials are forked from, and the one that prepares their data. Both import for
         seconds, while the study goes on, and leave the GPUs alone. The caller holds the lock of the study's folder.
-
-        Args:
-            fingerprint: of all that the prepared data depends on.
-
-        Returns:
-            Whether there is anything to prepare.
-        """
+        `fingerprint` is of all that the prepared data depends on. Returns whether there is anything to prepare."""
         self._preparation = Preparation(config, self._launch, self._gpu_uuids, paths, fingerprint)
         if self._launch.warm_start:
             random_model = config.workload is not None and config.workload.model.from_config is not None
@@ -58,9 +51,8 @@ class ProcessLauncher:
                 LIKELY_SEED: str(config.search.seed) if random_model else "",
             }
             self._prelaunch_logs = (paths.waiting_log(number).resolve() for number in itertools.count())
-            self._fork_server = ForkServer(
-                "carbonopt.train.forked_rank", self._environment, paths.template_log.resolve()
-            )
+            log = paths.template_log.resolve()
+            self._fork_server = ForkServer("carbonopt.train.forked_rank", self._environment, log)
         return self._preparation.is_needed
 
     def close(self) -> None:
@@ -79,29 +71,21 @@ class ProcessLauncher:
         spec_file = Path(spec.trial_dir) / "spec.json"
         write_json(spec_file, spec.model_dump(mode="json"))
         if self._fork_server is not None:
-            try:
-                return self._start_warm(self._fork_server, spec, log)
-            except CannotFork as error:
-                self._start_cold(str(error))
+            with self._cold_if_it_cannot_fork():
+                if self._next is not None and self._next.has_died:
+                    self._drop_next()
+                trial, self._next = self._next or self._prelaunch(self._fork_server), None
+                return trial.begin(spec.model_dump_json(), log)
         argv = run_module("carbonopt.train.worker", str(spec_file))
         return WorkProcesses(argv, rank_environments(self._launch), self._environment, log)
-
-    def _start_warm(self, fork_server: ForkServer, spec: TrialSpec, log: Path) -> WorkProcesses:
-        if self._next is not None and self._next.has_died:
-            self._drop_next()
-        trial = self._next or self._prelaunch(fork_server)
-        self._next = None
-        return trial.begin(spec.model_dump_json(), log)
 
     def prepare_next(self) -> None:
         """Has the next trial's processes open the GPUs: that takes longer than all the rest of a set-up. Called at
         every report of a trial's steps, and not before: two set-ups at once wait for each other in the driver."""
         if self._fork_server is None or self._next is not None or not self._launch.gpus:
             return
-        try:
+        with self._cold_if_it_cannot_fork():
             self._next = self._prelaunch(self._fork_server)
-        except CannotFork as error:
-            self._start_cold(str(error))
 
     def _prelaunch(self, fork_server: ForkServer) -> PrelaunchedTrial:
         ranks = [{**rank, **self._of_the_study} for rank in rank_environments(self._launch)]
@@ -112,9 +96,13 @@ class ProcessLauncher:
             self._next.end()
             self._next = None
 
-    def _start_cold(self, why: str) -> None:
-        self._note(f"each trial imports everything anew from now on: {why}")
-        self._end_fork_server()
+    @contextmanager
+    def _cold_if_it_cannot_fork(self) -> Iterator[None]:
+        try:
+            yield
+        except CannotFork as error:
+            self._note(f"each trial imports everything anew from now on: {error}")
+            self._end_fork_server()
 
     def prepare(self, interrupted: Callable[[], bool]) -> Prepared:
         """What `begin` has begun, when trials can be started. The first trial's processes open the GPUs as soon as
@@ -135,8 +123,6 @@ class ProcessLauncher:
 
     def _is_warm(self, timeout_s: float) -> bool:
         """Whether nothing has to be waited for before a trial: the fork server can fork, or there is none any more."""
-        try:
+        with self._cold_if_it_cannot_fork():
             return self._fork_server is None or self._fork_server.ready(timeout_s)
-        except CannotFork as error:
-            self._start_cold(str(error))
-            return True
+        return True

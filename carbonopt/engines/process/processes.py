@@ -1,5 +1,6 @@
 """Processes that work for a study: started with a channel and a guard, watched, and ended without leftovers."""
 
+import contextlib
 import json
 import os
 import socket
@@ -9,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 from carbonopt.core.errors import CarbonoptError
 from carbonopt.core.events import CHANNEL_FD, Event, Exited
@@ -22,40 +23,37 @@ LOG_TAIL_LINES = 15
 
 
 class Guard(Protocol):
-    """The leader of the processes' session (see `carbonopt.engines.process.guard`)."""
+    """The leader of the processes' session (see `carbonopt.engines.process.guard`), as subprocess.Popen has it."""
 
     pid: int
 
-    def wait(self, timeout_s: float) -> int | None:
-        """Its exit code, negative for a signal; None if it goes on for longer."""
+    def wait(self, timeout: float) -> int:
+        """Its exit code, negative for a signal. Raises TimeoutExpired if it goes on for longer than these seconds."""
 
 
-# Starts a guard with its job, its environment, the descriptors of lifeline and channel, and what takes its output.
-StartGuard = Callable[[dict[str, Any], Mapping[str, str], int, int, IO[bytes]], Guard]
+# Starts a guard with its job, its environment, and the descriptors of lifeline, channel and what takes its output.
+StartGuard = Callable[[dict[str, Any], Mapping[str, str], int, int, int], Guard]
 
 
-class ProgramGuard:
-    """A guard that is a program of its own, and its ranks with it. Implements `Guard`."""
+def start_guard(job: dict[str, Any], environment: Mapping[str, str], lifeline: int, channel: int, log: int) -> Guard:
+    """A guard that is a program of its own, and its ranks with it."""
+    program = [sys.executable, "-I", "-S", guard.__file__, str(lifeline), str(channel), json.dumps(job)]
+    return start_session(program, environment, log, lifeline, channel)
 
-    def __init__(
-        self, job: dict[str, Any], environment: Mapping[str, str], lifeline: int, channel: int, log: IO[bytes]
-    ) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", guard.__file__, str(lifeline), str(channel), json.dumps(job)],
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            pass_fds=(lifeline, channel),
-            start_new_session=True,  # a Ctrl-C reaches the study alone, which then ends the trial itself
-        )
-        self.pid = self._process.pid
 
-    def wait(self, timeout_s: float) -> int | None:
-        try:
-            return self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return None
+def start_session(
+    program: list[str], environment: Mapping[str, str], log: int, *descriptors: int
+) -> subprocess.Popen[bytes]:
+    """A program in a session of its own: a Ctrl-C reaches the study alone, which then ends it itself."""
+    return subprocess.Popen(
+        program,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        pass_fds=descriptors,
+        start_new_session=True,
+    )
 
 
 def run_module(module: str, *arguments: str) -> list[str]:
@@ -77,7 +75,16 @@ def _is_found_elsewhere() -> bool:
 
 
 class WorkProcesses:
-    """The processes of one trial (or of the preparation), as one thing: a channel, a log, an end."""
+    """The processes of one trial (or of the preparation), as one thing: a channel, a log, an end.
+
+    Args:
+        argv: the command of every rank.
+        ranks: what the environment of each rank has beside `environment`; the first one gets the channel.
+        environment: the whole environment of all.
+        log: takes the output of all.
+        scratch: a folder and a pattern of what in it is removed when all have ended, however they did.
+        start: how their guard is started.
+    """
 
     def __init__(
         self,
@@ -86,35 +93,25 @@ class WorkProcesses:
         environment: Mapping[str, str],
         log: Path,
         scratch: Sequence[str] = (),
-        start: StartGuard = ProgramGuard,
+        start: StartGuard = start_guard,
     ) -> None:
-        """Starts them.
-
-        Args:
-            argv: the command of every rank.
-            ranks: what the environment of each rank has beside `environment`; the first one gets the channel.
-            environment: the whole environment of all.
-            log: takes the output of all.
-            scratch: a folder and a pattern of what in it is removed when all have ended, however they did.
-            start: how their guard is started.
-        """
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
         ours, theirs = socket.socketpair()
-        lifeline_read, self._lifeline = os.pipe()
+        lifeline, self._lifeline = os.pipe()
         ranks = [{**ranks[0], CHANNEL_FD: str(theirs.fileno())}, *ranks[1:]]
         self._extensions, self._scratch = str(extensions_folder(environment).resolve()), list(scratch)
         job = {"argv": argv, "ranks": ranks, "extensions": self._extensions, "scratch": self._scratch}
         try:
             with log.open("ab") as output:
                 self._log_begins = output.tell()
-                self._guard = start(job, environment, lifeline_read, theirs.fileno(), output)
+                self._guard = start(job, environment, lifeline, theirs.fileno(), output.fileno())
         except BaseException:
             os.close(self._lifeline)
             ours.close()
             raise
         finally:
-            os.close(lifeline_read)
+            os.close(lifeline)
             theirs.close()
         self._listener = Listener(ours)
         self._ended = False
@@ -125,8 +122,9 @@ class WorkProcesses:
         event = self._listener.receive(timeout_s)
         if event is not None or not self._listener.closed:
             return event
-        code = self._guard.wait(max(0.0, deadline - time.monotonic()))
-        if code is None:
+        try:
+            code = self._guard.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
             return None  # rank 0 closed its channel and is still on its way out
         return Exited(code=128 - code if code < 0 else code)
 
@@ -145,7 +143,8 @@ class WorkProcesses:
         # The guard does it, since it goes on when this process is killed meanwhile; after it, what it didn't live to.
         deadline = time.monotonic() + patience_s
         os.close(self._lifeline)
-        self._guard.wait(patience_s)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._guard.wait(patience_s)
         session = self._guard.pid
         left = guard.end_session(session, self._extensions, self._scratch, max(1.0, deadline - time.monotonic()))
         self._listener.close()
