@@ -2,15 +2,16 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from carbonopt.analysis.confidence import Configuration, Evidence, Standing
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.analysis.stages import Speed, Stages, compiles
 from carbonopt.core.dimensions import TrialParams, affecting
 from carbonopt.core.study import StudyData
-from carbonopt.core.trial import TrialRecord, TrialState
+from carbonopt.core.trial import TrialState
 from carbonopt.core.values import Frozen
 
 WORTH_SAYING = 0.01  # of a training's energy: what a first step took more elsewhere
@@ -45,10 +46,6 @@ class NotCompared(Frozen):
 
     trial: int
     of: int  # such trials
-    complete: bool
-    meets: bool  # the target, by this run
-    steps_done: int
-    total_steps: int | None
     less_a_token: float  # of the energy that the recommended one takes a token after its first step; negative: more
 
 
@@ -72,10 +69,9 @@ class Amortisation(Frozen):
 class Line:
     """A run's energy over its length, a straight one."""
 
+    config: Configuration
     excess_kwh: float
     per_length_kwh: float
-    rank: tuple[float, int]  # of the quality, and the trial, among equals
-    one: Configuration
 
     @property
     def energy_kwh(self) -> float:
@@ -83,18 +79,20 @@ class Line:
 
     @property
     def trial(self) -> int:
-        return self.one.first.trial
+        return self.config.first.trial
 
 
-def amortisation(data: StudyData, rec: Recommendation, found: Stages) -> Amortisation | None:
+def amortisation(data: StudyData, rec: Recommendation, timed: Stages) -> Amortisation | None:
     """None: no trial completed, or the first steps of the recommended one were not measured."""
     evidence = Evidence.of(data, rec.target)
-    standing = next((evidence.standing(one) for one in evidence.configurations if one.first.trial == rec.trial), None)
+    standings = {config.first.trial: evidence.standing(config) for config in evidence.configurations}
+    standing = None if rec.trial is None else standings[rec.trial]
     # What is recommended is the cheapest of the best standing that there is.
-    eligible = [one for one in evidence.configurations if standing is None or evidence.standing(one) is standing]
-    speeds = {one.trial: one for one in found.speeds}
-    lines = [line for one in eligible if (line := _line(one, speeds, by_first=standing is Standing.UNREPLICATED))]
-    lines.sort(key=lambda line: (line.trial != rec.trial, line.energy_kwh, line.rank))
+    eligible = [config for config in evidence.configurations if standing in (None, standings[config.first.trial])]
+    speeds = {speed.trial: speed for speed in timed.speeds}
+    by_first = standing is Standing.UNREPLICATED
+    lines = [line for config in eligible if (line := _line(config, speeds, by_first=by_first))]
+    lines.sort(key=lambda line: (line.trial != rec.trial, line.energy_kwh, line.config.mean_rank[1:]))
     if not lines or (rec.met and lines[0].trial != rec.trial):
         return None
     first = lines[0]
@@ -105,7 +103,7 @@ def amortisation(data: StudyData, rec: Recommendation, found: Stages) -> Amortis
         unknown=len(eligible) - len(lines),
         energy_kwh=first.energy_kwh,
         excess_kwh=first.excess_kwh,
-        largest_excess_share=max(one.first_step_excess_share for one in found.speeds),
+        largest_excess_share=max(speed.first_step_excess_share for speed in timed.speeds),
         cheapest=tuple(
             CheapestFrom(
                 trial=line.trial,
@@ -117,68 +115,15 @@ def amortisation(data: StudyData, rec: Recommendation, found: Stages) -> Amortis
             )
             for length, line in envelope(lines)
         ),
-        as_first=_as_first(lines, _largest_excesses(data, speeds)),
-        compiles=compiles(first.one.first.params, data),
-        not_compared=_not_compared(data, rec, eligible, first, speeds),
+        as_first=_as_first(data, lines, speeds),
+        compiles=compiles(first.config.first.params, data),
+        not_compared=_not_compared(data, {config.first.trial for config in eligible}, first.config, speeds),
     )
 
 
-def _not_compared(
-    data: StudyData,
-    rec: Recommendation,
-    eligible: Sequence[Configuration],
-    first: Line,
-    speeds: Mapping[int, Speed],
-) -> NotCompared | None:
-    compared = {one.first.trial for one in eligible}
-
-    def a_token(record: TrialRecord) -> float:
-        return speeds[record.trial].millijoules_per_token
-
-    others = [
-        record
-        for record in data.records
-        if record.state in (TrialState.PRUNED, TrialState.COMPLETE)
-        and record.trial in speeds
-        and not {record.trial, record.repeat_of} & compared
-        and compiles(record.params, data)
-    ]
-    own = statistics.fmean(a_token(run) for run in first.one.runs if run.trial in speeds)
-    if not others or not own > 0:
-        return None
-    least = min(others, key=a_token)
-    return NotCompared(
-        trial=least.trial,
-        of=len(others),
-        complete=least.state is TrialState.COMPLETE,
-        meets=least.meets(rec.target),
-        steps_done=least.steps_done or 0,
-        total_steps=least.total_steps,
-        less_a_token=1 - a_token(least) / own,
-    )
-
-
-def envelope(lines: Sequence[Line]) -> list[tuple[float, Line]]:
-    """Which one is the cheapest from which length on. The first one is at length 1; where two begin to be at the same
-    length, the one with the lower slope counts, which is the cheaper one behind it."""
-    found = [(1.0, lines[0])]
-    while True:
-        length, now = found[-1]
-        overtaking = [
-            (max(length, (line.excess_kwh - now.excess_kwh) / (now.per_length_kwh - line.per_length_kwh)), line)
-            for line in lines
-            if line.per_length_kwh < now.per_length_kwh * (1 - _ROUNDING)
-        ]
-        if not overtaking:
-            return found
-        next_length = min(at for at, _ in overtaking)
-        there = [line for at, line in overtaking if at <= next_length * (1 + _ROUNDING)]
-        found.append((next_length, min(there, key=lambda line: (line.per_length_kwh, line.rank))))
-
-
-def _line(one: Configuration, speeds: Mapping[int, Speed], *, by_first: bool) -> Line | None:
+def _line(config: Configuration, speeds: Mapping[int, Speed], *, by_first: bool) -> Line | None:
     """`by_first`: by the search's own run alone, as configurations are ranked that weren't run with all their seeds."""
-    runs = one.runs[:1] if by_first else one.runs
+    runs = config.runs[:1] if by_first else config.runs
     parts = [
         (run.energy_kwh.train, min(speeds[run.trial].first_step_excess_kwh, run.energy_kwh.train))
         for run in runs
@@ -186,62 +131,79 @@ def _line(one: Configuration, speeds: Mapping[int, Speed], *, by_first: bool) ->
     ]
     if len(parts) < len(runs):
         return None
-    return Line(
-        excess_kwh=statistics.fmean(excess_kwh for _, excess_kwh in parts),
-        per_length_kwh=statistics.fmean(train_kwh - excess_kwh for train_kwh, excess_kwh in parts),
-        rank=(one.quality.rank(one.value), one.first.trial),
-        one=one,
-    )
+    excess_kwh = statistics.fmean(excess_kwh for _, excess_kwh in parts)
+    return Line(config, excess_kwh, statistics.fmean(train_kwh - excess_kwh for train_kwh, excess_kwh in parts))
+
+
+def envelope(lines: Sequence[Line]) -> list[tuple[float, Line]]:
+    """Which one is the cheapest from which length on. The first one is at length 1; where two begin to be at the same
+    length, the one with the lower slope counts, which is the cheaper one behind it."""
+    steps = [(1.0, lines[0])]
+    while True:
+        length, now = steps[-1]
+        overtaking = [
+            (max(length, (line.excess_kwh - now.excess_kwh) / (now.per_length_kwh - line.per_length_kwh)), line)
+            for line in lines
+            if line.per_length_kwh < now.per_length_kwh * (1 - _ROUNDING)
+        ]
+        if not overtaking:
+            return steps
+        next_length = min(at for at, _ in overtaking)
+        there = [line for at, line in overtaking if at <= next_length * (1 + _ROUNDING)]
+        steps.append((next_length, min(there, key=lambda line: (line.per_length_kwh, line.config.mean_rank[1:]))))
 
 
 def _less_interval(evidence: Evidence, line: Line, first: Line) -> tuple[float, float] | None:
     """With the margin that the ratio of the two whole runs has."""
-    whole = evidence.saving_interval(line.one, first.one)
+    whole = evidence.saving_interval(line.config, first.config)
     if whole is None or not line.per_length_kwh > 0:
         return None
-    margin = math.log((1 - whole[0]) * first.one.emissions_kg_co2e / line.one.emissions_kg_co2e)
+    margin = math.log((1 - whole[0]) * first.config.emissions_kg_co2e / line.config.emissions_kg_co2e)
     ratio = line.per_length_kwh / first.per_length_kwh
     return 1 - ratio * math.exp(margin), 1 - ratio * math.exp(-margin)
 
 
-def _largest_excesses(data: StudyData, speeds: Mapping[int, Speed]) -> dict[tuple[object, ...], Speed]:
-    """By what was compiled; of all trials, for a stopped one may have been the first."""
-    largest: dict[tuple[object, ...], Speed] = {}
+def _as_first(data: StudyData, lines: Sequence[Line], speeds: Mapping[int, Speed]) -> AsFirst | None:
+    largest: dict[tuple[object, ...], Speed] = {}  # by what was compiled; a stopped trial may have been the first
     for record in data.records:
         if speed := speeds.get(record.trial):
-            key = _compiled_by(record.params)
-            if key not in largest or speed.first_step_excess_kwh > largest[key].first_step_excess_kwh:
-                largest[key] = speed
-    return largest
-
-
-def _as_first(lines: Sequence[Line], largest: Mapping[tuple[object, ...], Speed]) -> AsFirst | None:
-    def charged_kwh(line: Line) -> float:
-        return line.per_length_kwh + largest[_compiled_by(line.one.first.params)].first_step_excess_kwh
-
-    first = lines[0]
-    if charged_kwh(first) <= (1 + WORTH_SAYING) * first.energy_kwh:
+            compiled = _compiled_by(record.params)
+            largest[compiled] = max(largest.get(compiled, speed), speed, key=attrgetter("first_step_excess_kwh"))
+    like = [largest[_compiled_by(line.config.first.params)] for line in lines]
+    energies_kwh = [line.per_length_kwh + speed.first_step_excess_kwh for line, speed in zip(lines, like, strict=True)]
+    if energies_kwh[0] <= (1 + WORTH_SAYING) * lines[0].energy_kwh:
         return None
-    like = largest[_compiled_by(first.one.first.params)]
-    cheapest = _least(lines, [charged_kwh(line) for line in lines])
+    cheapest = 0
+    for index, energy_kwh in enumerate(energies_kwh):
+        if energy_kwh < energies_kwh[cheapest] * (1 - _ROUNDING):
+            cheapest = index
     return AsFirst(
-        like=like.trial,
-        excess_kwh=like.first_step_excess_kwh,
-        energy_kwh=charged_kwh(first),
-        cheapest=cheapest.trial,
-        cheapest_energy_kwh=charged_kwh(cheapest),
+        like=like[0].trial,
+        excess_kwh=like[0].first_step_excess_kwh,
+        energy_kwh=energies_kwh[0],
+        cheapest=lines[cheapest].trial,
+        cheapest_energy_kwh=energies_kwh[cheapest],
     )
-
-
-def _least(lines: Sequence[Line], energies_kwh: Iterable[float]) -> Line:
-    """The first one stays where another costs the same but for rounding."""
-    best, least_kwh = lines[0], math.inf
-    for line, energy_kwh in zip(lines, energies_kwh, strict=True):
-        if energy_kwh < least_kwh * (1 - _ROUNDING):
-            best, least_kwh = line, energy_kwh
-    return best
 
 
 def _compiled_by(params: TrialParams) -> tuple[object, ...]:
     """Equal where two runs compile the same kernels, so that another one finds them in the cache."""
     return tuple(getattr(params, name) for name in affecting("kernels"))
+
+
+def _not_compared(
+    data: StudyData, compared: set[int], first: Configuration, speeds: Mapping[int, Speed]
+) -> NotCompared | None:
+    millijoules = {
+        record.trial: speeds[record.trial].millijoules_per_token
+        for record in data.records
+        if record.state in (TrialState.PRUNED, TrialState.COMPLETE)
+        and record.trial in speeds
+        and not {record.trial, record.repeat_of} & compared
+        and compiles(record.params, data)
+    }
+    own = statistics.fmean(speeds[run.trial].millijoules_per_token for run in first.runs if run.trial in speeds)
+    if not millijoules or not own > 0:
+        return None
+    least = min(millijoules, key=lambda trial: millijoules[trial])
+    return NotCompared(trial=least, of=len(millijoules), less_a_token=1 - millijoules[least] / own)

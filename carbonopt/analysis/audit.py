@@ -24,33 +24,26 @@ class Audit(Frozen):
 
 def audit(data: StudyData) -> Audit | None:
     """How often the rule was wrong where it was checked; None where no audit was asked for."""
-    search = data.config.search
+    search, target = data.config.search, data.config.target.at()
     if not search.pruning.audit:
         return None
     audited = [record for record in data.records if record.audited_at_step is not None]
     ended = [record for record in audited if record.state in _TELLING]
     front = pareto_front(record for record in data.records if record.repeat_of is None)
-    mattered = [
-        record
-        for record in ended
-        if (record.trial in front if search.goal == "front" else record.meets(data.config.target.at()))
-    ]
-    lowest, highest = _interval(len(mattered), len(ended))
+    mattered = sum(record.trial in front if search.goal == "front" else record.meets(target) for record in ended)
+    lowest, highest = _interval(mattered, len(ended)) if ended else (None, None)
     return Audit(
         ended=len(ended),
-        mattered=len(mattered),
+        mattered=mattered,
         cut_short=len(audited) - len(ended),
         lowest_rate=lowest,
         highest_rate=highest,
     )
 
 
-def _interval(hits: int, n: int) -> tuple[float, float] | tuple[None, None]:
-    if not n:
-        return None, None
+def _interval(hits: int, n: int) -> tuple[float, float]:
     from scipy.special import betaincinv  # as in `confidence`
 
     tail = (1 - LEVEL) / 2
     lowest = float(betaincinv(hits, n - hits + 1, tail)) if hits else 0.0
-    highest = float(betaincinv(hits + 1, n - hits, 1 - tail)) if hits < n else 1.0
-    return lowest, highest
+    return lowest, float(betaincinv(hits + 1, n - hits, 1 - tail)) if hits < n else 1.0

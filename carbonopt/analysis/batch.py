@@ -7,11 +7,10 @@ earliest, and its figures are rather too high.
 """
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialRecord, TrialState
-from carbonopt.core.units import emissions_kg_co2e
 from carbonopt.core.values import Frozen
 
 LEAST_STEPS = 10
@@ -54,14 +53,13 @@ def batch_effect(data: StudyData) -> BatchEffect | None:
             by_size.setdefault(record.params.global_batch_size, []).append((record, epochs))
     if len(by_size) < 2:
         return None
-    intensity, pue = data.provenance.intensity.g_co2e_per_kwh, data.config.carbon.pue
-    batches = tuple(_at(size, by_size[size], intensity, pue) for size in sorted(by_size))
-    known = [one for one in batches if one.peak_memory_gib is not None]
+    batches = tuple(_at_batch(data, size, by_size[size]) for size in sorted(by_size))
+    peaks_gib = {at.global_batch_size: at.peak_memory_gib.lowest for at in batches if at.peak_memory_gib is not None}
     return BatchEffect(
         batches=batches,
-        least_energy=_least(batches, lambda one: one.energy_kwh),
-        least_duration=_least(batches, lambda one: one.duration_s),
-        least_memory=_least(known, lambda one: one.peak_memory_gib) if len(known) > 1 else None,
+        least_energy=min(batches, key=lambda at: at.energy_kwh.lowest).global_batch_size,
+        least_duration=min(batches, key=lambda at: at.duration_s.lowest).global_batch_size,
+        least_memory=min(peaks_gib, key=lambda size: peaks_gib[size]) if len(peaks_gib) > 1 else None,
     )
 
 
@@ -77,8 +75,9 @@ def _epochs(record: TrialRecord) -> float | None:
     return record.params.epochs * steps / record.total_steps
 
 
-def _at(size: int, trained: Sequence[tuple[TrialRecord, float]], intensity: float, pue: float) -> AtBatch:
-    complete = [one for one in trained if one[0].state is TrialState.COMPLETE]
+def _at_batch(data: StudyData, size: int, trained: Sequence[tuple[TrialRecord, float]]) -> AtBatch:
+    """`trained`: trials, each with its epochs."""
+    complete = [(record, epochs) for record, epochs in trained if record.state is TrialState.COMPLETE]
     kept = complete or trained
     energies_kwh = [record.energy_kwh.train / epochs for record, epochs in kept if record.energy_kwh]
     peaks_gib = [record.peak_memory_gib for record, _ in kept if record.peak_memory_gib is not None]
@@ -88,15 +87,10 @@ def _at(size: int, trained: Sequence[tuple[TrialRecord, float]], intensity: floa
         only_stopped=not complete,
         duration_s=_spanned([record.duration_s.train / epochs for record, epochs in kept if record.duration_s]),
         energy_kwh=_spanned(energies_kwh),
-        emissions_kg_co2e=_spanned([emissions_kg_co2e(energy_kwh, intensity, pue) for energy_kwh in energies_kwh]),
+        emissions_kg_co2e=_spanned(list(map(data.emissions_kg_co2e, energies_kwh))),
         peak_memory_gib=_spanned(peaks_gib) if peaks_gib else None,
     )
 
 
 def _spanned(values: Sequence[float]) -> Spanned:
     return Spanned(lowest=min(values), median=statistics.median(values), highest=max(values))
-
-
-def _least(batches: Sequence[AtBatch], figure: Callable[[AtBatch], Spanned | None]) -> int:
-    lowest = {one.global_batch_size: span.lowest for one in batches if (span := figure(one))}
-    return min(lowest, key=lambda size: lowest[size])

@@ -6,31 +6,21 @@ from operator import itemgetter
 
 from carbonopt.analysis.confidence import Configuration, Evidence
 from carbonopt.analysis.footprint import footprint
-from carbonopt.analysis.recommend import Best, break_even_interval, break_even_runs, find_baseline, saving_fraction
+from carbonopt.analysis.recommend import Answer, Best, answer, find_baseline
 from carbonopt.core.quality import Target
 from carbonopt.core.study import StudyData
-from carbonopt.core.values import Frozen
 
 
-class TargetRange(Frozen):
-    """What is recommended for all targets from `from_value` on, up to and without the next range's, each
-    easier to meet than the one before."""
+class TargetRange(Answer):
+    """What is recommended for all targets from `from_value` on, each easier to meet, up to and without the next's."""
 
     from_value: float  # of the first range the best that there can be
     # The study's own target alone: its repeats were made for it, so that a configuration that holds it comes before a
     # cheaper one that ran once. Just above it, the answer before goes on.
     study_target_only: bool
-    trial: int | None  # None: no trial meets such a target
     seeds: int  # complete runs of its configuration; 0: there is none
-    value: float | None
     value_bound: float | None  # of its mean over all seeds, at LEVEL; None: it ran once, or no bound is known
-    emissions_kg_co2e: float | None
-    energy_kwh: float | None
     baseline_trial: int | None
-    saving_fraction: float | None  # against that baseline
-    saving_interval: tuple[float, float] | None  # as in Recommendation, like the next two
-    break_even_runs: int | None
-    break_even_interval: tuple[int, int | None] | None
 
 
 def recommendation_by_target(data: StudyData) -> tuple[TargetRange, ...]:
@@ -40,29 +30,19 @@ def recommendation_by_target(data: StudyData) -> tuple[TargetRange, ...]:
     """
     own_target = data.config.target.at()
     evidence = Evidence.of(data, own_target)
-    baseline = find_baseline(data, evidence.configurations, own_target)
-    against = {one.first.trial: one for one in evidence.configurations}.get(baseline.trial) if baseline else None
+    baseline = find_baseline(data, evidence.configurations)
     study_kg = footprint(data).emissions_kg_co2e
-
-    def target_range(from_value: float, only: bool, winner: Configuration | None) -> TargetRange:
-        interval = evidence.saving_interval(winner, against) if winner and against else None
-        return TargetRange(
+    return tuple(
+        TargetRange(
+            **dict(answer(evidence, winner, baseline, study_kg)),
             from_value=from_value,
             study_target_only=only,
-            trial=winner.first.trial if winner else None,
             seeds=winner.n if winner else 0,
-            value=winner.value if winner else None,
             value_bound=evidence.bound(winner) if winner else None,
-            emissions_kg_co2e=winner.emissions_kg_co2e if winner else None,
-            energy_kwh=winner.energy_kwh if winner else None,
-            baseline_trial=baseline.trial if baseline else None,
-            saving_fraction=saving_fraction(winner, baseline),
-            saving_interval=interval,
-            break_even_runs=break_even_runs(study_kg, winner, baseline),
-            break_even_interval=break_even_interval(study_kg, interval, baseline),
+            baseline_trial=baseline.first.trial if baseline else None,
         )
-
-    return tuple(target_range(*step) for step in _steps(evidence, own_target))
+        for from_value, only, winner in _steps(evidence, own_target)
+    )
 
 
 def target_range_for(ranges: Sequence[TargetRange], target: Target) -> TargetRange:

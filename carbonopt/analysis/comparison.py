@@ -3,7 +3,6 @@
 from carbonopt.analysis.confidence import LEVEL, Configuration, configurations
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core.study import StudyData
-from carbonopt.core.units import emissions_kg_co2e
 from carbonopt.core.values import Frozen
 
 
@@ -66,8 +65,8 @@ def comparison(data: StudyData, rec: Recommendation) -> Comparison | None:
         return None
     if rec.trial == rec.baseline.trial:
         return None
-    found = {one.first.trial: one for one in configurations(data.records)}
-    winner, baseline = found[rec.trial], found[rec.baseline.trial]
+    by_trial = {config.first.trial: config for config in configurations(data.records)}
+    winner, baseline = by_trial[rec.trial], by_trial[rec.baseline.trial]
     lowest, highest = rec.saving_interval or (None, None)
     return Comparison(
         trial=rec.trial,
@@ -89,49 +88,39 @@ def comparison(data: StudyData, rec: Recommendation) -> Comparison | None:
 def _equal_quality(
     data: StudyData, rec: Recommendation, winner: Configuration, baseline: Configuration
 ) -> AtEqualQuality | None:
-    stopped = _up_to_the_target(data, rec, baseline)
-    if stopped is None:
+    if (of_baseline := _until_target(data, rec, baseline)) is None:
         return None
-    step, emissions_kg, before_kg = stopped
+    step, most_kg, least_kg = of_baseline
+    both = None
+    if (of_winner := _until_target(data, rec, winner)) is not None:
+        winner_step, winner_most_kg, winner_least_kg = of_winner
+        both = BothStopped(
+            step=winner_step,
+            emissions_kg_co2e=winner_most_kg,
+            emissions_before_kg_co2e=winner_least_kg,
+            saving_fraction=1 - winner_most_kg / most_kg,
+            lowest=1 - winner_most_kg / least_kg if least_kg else None,
+            highest=1 - winner_least_kg / most_kg,
+        )
     return AtEqualQuality(
         baseline_step=step,
-        baseline_emissions_kg_co2e=emissions_kg,
-        baseline_emissions_before_kg_co2e=before_kg,
-        saving_fraction=1 - winner.emissions_kg_co2e / emissions_kg,
-        saving_fraction_before=1 - winner.emissions_kg_co2e / before_kg if before_kg else None,
-        both_stopped=_both_stopped(_up_to_the_target(data, rec, winner), emissions_kg, before_kg),
+        baseline_emissions_kg_co2e=most_kg,
+        baseline_emissions_before_kg_co2e=least_kg,
+        saving_fraction=1 - winner.emissions_kg_co2e / most_kg,
+        saving_fraction_before=1 - winner.emissions_kg_co2e / least_kg if least_kg else None,
+        both_stopped=both,
     )
 
 
-def _both_stopped(
-    stopped: tuple[int, float, float] | None, baseline_kg: float, baseline_before_kg: float
-) -> BothStopped | None:
-    if stopped is None:
-        return None
-    step, emissions_kg, before_kg = stopped
-    return BothStopped(
-        step=step,
-        emissions_kg_co2e=emissions_kg,
-        emissions_before_kg_co2e=before_kg,
-        saving_fraction=1 - emissions_kg / baseline_kg,
-        lowest=1 - emissions_kg / baseline_before_kg if baseline_before_kg else None,
-        highest=1 - before_kg / baseline_kg,
-    )
-
-
-def _up_to_the_target(data: StudyData, rec: Recommendation, one: Configuration) -> tuple[int, float, float] | None:
-    """Of the search's own run: the step of its first evaluation at or below the target, the emissions up to there, and
+def _until_target(data: StudyData, rec: Recommendation, config: Configuration) -> tuple[int, float, float] | None:
+    """Of the search's own run: the step of its first evaluation that meets the target, the emissions up to there, and
     those up to the evaluation before. None: it never met the target, or these are not known."""
-    evals = one.first.evals
-    meets = next((at for at, point in enumerate(evals) if rec.target.is_met_by(point.value)), None)
-    if meets is None:
-        return None
-    energy_kwh, before_kwh = evals[meets].train_energy_kwh, evals[meets - 1].train_energy_kwh if meets else 0.0
-    if not energy_kwh or before_kwh is None:
-        return None
-    intensity, pue = data.provenance.intensity.g_co2e_per_kwh, data.config.carbon.pue
-    return (
-        evals[meets].step,
-        emissions_kg_co2e(energy_kwh, intensity, pue),
-        emissions_kg_co2e(before_kwh, intensity, pue),
-    )
+    before_kwh: float | None = 0.0
+    for point in config.first.evals:
+        energy_kwh = point.train_energy_kwh
+        if rec.target.is_met_by(point.value):
+            if not energy_kwh or before_kwh is None:
+                return None
+            return point.step, data.emissions_kg_co2e(energy_kwh), data.emissions_kg_co2e(before_kwh)
+        before_kwh = energy_kwh
+    return None

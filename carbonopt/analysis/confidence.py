@@ -1,9 +1,7 @@
 """How sure an answer is: configurations that were repeated with other seeds, and what their spread allows to say.
 
-Values are compared on the scale of their quality (`Quality.scaled`), where seeds move all configurations alike:
-perplexities by their logarithms, so that a mean over seeds is a geometric mean. One standard deviation is pooled over
-all repeated configurations: three seeds alone say little. Where a configuration's own is larger, that is taken: of 8
-configurations of a small GPT, recorded on an H200 with three seeds each, it went from 0.5 to 5.7 %.
+Values are compared on the scale of their quality (`Quality.scaled`), where seeds move all configurations alike. One
+standard deviation is pooled over all repeated configurations: three seeds alone say little. See docs/confirmation.md.
 """
 
 import math
@@ -33,65 +31,37 @@ class Standing(StrEnum):
     REJECTED = "rejected"  # its mean is above the target, or it did not fit or diverged with another seed
 
 
-@dataclass(frozen=True)
 class Configuration:
-    """A complete trial of the search, and its complete repeats with other seeds."""
+    """A complete trial of the search, and its complete repeats with other seeds.
 
-    runs: tuple[TrialRecord, ...]  # the search's trial first
-    failed_replicate: bool = False  # a repeat diverged or did not fit in memory
+    Args:
+        runs: the search's trial first.
+        failed_replicate: a repeat diverged or did not fit in memory.
+    """
 
-    @property
-    def first(self) -> TrialRecord:
-        return self.runs[0]
-
-    @property
-    def n(self) -> int:
-        return len(self.runs)
-
-    @cached_property
-    def _points(self) -> tuple[tuple[float, float], ...]:
-        return tuple(point for run in self.runs if (point := objectives(run)))
-
-    @property
-    def emissions_of_runs(self) -> tuple[float, ...]:
-        return tuple(emissions_kg for emissions_kg, _ in self._points)
-
-    @property
-    def quality(self) -> Quality:
-        return self.first.quality.of
-
-    @cached_property
-    def scaled_values(self) -> tuple[float, ...]:
-        return tuple(self.quality.scaled(value) for _, value in self._points)
-
-    @property
-    def emissions_kg_co2e(self) -> float:
-        return statistics.fmean(self.emissions_of_runs)
-
-    @property
-    def value(self) -> float:
-        """Mean of the quality, taken on its scale: of perplexities the geometric one."""
-        if self.n == 1:
-            assert self.first.value is not None
-            return self.first.value  # to the last digit, which a logarithm would change
-        return self.quality.unscaled(statistics.fmean(self.scaled_values))
+    def __init__(self, runs: Sequence[TrialRecord], failed_replicate: bool = False) -> None:
+        self.runs, self.first, self.n = tuple(runs), runs[0], len(runs)
+        self.failed_replicate = failed_replicate
+        self.repeated = self.n > 1 or failed_replicate
+        self.quality: Quality = self.first.quality.of
+        points = [point for run in runs if (point := objectives(run))]
+        self.emissions_of_runs = [emissions_kg for emissions_kg, _ in points]
+        self.emissions_kg_co2e = statistics.fmean(self.emissions_of_runs)
+        self.values = [value for _, value in points]
+        self.scaled_values = [self.quality.scaled(value) for value in self.values]
+        # Mean of the quality, taken on its scale: of perplexities the geometric one. Of one to the last digit.
+        self.value = self.values[0]
+        if self.n > 1:
+            self.value = self.quality.unscaled(statistics.fmean(self.scaled_values))
+        # By the search's trial alone: least emissions, then the best quality, then the earliest; and by the means.
+        self.rank = (self.emissions_of_runs[0], self.quality.rank(self.values[0]), self.first.trial)
+        self.mean_rank = (self.emissions_kg_co2e, self.quality.rank(self.value), self.first.trial)
 
     @property
     def energy_kwh(self) -> float | None:
         """Of the training window; None where it is not known of every run."""
         known = [run.energy_kwh.train for run in self.runs if run.energy_kwh is not None]
         return statistics.fmean(known) if len(known) == self.n else None
-
-    @cached_property
-    def rank(self) -> tuple[float, float, int]:
-        """By the search's trial alone: least emissions, then the best quality, then the earliest."""
-        emissions_kg, value = self._points[0]
-        return (emissions_kg, self.quality.rank(value), self.first.trial)
-
-    @cached_property
-    def mean_rank(self) -> tuple[float, float, int]:
-        """The same by the means."""
-        return (self.emissions_kg_co2e, self.quality.rank(self.value), self.first.trial)
 
 
 @dataclass(frozen=True)
@@ -105,11 +75,8 @@ class Pooled:
         """How far a mean of so many runs may lie from the truth; of two counts, a difference of two means.
 
         Student's t with a pooled standard deviation (NIST/SEMATECH e-Handbook of Statistical Methods, 7.2.2 and 7.3.1),
-        at the quantile (1 + LEVEL) / 2. For a difference, whose sign is open, that is what LEVEL asks for. For a mean
-        against the target it is stricter than the one-sided quantile, because the first run counts although it is what
-        made the search take the configuration: one whose mean is just at the target is taken when its first run was
-        lucky, half of the time, and that doubles its chance of passing. Simulated (three configurations, three seeds,
-        one of them at the target and taken), 9.7 % pass at the one-sided quantile and 5.0 % at this one.
+        at the quantile (1 + LEVEL) / 2: for a mean against the target stricter than the one-sided one, because the
+        first run counts although it is what made the search take the configuration (docs/confirmation.md).
         """
         # Student's t without the second that importing scipy.stats takes, and here: every command imports this file.
         from scipy.special import stdtrit
@@ -117,11 +84,7 @@ class Pooled:
         return float(stdtrit(self.freedom, (1 + LEVEL) / 2)) * self.deviation * math.sqrt(sum(1 / n for n in runs))
 
     def at_least(self, values: Sequence[float]) -> "Pooled":
-        """With one configuration's own deviation where that is larger.
-
-        With deviations drawn from the recorded ones, 7.1 % pass by the pooled deviation and 4.4 % by this one; with
-        equal ones 3.9 %. What it does not make up for is one that spreads ten times as much as the others: 13 % pass.
-        """
+        """With one configuration's own deviation where that is larger."""
         return replace(self, deviation=max(self.deviation, statistics.stdev(values)))
 
 
@@ -152,16 +115,20 @@ class Confidence(Frozen):
 
 
 class Evidence:
-    """What a study's records say of its configurations against one target."""
+    """What a study's records say of its configurations against one target.
 
-    def __init__(self, found: Iterable[Configuration], target: Target | None, seeds: int) -> None:
-        """`target`: None where only bounds are asked for. `seeds`: with how many a configuration is to be run before it
-        is judged."""
-        self.configurations = tuple(found)
+    Args:
+        tried: the configurations.
+        target: None where only bounds are asked for.
+        seeds: with how many a configuration is to be run before it is judged.
+    """
+
+    def __init__(self, tried: Iterable[Configuration], target: Target | None, seeds: int) -> None:
+        self.configurations = tuple(tried)
         self._target = target
         self._seeds = seeds
-        self.scaled_value = pooled(one.scaled_values for one in self.configurations)
-        self.emissions = pooled(one.emissions_of_runs for one in self.configurations)
+        self.scaled_value = pooled(config.scaled_values for config in self.configurations)
+        self.emissions = pooled(config.emissions_of_runs for config in self.configurations)
 
     @classmethod
     def of(cls, data: StudyData, target: Target) -> "Evidence":
@@ -171,122 +138,110 @@ class Evidence:
     @cached_property
     def _log_emissions(self) -> Pooled | None:
         """What emitted nothing has no logarithm, and says nothing of how runs differ."""
-        return pooled(
-            [math.log(emissions_kg) for emissions_kg in one.emissions_of_runs]
-            for one in self.configurations
-            if min(one.emissions_of_runs) > 0
-        )
+        emissions_kg = [config.emissions_of_runs for config in self.configurations]
+        return pooled([math.log(kg) for kg in of_runs] for of_runs in emissions_kg if min(of_runs) > 0)
 
     @property
     def has_repeats(self) -> bool:
-        return any(one.n > 1 or one.failed_replicate for one in self.configurations)
+        return any(config.repeated for config in self.configurations)
 
-    def standing(self, one: Configuration) -> Standing:
+    def standing(self, config: Configuration) -> Standing:
         assert self._target is not None
-        reached = [standing for value, standing in self.standings(one) if self._target.is_met_by(value)]
+        reached = [standing for value, standing in self.standings(config) if self._target.is_met_by(value)]
         return reached[-1] if reached else Standing.REJECTED
 
-    def standings(self, one: Configuration) -> tuple[tuple[float, Standing], ...]:
-        """From which target on it has which standing; before the first it misses. Whatever this evidence's own target
-        is."""
-        if one.failed_replicate:
-            return ()
-        before = Standing.UNREPLICATED if one.n == 1 or one.n < self._seeds else Standing.INCONCLUSIVE
-        bound = self.bound(one)
-        reached = (one.value, before)
-        return (reached,) if bound is None else (reached, (bound, Standing.CONFIRMED))
+    def confirmed(self, config: Configuration) -> bool:
+        return self.standing(config) is Standing.CONFIRMED
 
-    def bound(self, one: Configuration) -> float | None:
+    def standings(self, config: Configuration) -> tuple[tuple[float, Standing], ...]:
+        """From which target on it has which standing, whatever this evidence's own is; before the first it misses."""
+        if config.failed_replicate:
+            return ()
+        before = Standing.UNREPLICATED if config.n == 1 or config.n < self._seeds else Standing.INCONCLUSIVE
+        bound = self.bound(config)
+        return ((config.value, before), *(() if bound is None else ((bound, Standing.CONFIRMED),)))
+
+    def bound(self, config: Configuration) -> float | None:
         """At LEVEL, the mean over all seeds is no worse; None: it ran once, or its runs differ too much."""
-        noise = self._noise(one)
+        noise = self._noise(config)
         if noise is None:
             return None
-        bound = one.quality.unscaled(statistics.fmean(one.scaled_values) + noise.margin(one.n))
-        return bound if math.isfinite(bound) and not one.quality.beyond(bound) else None
+        bound = config.quality.unscaled(statistics.fmean(config.scaled_values) + noise.margin(config.n))
+        return bound if math.isfinite(bound) and not config.quality.beyond(bound) else None
 
-    def confidence(self, one: Configuration) -> Confidence:
-        noise = self._noise(one)
+    def confidence(self, config: Configuration) -> Confidence:
+        noise, emissions = self._noise(config), self.emissions
+        if emissions is not None and config.n > 1:
+            emissions = emissions.at_least(config.emissions_of_runs)
         return Confidence(
             level=LEVEL,
-            seeds=one.n,
-            trials=tuple(run.trial for run in one.runs),
-            value_mean=one.value,
-            value_deviation=None if noise is None else one.quality.unscaled_deviation(one.value, noise.deviation),
-            value_bound=self.bound(one),
-            emissions_deviation_kg_co2e=self._emissions_deviation(one),
-            confirmed=self.standing(one) is Standing.CONFIRMED,
-            safer_alternative=self._safer_alternative(one),
+            seeds=config.n,
+            trials=tuple(run.trial for run in config.runs),
+            value_mean=config.value,
+            value_deviation=config.quality.unscaled_deviation(config.value, noise.deviation) if noise else None,
+            value_bound=self.bound(config),
+            emissions_deviation_kg_co2e=emissions.deviation if emissions else None,
+            confirmed=self.confirmed(config),
+            safer_alternative=self._safer_alternative(config),
         )
 
-    def saving_interval(self, one: Configuration, baseline: Configuration) -> tuple[float, float] | None:
+    def saving_interval(self, config: Configuration, baseline: Configuration) -> tuple[float, float] | None:
         """Of the share of the baseline's emissions that a run saves, from the logarithm of the ratio of the two means.
 
         Runs differ by shares, the more emissions the more grams, so that one relative standard deviation serves all
         configurations: that of the logarithms, pooled. The log of a ratio of means has the variance deviation² × (1 ÷
-        n + 1 ÷ n') (Hedges, Gurevitch and Curtis, The meta-analysis of response ratios, Ecology 80, 1999), and
-        Student's t the pooled degrees of freedom. For deviations of some percent, as energy has, Fieller's theorem
-        gives the same. Where the winner was taken for its low emissions out of 25 configurations, all with the same,
-        with three seeds for it and two rivals, 93 % of these intervals hold the truth in simulations; where they differ
-        by 30 %, 95 %.
+        n + 1 ÷ n') (Hedges, Gurevitch and Curtis, The meta-analysis of response ratios, Ecology 80, 1999).
 
         None: nothing was repeated, it is the baseline itself, or one of the two emitted nothing.
         """
-        if self._log_emissions is None or one.first.trial == baseline.first.trial:
+        if self._log_emissions is None or config.first.trial == baseline.first.trial:
             return None
-        if not (one.emissions_kg_co2e > 0 and baseline.emissions_kg_co2e > 0):
+        if not (config.emissions_kg_co2e > 0 and baseline.emissions_kg_co2e > 0):
             return None
-        margin = min(self._log_emissions.margin(one.n, baseline.n), LARGEST_MARGIN)
-        ratio = one.emissions_kg_co2e / baseline.emissions_kg_co2e
+        margin = min(self._log_emissions.margin(config.n, baseline.n), LARGEST_MARGIN)
+        ratio = config.emissions_kg_co2e / baseline.emissions_kg_co2e
         return 1 - ratio * math.exp(margin), 1 - ratio * math.exp(-margin)
 
     def _safer_alternative(self, winner: Configuration) -> SaferAlternative | None:
         """Of a winner in doubt: the one with the lowest bound among those that cost the same but for the error, or but
         for NEARLY_AS_CHEAP."""
-        bound = self.bound(winner)
-        if bound is None or self.emissions is None or self.standing(winner) is Standing.CONFIRMED:
+        bound, rank, winner_kg = self.bound(winner), winner.quality.rank, winner.emissions_kg_co2e
+        if bound is None or self.emissions is None or self.confirmed(winner) or not winner_kg > 0:
             return None
-        found = [
+        safer = [
             SaferAlternative(
-                trial=one.first.trial,
-                seeds=one.n,
-                value_mean=one.value,
+                trial=config.first.trial,
+                seeds=config.n,
+                value_mean=config.value,
                 value_bound=surer,
-                emissions_kg_co2e=one.emissions_kg_co2e,
-                emissions_difference=one.emissions_kg_co2e / winner.emissions_kg_co2e - 1,
+                emissions_kg_co2e=config.emissions_kg_co2e,
+                emissions_difference=config.emissions_kg_co2e / winner_kg - 1,
             )
-            for one in self.configurations
-            if winner.emissions_kg_co2e > 0
-            and not one.failed_replicate
-            and (surer := self.bound(one)) is not None
-            and one.quality.rank(surer) < one.quality.rank(bound)
-            and one.emissions_kg_co2e - winner.emissions_kg_co2e
-            <= max(NEARLY_AS_CHEAP * winner.emissions_kg_co2e, self.emissions.margin(one.n, winner.n))
+            for config in self.configurations
+            if not config.failed_replicate
+            and (surer := self.bound(config)) is not None
+            and rank(surer) < rank(bound)
+            and config.emissions_kg_co2e - winner_kg
+            <= max(NEARLY_AS_CHEAP * winner_kg, self.emissions.margin(config.n, winner.n))
         ]
-        rank = winner.quality.rank
-        return min(found, key=lambda one: (rank(one.value_bound), one.trial), default=None)
+        return min(safer, key=lambda alternative: (rank(alternative.value_bound), alternative.trial), default=None)
 
     def ties(self, winner: Configuration) -> tuple[int, ...]:
-        """Trials whose configurations hold, too, and whose mean emissions differ from the winner's by no more than the
-        error."""
-        if self.emissions is None or self.standing(winner) is not Standing.CONFIRMED:
+        """Trials that are confirmed, too, at mean emissions that differ from the winner's by no more than the error."""
+        if self.emissions is None or not self.confirmed(winner):
             return ()
         return tuple(
-            one.first.trial
-            for one in self.configurations
-            if one is not winner
-            and self.standing(one) is Standing.CONFIRMED
-            and abs(one.emissions_kg_co2e - winner.emissions_kg_co2e) <= self.emissions.margin(one.n, winner.n)
+            config.first.trial
+            for config in self.configurations
+            if config is not winner
+            and self.confirmed(config)
+            and abs(config.emissions_kg_co2e - winner.emissions_kg_co2e) <= self.emissions.margin(config.n, winner.n)
         )
 
-    def _emissions_deviation(self, one: Configuration) -> float | None:
-        if self.emissions is None:
+    def _noise(self, config: Configuration) -> Pooled | None:
+        if config.n == 1 or self.scaled_value is None:
             return None
-        return (self.emissions if one.n == 1 else self.emissions.at_least(one.emissions_of_runs)).deviation
-
-    def _noise(self, one: Configuration) -> Pooled | None:
-        if one.n == 1 or self.scaled_value is None:
-            return None
-        return self.scaled_value.at_least(one.scaled_values)
+        return self.scaled_value.at_least(config.scaled_values)
 
 
 def configurations(records: Iterable[TrialRecord]) -> tuple[Configuration, ...]:
@@ -296,35 +251,25 @@ def configurations(records: Iterable[TrialRecord]) -> tuple[Configuration, ...]:
     for record in records:
         if record.repeat_of is not None:
             repeats_of.setdefault(record.repeat_of, []).append(record)
+    failed = (TrialState.DIVERGED, TrialState.INFEASIBLE)
     return tuple(
-        Configuration(
-            runs=(record, *(again for again in repeats_of.get(record.trial, ()) if objectives(again))),
-            failed_replicate=any(
-                again.state in (TrialState.DIVERGED, TrialState.INFEASIBLE)
-                for again in repeats_of.get(record.trial, ())
-            ),
-        )
+        Configuration([record, *filter(objectives, again)], any(run.state in failed for run in again))
         for record in records
         if record.repeat_of is None and objectives(record)
+        for again in [repeats_of.get(record.trial, ())]
     )
 
 
 def by_means(records: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
     """The search's trials; those whose configuration was repeated with other seeds have its means."""
     records = tuple(records)
-    repeated = {one.first.trial: one for one in configurations(records) if one.n > 1}
-    return tuple(
-        record
-        if (one := repeated.get(record.trial)) is None
-        else record.model_copy(
-            update={
-                "emissions_kg_co2e": one.emissions_kg_co2e,
-                "quality": record.quality.model_copy(update={"value": one.value}),
-            }
-        )
-        for record in records
-        if record.repeat_of is None
-    )
+    by_trial = {record.trial: record for record in records if record.repeat_of is None}
+    for config in configurations(records):
+        if config.n > 1:
+            quality = config.first.quality.model_copy(update={"value": config.value})
+            means = {"emissions_kg_co2e": config.emissions_kg_co2e, "quality": quality}
+            by_trial[config.first.trial] = config.first.model_copy(update=means)
+    return tuple(by_trial.values())
 
 
 def pooled(groups: Iterable[Sequence[float]]) -> Pooled | None:

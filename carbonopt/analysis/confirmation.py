@@ -36,37 +36,43 @@ def plan(data: StudyData, available: Available) -> ConfirmationProgress:
     """What has been chosen to be repeated, and which run is due next. The study must have `confirm`."""
     confirm = data.config.confirm
     assert confirm is not None
-    found = configurations(data.records)
+    tried = configurations(data.records)
     chosen: list[Configuration] = []
     not_recorded: list[Repeat] = []
-    while len(chosen) <= confirm.runners_up:
-        following = _following(found, chosen, data.config.target.at(), confirm.seeds)
+    due: Repeat | None = None
+    while due is None and len(chosen) <= confirm.runners_up:
+        following = _following(tried, chosen, data.config.target.at(), confirm.seeds)
         if following is None:
             break
         chosen.append(following)
         for seed in _missing_seeds(data, following.first, confirm.seeds):
             repeat = Repeat(trial=following.first.trial, seed=seed)
             if available(seed, following.first.params):
-                return ConfirmationProgress(trials=_numbers(chosen), next=repeat, not_recorded=tuple(not_recorded))
+                due = repeat
+                break
             not_recorded.append(repeat)
-    return ConfirmationProgress(trials=_numbers(chosen), next=None, not_recorded=tuple(not_recorded))
+    trials = tuple(config.first.trial for config in chosen)
+    return ConfirmationProgress(trials=trials, next=due, not_recorded=tuple(not_recorded))
 
 
 def outcome(data: StudyData, available: Available) -> str:
     """What the confirmation has found or what it lacks, in words."""
-    found = plan(data, available)
-    if not found.trials:
+    progress = plan(data, available)
+    if not progress.trials:
         return "no trial met the target, so none was repeated"
     evidence = Evidence.of(data, data.config.target.at())
-    chosen = [one for one in evidence.configurations if one.first.trial in found.trials]
-    counts = sorted({one.n for one in chosen}, reverse=True)
-    parts = [_ran(count, [one.first.trial for one in chosen if one.n == count]) for count in counts]
-    if not any(evidence.standing(one) is Standing.CONFIRMED for one in chosen):
+    chosen = [config for config in evidence.configurations if config.first.trial in progress.trials]
+    parts = []
+    for seeds in sorted({config.n for config in chosen}, reverse=True):
+        trials = [str(config.first.trial) for config in chosen if config.n == seeds]
+        who = f"trial{'s' if len(trials) > 1 else ''} {', '.join(trials)}"
+        parts.append(f"{who} ran with {seeds} seed{'s' if seeds > 1 else ''}")
+    if not any(map(evidence.confirmed, chosen)):
         parts.append("none of them was confirmed")
-    if found.not_recorded:
-        listed = ", ".join(f"{one.seed} of trial {one.trial}" for one in found.not_recorded)
+    if progress.not_recorded:
+        listed = ", ".join(f"{repeat.seed} of trial {repeat.trial}" for repeat in progress.not_recorded)
         parts.append(f"not in the table: seed {listed}")
-    if found.next is not None:
+    if progress.next is not None:
         parts.append("the budget ended before the confirmation did")
     return "; ".join(parts)
 
@@ -76,56 +82,42 @@ def refuted(records: Iterable[TrialRecord], config: StudyConfig) -> frozenset[in
     if config.confirm is None:
         return frozenset()
     evidence = Evidence(configurations(records), config.target.at(), config.confirm.seeds)
-    repeated = [one for one in evidence.configurations if one.n > 1 or one.failed_replicate]
-    missing = [one for one in repeated if evidence.standing(one) is Standing.REJECTED]
-    return frozenset(run.trial for one in missing for run in one.runs)
+    repeated = [tried for tried in evidence.configurations if tried.repeated]
+    missing = [tried for tried in repeated if evidence.standing(tried) is Standing.REJECTED]
+    return frozenset(run.trial for tried in missing for run in tried.runs)
 
 
 def _following(
-    found: Sequence[Configuration], chosen: Sequence[Configuration], target: Target, seeds: int
+    tried: Sequence[Configuration], chosen: Sequence[Configuration], target: Target, seeds: int
 ) -> Configuration | None:
     """The configuration to repeat after these, by what the search and their repeats say; None: none is left."""
-    known = [one if one in chosen else Configuration(runs=(one.first,)) for one in found]
+    known = [config if config in chosen else Configuration(runs=(config.first,)) for config in tried]
     evidence = Evidence(known, target, seeds)
-    by_trial = {one.first.trial: one for one in found}
-    taken = {one.first.trial for one in chosen}
-    others = [one for one in known if one.first.trial not in taken]
-    holds = [one for one in known if evidence.standing(one) is Standing.CONFIRMED]
-    may_hold = [one for one in others if evidence.standing(one) is Standing.UNREPLICATED]
-    winner = min(holds, key=lambda one: one.mean_rank, default=None)
-    following = min(may_hold, key=lambda one: one.rank, default=None)
+    taken = {config.first.trial for config in chosen}
+    others = [config for config in known if config.first.trial not in taken]
+    may_hold = [config for config in others if evidence.standing(config) is Standing.UNREPLICATED]
+    winner = min(filter(evidence.confirmed, known), key=lambda config: config.mean_rank, default=None)
+    following = min(may_hold, key=lambda config: config.rank, default=None)
     if winner is not None and (following is None or winner.rank < following.rank):
-        may_hold += [one for one in others if one.rank < winner.rank and _nearly_meets(one, evidence, target)]
-        following = min(may_hold, key=lambda one: (abs(one.rank[0] - winner.rank[0]), one.rank), default=None)
-    return None if following is None else by_trial[following.first.trial]
+        winner_kg = winner.rank[0]
+        may_hold += [near for near in others if near.rank < winner.rank and _nearly_meets(near, evidence, target)]
+        following = min(may_hold, key=lambda config: (abs(config.rank[0] - winner_kg), config.rank), default=None)
+    return next((config for config in tried if following and config.first is following.first), None)
 
 
-def _nearly_meets(one: Configuration, evidence: Evidence, target: Target) -> bool:
+def _nearly_meets(config: Configuration, evidence: Evidence, target: Target) -> bool:
     """Whether a single run is above the target by no more than a standard deviation of the repeats.
 
     To hold the target in the end, one that is farther off would have to have been unlucky by more than two.
     """
-    noise, over = evidence.scaled_value, target.shortfall(one.value)
+    noise, over = evidence.scaled_value, target.shortfall(config.value)
     return noise is not None and 0 < over <= noise.deviation
 
 
 def _missing_seeds(data: StudyData, first: TrialRecord, seeds: int) -> list[int]:
     """Those that a trial's configuration is still to be run with: of search.seed, search.seed + 1 and so on."""
-    own = data.config.search.seed
-    wanted = [first.seed, *(seed for seed in range(own, own + seeds) if seed != first.seed)][:seeds]
-    not_ended = (StopReason.INTERRUPTED, StopReason.BUDGET)
-    run = {
-        record.seed
-        for record in data.records
-        if record.repeat_of == first.trial and record.stop_reason not in not_ended
-    }
-    return [seed for seed in wanted[1:] if seed not in run]
-
-
-def _numbers(chosen: Sequence[Configuration]) -> tuple[int, ...]:
-    return tuple(one.first.trial for one in chosen)
-
-
-def _ran(seeds: int, trials: Sequence[int]) -> str:
-    listed = ", ".join(map(str, trials))
-    return f"trial{'s' if len(trials) > 1 else ''} {listed} ran with {seeds} seed{'s' if seeds > 1 else ''}"
+    own, not_ended = data.config.search.seed, (StopReason.INTERRUPTED, StopReason.BUDGET)
+    wanted = [seed for seed in range(own, own + seeds) if seed != first.seed][: seeds - 1]
+    repeats = [record for record in data.records if record.repeat_of == first.trial]
+    ran = {record.seed for record in repeats if record.stop_reason not in not_ended}
+    return [seed for seed in wanted if seed not in ran]

@@ -1,14 +1,12 @@
 """Diminishing returns inside one run: what each further gram bought, and where stopping would have been enough."""
 
-import itertools
-from collections.abc import Callable
+from collections.abc import Iterator
 
 from carbonopt.analysis.recommend import Recommendation
-from carbonopt.core.dimensions import DEFAULT_LR_SCHEDULER, TrialParams, rate_decays
+from carbonopt.core.dimensions import DEFAULT_LR_SCHEDULER, rate_decays
 from carbonopt.core.quality import Target
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialRecord, TrialState
-from carbonopt.core.units import emissions_kg_co2e
 from carbonopt.core.values import Frozen
 
 ENOUGH = 0.01  # an evaluation that is worse than the best by this share is as good for most ends
@@ -44,17 +42,20 @@ def diminishing_returns(data: StudyData, rec: Recommendation) -> DiminishingRetu
     None: there is no such trial, its energy by step is not known, or no energy was used.
     """
     trial = rec.trial if rec.trial is not None else rec.closest.trial if rec.closest else None
-    record = next((one for one in data.records if one.trial == trial), None)
+    record = next((record for record in data.records if record.trial == trial), None)
     if record is None or record.state is not TrialState.COMPLETE or record.energy_kwh is None:
         return None
     total_steps = record.total_steps or (record.evals[-1].step if record.evals else 0)
-    points = _milestones(data, record, total_steps)
+    points = tuple(_milestones(data, record, total_steps))
     if not points or not record.energy_kwh.train > 0:
         return None
-    rank = rec.target.quality.rank
-    best = min(points, key=lambda point: rank(point.value))
-    as_good = Target(rec.target.quality, rec.target.quality.relaxed(best.value, ENOUGH))
+    quality = rec.target.quality
+    best = min(points, key=lambda point: quality.rank(point.value))
+    as_good = Target(quality, quality.relaxed(best.value, ENOUGH))
     enough = next(point for point in points if as_good.is_met_by(point.value))
+    given = data.config.workload.training_arguments if data.config.workload else {}
+    scheduler = record.params.lr_scheduler or given.get("lr_scheduler_type", DEFAULT_LR_SCHEDULER)
+    warmup = record.params.warmup_ratio or given.get("warmup_ratio") or given.get("warmup_steps") or 0.0
     return DiminishingReturns(
         trial=record.trial,
         total_steps=total_steps,
@@ -63,36 +64,23 @@ def diminishing_returns(data: StudyData, rec: Recommendation) -> DiminishingRetu
         enough=enough,
         saved_fraction=0.0 if enough.step >= total_steps else 1 - enough.energy_kwh / record.energy_kwh.train,
         first_meeting=next((point for point in points if rec.target.is_met_by(point.value)), None),
-        rate_decays=_rate_decays(data, record.params),
+        rate_decays=rate_decays(scheduler, warmup),
     )
 
 
-def _milestones(data: StudyData, record: TrialRecord, total_steps: int) -> tuple[Milestone, ...]:
-    intensity, pue = data.provenance.intensity.g_co2e_per_kwh, data.config.carbon.pue
-    points = [
-        Milestone(
+def _milestones(data: StudyData, record: TrialRecord, total_steps: int) -> Iterator[Milestone]:
+    rank, before = record.quality.of.rank, None
+    for point in record.evals:
+        if point.train_energy_kwh is None or point.value is None:
+            continue
+        emissions_kg = data.emissions_kg_co2e(point.train_energy_kwh)
+        spent_kg = emissions_kg - before.emissions_kg_co2e if before else 0.0
+        before = Milestone(
             step=point.step,
             share=point.step / total_steps,
             energy_kwh=point.train_energy_kwh,
-            emissions_kg_co2e=emissions_kg_co2e(point.train_energy_kwh, intensity, pue),
+            emissions_kg_co2e=emissions_kg,
             value=point.value,
-            gained_per_kg_co2e=None,
+            gained_per_kg_co2e=(rank(before.value) - rank(point.value)) / spent_kg if before and spent_kg > 0 else None,
         )
-        for point in record.evals
-        if point.train_energy_kwh is not None and point.value is not None
-    ]
-    rank = record.quality.of.rank
-    return (*points[:1], *(_with_gain(before, point, rank) for before, point in itertools.pairwise(points)))
-
-
-def _with_gain(before: Milestone, point: Milestone, rank: Callable[[float], float]) -> Milestone:
-    spent_kg = point.emissions_kg_co2e - before.emissions_kg_co2e
-    gained = (rank(before.value) - rank(point.value)) / spent_kg if spent_kg > 0 else None
-    return point.model_copy(update={"gained_per_kg_co2e": gained})
-
-
-def _rate_decays(data: StudyData, params: TrialParams) -> bool:
-    given = data.config.workload.training_arguments if data.config.workload else {}
-    scheduler = params.lr_scheduler or given.get("lr_scheduler_type", DEFAULT_LR_SCHEDULER)
-    warmup = params.warmup_ratio or given.get("warmup_ratio") or given.get("warmup_steps") or 0.0
-    return rate_decays(scheduler, warmup)
+        yield before

@@ -3,9 +3,8 @@
 import math
 from collections.abc import Iterable
 
-from carbonopt.core import units
 from carbonopt.core.study import StudyData
-from carbonopt.core.trial import TRIAL_PHASES, GpuEnergy, Phase, TrialRecord, TrialState
+from carbonopt.core.trial import COMPONENTS, TRIAL_PHASES, GpuEnergy, Phase, TrialState
 from carbonopt.core.values import Frozen
 
 
@@ -37,32 +36,43 @@ class Footprint(Frozen):
 
 def footprint(data: StudyData) -> Footprint:
     """Adds up the study's energy; emissions at the reference intensity and PUE of the study."""
-    measured = [record.energy_kwh for record in data.records if record.energy_kwh is not None]
-    by_phase = {
-        Phase.PREPARE: sum(session.prepare_kwh for session in data.sessions),
-        Phase.GAP: sum(session.gap_kwh for session in data.sessions),
-        **{phase: sum(getattr(energy, phase) for energy in measured) for phase in TRIAL_PHASES},
-    }
-    earlier_kwh = sum(record.earlier_attempts_energy_kwh for record in data.records)
+    records, sessions = data.records, data.sessions
+    measured = [(energy, record.gpu_energy_kwh) for record in records if (energy := record.energy_kwh) is not None]
+    gpu_energies = [record.gpu_energy_kwh for record in records if record.gpu_energy_kwh is not None]
     energy_kwh = data.spent_kwh()
-    repeats_kwh = math.fsum(record.spent_kwh for record in data.records if record.repeat_of is not None)
-    intensity, pue = data.provenance.intensity.g_co2e_per_kwh, data.config.carbon.pue
-    outer_kwh = _total(session.outer_kwh for session in data.sessions)
-    gpu_parts = _gpu_parts_kwh(data)
-    interrupted = (record for record in data.records if record.earlier_attempts_energy_kwh)
+    repeats_kwh = math.fsum(record.spent_kwh for record in records if record.repeat_of is not None)
+    outer_kwh = _of_sessions(session.outer_kwh for session in sessions)
+    outer_gpu_kwh = _of_sessions(session.outer_gpu_kwh for session in sessions)
+    gpu_parts = {
+        Phase.PREPARE: _of_sessions(session.prepare_gpu_kwh for session in sessions),
+        Phase.GAP: _of_sessions(session.gap_gpu_kwh for session in sessions),
+        **{phase: _sum(gpu[phase].counter if gpu else None for _, gpu in measured) for phase in TRIAL_PHASES},
+    }
+    interrupted = (record for record in records if record.earlier_attempts_energy_kwh)
     gpu_earlier_kwh = _sum(record.earlier_attempts_gpu_kwh for record in interrupted)
     gpu_kwh = _sum([*gpu_parts.values(), gpu_earlier_kwh])
-    outer_gpu_kwh = _total(session.outer_gpu_kwh for session in data.sessions)
     return Footprint(
         energy_kwh=energy_kwh,
-        emissions_kg_co2e=units.emissions_kg_co2e(energy_kwh, intensity, pue),
+        emissions_kg_co2e=data.emissions_kg_co2e(energy_kwh),
         repeats_kwh=repeats_kwh,
-        repeats_emissions_kg_co2e=units.emissions_kg_co2e(repeats_kwh, intensity, pue),
-        by_phase_kwh=by_phase,
-        earlier_attempts_kwh=earlier_kwh,
-        by_state_kwh=_by_state_kwh(data.records),
-        train_by_component_kwh=_by_component_kwh(data.records),
-        unmeasured_trials=tuple(record.trial for record in data.records if record.energy_kwh is None),
+        repeats_emissions_kg_co2e=data.emissions_kg_co2e(repeats_kwh),
+        by_phase_kwh={
+            Phase.PREPARE: sum(session.prepare_kwh for session in sessions),
+            Phase.GAP: sum(session.gap_kwh for session in sessions),
+            **{phase: sum(getattr(energy, phase) for energy, _ in measured) for phase in TRIAL_PHASES},
+        },
+        earlier_attempts_kwh=sum(record.earlier_attempts_energy_kwh for record in records),
+        by_state_kwh={
+            state: sum(record.spent_kwh for record in records if record.state is state)
+            for state in TrialState
+            if any(record.state is state for record in records)
+        },
+        train_by_component_kwh={
+            component: sum(parts)
+            for component in COMPONENTS
+            if (parts := [kwh for energy, _ in measured if (kwh := getattr(energy, f"train_{component}")) is not None])
+        },
+        unmeasured_trials=tuple(record.trial for record in records if record.energy_kwh is None),
         outer_kwh=outer_kwh,
         closure=energy_kwh / outer_kwh if outer_kwh else None,
         gpu_parts_kwh=gpu_parts,
@@ -70,39 +80,8 @@ def footprint(data: StudyData) -> Footprint:
         gpu_kwh=gpu_kwh,
         outer_gpu_kwh=outer_gpu_kwh,
         gpu_closure=gpu_kwh / outer_gpu_kwh if gpu_kwh is not None and outer_gpu_kwh else None,
-        gpu_by_phase_kwh=_gpu_by_phase_kwh(data.records),
+        gpu_by_phase_kwh={phase: summed(gpu[phase] for gpu in gpu_energies) for phase in TRIAL_PHASES if gpu_energies},
     )
-
-
-def _by_state_kwh(records: Iterable[TrialRecord]) -> dict[TrialState, float]:
-    by_state: dict[TrialState, float] = {}
-    for record in records:
-        by_state[record.state] = by_state.get(record.state, 0.0) + record.spent_kwh
-    return {state: by_state[state] for state in TrialState if state in by_state}
-
-
-def _by_component_kwh(records: Iterable[TrialRecord]) -> dict[str, float]:
-    totals: dict[str, float] = {}
-    for record in records:
-        for component in ("gpu", "cpu", "ram"):
-            value = getattr(record.energy_kwh, f"train_{component}") if record.energy_kwh else None
-            if value is not None:
-                totals[component] = totals.get(component, 0.0) + value
-    return totals
-
-
-def _gpu_parts_kwh(data: StudyData) -> dict[Phase, float | None]:
-    split = [record.gpu_energy_kwh for record in data.records if record.energy_kwh is not None]
-    return {
-        Phase.PREPARE: _total(session.prepare_gpu_kwh for session in data.sessions),
-        Phase.GAP: _total(session.gap_gpu_kwh for session in data.sessions),
-        **{phase: _sum(None if gpu is None else gpu[phase].counter for gpu in split) for phase in TRIAL_PHASES},
-    }
-
-
-def _gpu_by_phase_kwh(records: Iterable[TrialRecord]) -> dict[Phase, GpuEnergy]:
-    split = [record.gpu_energy_kwh for record in records if record.gpu_energy_kwh is not None]
-    return {phase: summed(gpu[phase] for gpu in split) for phase in TRIAL_PHASES} if split else {}
 
 
 def summed(parts: Iterable[GpuEnergy]) -> GpuEnergy:
@@ -117,10 +96,10 @@ def summed(parts: Iterable[GpuEnergy]) -> GpuEnergy:
     )
 
 
-def _total(parts: Iterable[float | None]) -> float | None:
+def _of_sessions(parts: Iterable[float | None]) -> float | None:
     """The sum; None if there are no parts or one of them is not known."""
-    known = list(parts)
-    return _sum(known) if known else None
+    parts = list(parts)
+    return _sum(parts) if parts else None
 
 
 def _sum(parts: Iterable[float | None]) -> float | None:

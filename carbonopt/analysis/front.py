@@ -11,11 +11,10 @@ def is_finite(value: float | None) -> bool:
 
 
 def objectives(record: TrialRecord) -> tuple[float, float] | None:
-    """(emissions in kg CO2e, quality) of a complete trial; None if it did not complete or either is not finite."""
+    """(emissions in kg CO2e, quality) of a complete trial; None if it did not complete or one of them is not known."""
     if record.state is not TrialState.COMPLETE or record.emissions_kg_co2e is None or record.value is None:
         return None
-    point = (record.emissions_kg_co2e, record.value)
-    return point if all(map(math.isfinite, point)) else None
+    return (record.emissions_kg_co2e, record.value) if math.isfinite(record.value) else None
 
 
 def pareto_front(records: Iterable[TrialRecord]) -> tuple[int, ...]:
@@ -24,12 +23,9 @@ def pareto_front(records: Iterable[TrialRecord]) -> tuple[int, ...]:
     Identical points don't beat each other: all of them stay. Sorted by emissions, then by trial number.
     """
     complete = ((*point, record) for record in records if (point := objectives(record)))
-    points = sorted(
-        (emissions_kg, record.quality.of.rank(value), record.trial) for emissions_kg, value, record in complete
-    )
     front: list[int] = []
     best = (math.inf, math.inf)  # the front's last point: the best rank so far, at the least emissions for it
-    for emissions_kg, rank, trial in points:
+    for emissions_kg, rank, trial in sorted((kg, run.quality.of.rank(value), run.trial) for kg, value, run in complete):
         if rank < best[1] or (emissions_kg, rank) == best:
             front.append(trial)
             best = (emissions_kg, rank)
@@ -49,12 +45,9 @@ def knee(records: Iterable[TrialRecord]) -> int | None:
     """
     by_trial = {record.trial: record for record in records}
     front = [(*point, trial) for trial in pareto_front(by_trial.values()) if (point := objectives(by_trial[trial]))]
-    if not front or min(emissions_kg for emissions_kg, _, _ in front) <= 0:
+    if not front or front[0][0] <= 0:
         return None
-    logs = [
-        (math.log(emissions_kg), by_trial[trial].quality.of.scaled(value), trial)
-        for emissions_kg, value, trial in front
-    ]
+    logs = [(math.log(kg), by_trial[trial].quality.of.scaled(value), trial) for kg, value, trial in front]
     (cheapest, worst, _), (dearest, best, _) = logs[0], logs[-1]
     if not (cheapest < dearest and best < worst):
         return None  # all points are the same

@@ -1,35 +1,20 @@
 """What each parameter does to emissions and to the quality: how much of the variation it explains, and which way.
 
-A Gaussian process (scikit-learn's) learns an objective over the parameters, its logarithm unless it is an
-accuracy, from complete trials. On
-two tables of recorded H200 runs, 26 of 150 or 200 were enough for it to explain 85 to 100 % of the variance of the
-others; for a random forest it was 61 to 97 %. Of the parameters' values it takes logarithms, too, where the study file
-asks for it or where all choices tried are above 0.
+A Gaussian process learns an objective over the parameters, its logarithm unless it is an accuracy, from complete
+trials. Of the parameters' values it takes logarithms, too, where the study file asks for it or where all choices tried
+are above 0. What effects, importances and intervals are, and how they were checked: docs/report.md.
 
-- The **marginal effect** is scikit-learn's partial dependence (Friedman, Annals of Statistics 29, 2001, sec. 8.1): the
-  model's mean over the trials with one parameter set to a value in all of them. As a mean of logarithms it is a
-  geometric mean of emissions or perplexities.
-- The **importance** is the mean decrease in impurity of a random forest (scikit-learn's) over what the model expects at
-  an even sample of the values that were tried, so that where a search has concentrated does not count for more. From 15
-  to 30 recorded runs it differed from the exact shares of the parameters in the whole table's variance (half the sum of
-  the differences) by up to 1 percentage point for emissions and 4 to 21 for perplexity. Of Optuna's evaluators on the
-  trials themselves, mean decrease in impurity differed by 1 to 9 and 12 to 21, fANOVA by 2 to 8 and 12 to 24 in three
-  times the time, and PED-ANOVA, which asks what the best tenth of the trials have in common, by 2 to 32 and 25 to 70.
-- **Uncertainty** is by bootstrap over configurations (Efron and Tibshirani, An Introduction to the Bootstrap, 1993,
-  ch. 13: percentile interval): repeats with other seeds come and go together, for they tell of the seeds' noise, not of
-  other parameters. The process learns its lengths anew from each resample. From 20 or 30 recorded runs
-  (4 draws from each of two tables) the 90 % intervals of effects (and 0.2 % on either side, as seeds make) held the
-  exact one in 94 to 100 % of cases; from 10 or 15 in 68 to 98 %, the fewer the less `explained` is. Those of
-  importances (and a percentage point) held the exact share, with interactions divided equally (Shapley), in 92 to 100 %
-  and in 58 to 100 %.
-
-What this can't tell: two parameters that always changed together from each other; anything beyond the values tried;
-what the trials would have shown that were stopped, such as the costliest ones; `gaps` has the values of these.
+- Marginal effect: partial dependence (Friedman, Annals of Statistics 29, 2001, sec. 8.1), the model's mean over the
+  trials with one parameter set to a value in all of them; of logarithms, a geometric mean of emissions or perplexities.
+- Importance: the mean decrease in impurity of a random forest over what the model expects at an even sample of the
+  values that were tried, so that where a search has concentrated does not count for more.
+- Interval: percentiles of a bootstrap over configurations (Efron and Tibshirani, An Introduction to the Bootstrap,
+  1993, ch. 13), repeats with other seeds together. The process learns its lengths anew from each resample.
 """
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -120,43 +105,49 @@ class NotKnown(Frozen):
 def influence(data: StudyData, seed: int = 0, resamples: int = RESAMPLES) -> tuple[Influence | NotKnown, ...]:
     """Of the free dimensions on emissions, then on the quality; the same for the same data and seed.
 
-    Of more complete trials than MOST_TRIALS, so many are drawn.
-
     Returns:
-        For each objective what was found, or NotKnown: with fewer configurations that completed than FEWEST or
-        FEWEST_PER_PARAMETER for each parameter that took two values; or where no parameter did, or the objective did
-        not.
+        For each objective what was found, or NotKnown: with fewer complete configurations than FEWEST or
+        FEWEST_PER_PARAMETER for each parameter that took two values; or where none did, or the objective did not.
     """
-    found = [(record, point) for record in data.records if (point := objectives(record)) and point[0] > 0]
+    complete = [(record, point) for record in data.records if (point := objectives(record)) and point[0] > 0]
     # At random: evenly spaced ones of a grid that was run in order can all lack the same values.
-    drawn = np.sort(np.random.default_rng(seed).permutation(len(found))[:MOST_TRIALS])
-    kept = [found[index] for index in drawn]
-    records = [record for record, _ in kept]
-    columns = _columns(data.config.search.space, records)
+    drawn = np.sort(np.random.default_rng(seed).permutation(len(complete))[:MOST_TRIALS])
+    records = [complete[index][0] for index in drawn]
+    points = np.array([complete[index][1] for index in drawn]).reshape(-1, 2)
+    space, quality = data.config.search.space, data.config.target.quality
+    columns = [
+        _column(name, domain, tried)
+        for name, domain in space.free().items()
+        if len(set(tried := [getattr(record.params, name) for record in records])) > 1
+    ]
+    gaps = tuple(_gaps(space, [record for record, _ in complete]))
     repeats = len(records) - len({record.params for record in records})
     needed = max(FEWEST, FEWEST_PER_PARAMETER * len(columns))
-    left_out = len(found) - len(kept)
-    gaps = _gaps(data.config.search.space, [record for record, _ in found])
     results: list[Influence | NotKnown] = []
-    quality = data.config.target.quality
-    for index, (objective, log) in enumerate((("emissions", True), (quality.name, quality.value_of_mean == "exp"))):
-        values = np.array([point[index] for _, point in kept])
+    for objective, values, log in (
+        ("emissions", points[:, 0], True),
+        (quality.name, points[:, 1], quality.value_of_mean == "exp"),
+    ):
         outcome = np.log(values) if log else values
-        if len(kept) - repeats < needed:
-            results.append(NotKnown(objective=objective, trials=len(kept), repeats=repeats, needed=needed))
+        learned_from: dict[str, Any] = {"objective": objective, "trials": len(records), "repeats": repeats}
+        if len(records) - repeats < needed:
+            results.append(NotKnown(**learned_from, needed=needed))
         elif not columns or np.ptp(outcome) == 0:
-            results.append(NotKnown(objective=objective, trials=len(kept), repeats=repeats, needed=2))
+            results.append(NotKnown(**learned_from, needed=2))
         else:
-            with threadpool_limits(1, "blas"), warnings.catch_warnings():  # matrices too small to share between threads
-                from sklearn.exceptions import ConvergenceWarning
-
-                warnings.simplefilter("ignore", ConvergenceWarning)  # a length at its bound is an answer, too
-                learned = _learn(objective, columns, outcome, log, seed, resamples)
-                results.append(learned.model_copy(update={"repeats": repeats, "left_out": left_out, "gaps": gaps}))
+            explained, parameters = _learn(columns, outcome, log, seed, resamples)
+            results.append(
+                Influence(
+                    **learned_from,
+                    left_out=len(complete) - len(records),
+                    level=LEVEL,
+                    resamples=resamples,
+                    explained=explained,
+                    parameters=tuple(sorted(parameters, key=lambda parameter: -parameter.importance)),
+                    gaps=gaps,
+                )
+            )
     return tuple(results)
-
-
-# ----------------------------------------------------------------------------------------------------------- parameters
 
 
 @dataclass(frozen=True)
@@ -170,87 +161,72 @@ class _Column:
     ordered: bool
 
 
-def _columns(space: Space, records: Sequence[TrialRecord]) -> list[_Column]:
-    columns = []
-    for name, domain in space.free().items():
-        tried = [getattr(record.params, name) for record in records]
-        if len(set(tried)) > 1:
-            columns.append(_column(name, domain, tried))
-    return columns
-
-
 def _column(name: str, domain: Choices | Range, tried: list[Any]) -> _Column:
     if isinstance(domain, Choices) and isinstance(tried[0], str):
         words = [choice for choice in domain.choices if choice in tried]
         codes = np.array([words.index(word) for word in tried], float)
         return _Column(name, codes, tuple(words), np.arange(len(words), dtype=float), ordered=len(words) == 2)
     values = sorted(set(tried))
-    log = domain.log if isinstance(domain, Range) else min(values) > 0
-    scale = (lambda numbers: np.log(np.array(numbers, float))) if log else (lambda numbers: np.array(numbers, float))
-    low, high = scale([values[0], values[-1]])
-    places = (scale(values) - low) / (high - low)
+    log = domain.log if isinstance(domain, Range) else values[0] > 0
+    on_scale, all_tried = (
+        np.log(array) if log else array for array in (np.array(values, float), np.array(tried, float))
+    )
+    low, high = on_scale[0], on_scale[-1]
+    places = (on_scale - low) / (high - low)
     if isinstance(domain, Range) and len(values) > MOST_VALUES:
-        spaced = np.linspace(0, 1, MOST_VALUES)
-        nearest = sorted({int(abs(places - place).argmin()) for place in spaced})
+        nearest = sorted({int(abs(places - place).argmin()) for place in np.linspace(0, 1, MOST_VALUES)})
         values, places = [values[index] for index in nearest], places[nearest]
-    return _Column(name, (scale(tried) - low) / (high - low), tuple(values), places, ordered=True)
+    return _Column(name, (all_tried - low) / (high - low), tuple(values), places, ordered=True)
 
 
-def _gaps(space: Space, records: Sequence[TrialRecord]) -> tuple[Gap, ...]:
-    gaps = []
+def _gaps(space: Space, records: Sequence[TrialRecord]) -> Iterator[Gap]:
     for name, domain in space.domains().items():
         tried = {value for record in records if (value := getattr(record.params, name)) is not None}
-        if not tried:
-            continue
-        if isinstance(domain, Choices):
-            untried = tuple(choice for choice in domain.choices if choice not in tried)
-            if untried:
-                had = tuple(choice for choice in domain.choices if choice in tried)
-                gaps.append(Gap(name=name, tried=had, untried=untried))
-        elif isinstance(domain, Range) and domain.low < domain.high:
+        if tried and isinstance(domain, Choices):
+            had = tuple(choice for choice in domain.choices if choice in tried)
+            if untried := tuple(choice for choice in domain.choices if choice not in tried):
+                yield Gap(name=name, tried=had, untried=untried)
+        elif tried and isinstance(domain, Range) and domain.low < domain.high:
             ends = np.array([domain.low, min(tried), max(tried), domain.high], float)
             low, lowest, highest, high = np.log(ends) if domain.log else ends
             if max(lowest - low, high - highest) > AT_THE_END * (high - low):
                 had = tuple(sorted({min(tried), max(tried)}))
-                gaps.append(Gap(name=name, tried=had, low=domain.low, high=domain.high))
-    return tuple(gaps)
+                yield Gap(name=name, tried=had, low=domain.low, high=domain.high)
 
 
-# ------------------------------------------------------------------------------------------------------------- learning
+def _learn(
+    columns: list[_Column], outcome: Array, log: bool, seed: int, resamples: int
+) -> tuple[float | None, list[Parameter]]:
+    """`Influence.explained` and what each parameter does, from the objective, (trials,); `log`: from its logarithms."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
-
-def _learn(objective: str, columns: list[_Column], outcome: Array, log: bool, seed: int, resamples: int) -> Influence:
-    """From the objective, (trials,); `log`: from its logarithms."""
     rng = np.random.default_rng(seed)
     codes = np.column_stack([column.codes for column in columns])
-    rows, mean, spread = _rows(codes, columns), outcome.mean(), outcome.std()
+    rows, mean, spread = np.hstack(_features(codes, columns)), outcome.mean(), outcome.std()
     y = (outcome - mean) / spread
-    whole = _process(rows, y)
-    configuration = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
-    drawn = [np.ones(len(y), int), *(_draw(configuration, rng) for _ in range(resamples))]
 
     def told(counts: Sequence[Indices]) -> tuple[Array, list[Array]]:
-        models = [whole if one is drawn[0] else _resampled(whole, one, y) for one in counts]
+        models = [whole if drawn is resampled[0] else _resampled(whole, drawn, y) for drawn in counts]
         return _importances(models, columns, seed), _effects(models, columns, codes)
 
-    share = math.ceil(len(drawn) / processes())
-    parts = in_forks(told, [drawn[start : start + share] for start in range(0, len(drawn), share)])
+    with threadpool_limits(1, "blas"), warnings.catch_warnings():  # matrices too small to share between threads
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a length at its bound is an answer, too
+        kernel = ConstantKernel(1.0, (1e-2, 1e2)) * Matern(np.ones(rows.shape[1]), _LENGTHS, nu=2.5)
+        whole = GaussianProcessRegressor(kernel + WhiteKernel(1e-2, _NOISE)).fit(rows, y)
+        configuration = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
+        count = configuration.max() + 1
+        draws = (rng.integers(count, size=count) for _ in range(resamples))  # of configurations, with all their runs
+        # How often each trial is in a resample; first all trials as they are.
+        resampled = [np.ones(len(y), int), *(np.bincount(draw, minlength=count)[configuration] for draw in draws)]
+        share = math.ceil(len(resampled) / processes())
+        parts = in_forks(told, [resampled[start : start + share] for start in range(0, len(resampled), share)])
+        explained = _explained(whole, configuration, y)
     shares = np.concatenate([importances for importances, _ in parts])
     parameters = []
     for index, column in enumerate(columns):
-        expected = np.concatenate([effects[index] for _, effects in parts])
-        nearest = abs(column.codes[:, None] - column.places).argmin(axis=1)
-        effects = []
-        for place, value in enumerate(column.values):
-            outcomes = mean + spread * expected[:, place]
-            outcomes = np.exp(outcomes) if log else outcomes
-            here = nearest == place
-            # A resample that lacks the value would extrapolate to it, which says nothing of the trials that have it.
-            lowest, highest = _interval(outcomes[[counts[here].any() for counts in drawn]])
-            trials = int(here.sum())
-            effects.append(
-                Effect(value=value, trials=trials, expected=float(outcomes[0]), lowest=lowest, highest=highest)
-            )
+        outcomes = mean + spread * np.concatenate([effects[index] for _, effects in parts])
         lowest, highest = _interval(shares[:, index])
         parameters.append(
             Parameter(
@@ -258,17 +234,21 @@ def _learn(objective: str, columns: list[_Column], outcome: Array, log: bool, se
                 importance=float(shares[0, index]),
                 importance_lowest=lowest,
                 importance_highest=highest,
-                effects=tuple(effects),
+                effects=tuple(_shown(column, np.exp(outcomes) if log else outcomes, resampled)),
             )
         )
-    return Influence(
-        objective=objective,
-        trials=len(y),
-        level=LEVEL,
-        resamples=resamples,
-        explained=_explained(whole, configuration, y),
-        parameters=tuple(sorted(parameters, key=lambda parameter: -parameter.importance)),
-    )
+    return explained, parameters
+
+
+def _shown(column: _Column, outcomes: Array, resampled: Sequence[Indices]) -> Iterator[Effect]:
+    """`outcomes`: (models, values)."""
+    nearest = abs(column.codes[:, None] - column.places).argmin(axis=1)
+    for place, value in enumerate(column.values):
+        here = nearest == place
+        # A resample that lacks the value would extrapolate to it, which says nothing of the trials that have it.
+        lowest, highest = _interval(outcomes[[counts[here].any() for counts in resampled], place])
+        trials, expected = int(here.sum()), float(outcomes[0, place])
+        yield Effect(value=value, trials=trials, expected=expected, lowest=lowest, highest=highest)
 
 
 def _interval(values: Array) -> tuple[float, float]:
@@ -277,32 +257,12 @@ def _interval(values: Array) -> tuple[float, float]:
     return float(min(low, values[0])), float(max(high, values[0]))
 
 
-def _rows(codes: Array, columns: list[_Column]) -> Array:
-    """(n, features) of the process from (n, columns): a feature for each value of what has no order."""
-    return np.hstack(_blocks(codes, columns))
-
-
-def _blocks(codes: Array, columns: list[_Column]) -> list[Array]:
-    """The features of each column."""
+def _features(codes: Array, columns: list[_Column]) -> list[Array]:
+    """Of the process, by column, from codes (n, columns): a feature for each value of what has no order."""
     return [
         codes[:, [index]] if column.ordered else (codes[:, [index]] == column.places) / math.sqrt(2)
         for index, column in enumerate(columns)
     ]
-
-
-def _process(rows: Array, y: Array) -> "GaussianProcessRegressor":
-    from sklearn.gaussian_process import GaussianProcessRegressor
-    from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
-
-    kernel = ConstantKernel(1.0, (1e-2, 1e2)) * Matern(np.ones(rows.shape[1]), _LENGTHS, nu=2.5)
-    return GaussianProcessRegressor(kernel + WhiteKernel(1e-2, _NOISE)).fit(rows, y)
-
-
-def _draw(configuration: Indices, rng: np.random.Generator) -> Indices:
-    """How often each trial is in a resample: as many configurations, drawn with replacement, each with all its runs."""
-    count = configuration.max() + 1
-    drawn: Indices = np.bincount(rng.integers(count, size=count), minlength=count)[configuration]
-    return drawn
 
 
 def _resampled(whole: "GaussianProcessRegressor", counts: Indices, y: Array) -> "GaussianProcessRegressor":
@@ -327,37 +287,21 @@ def _refine(negative_likelihood: Any, start: Array, bounds: Array) -> tuple[Arra
     return best.x, best.fun
 
 
-def _expected(models: "list[GaussianProcessRegressor]", rows: Array) -> Array:
+def _expected(models: "list[GaussianProcessRegressor]", features: Sequence[Array]) -> Array:
     """(n, models): means of the processes. What `predict` checks before costs more than the means do."""
+    rows = np.hstack(features)
     return np.column_stack([model.kernel_(rows, model.X_train_) @ model.alpha_ for model in models])
-
-
-# ----------------------------------------------------------------------------------------------------- what it learned
 
 
 def _effects(models: "list[GaussianProcessRegressor]", columns: list[_Column], codes: Array) -> list[Array]:
     """For each column (models, its values), by partial dependence."""
-    from sklearn.base import BaseEstimator, RegressorMixin
-    from sklearn.inspection import partial_dependence
 
-    class Models(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-        """All of them, as one regressor of several outputs."""
+    def at(index: int, place: float) -> Array:
+        moved = codes.copy()
+        moved[:, index] = place
+        return np.asarray(_expected(models, _features(moved, columns)).mean(axis=0))
 
-        def fit(self, rows: Array, y: Array) -> "Models":
-            raise NotImplementedError("the models are fitted")
-
-        def predict(self, codes: Array) -> Array:
-            return _expected(models, _rows(codes, columns))
-
-        def __sklearn_is_fitted__(self) -> bool:
-            return True
-
-    return [
-        partial_dependence(
-            Models(), codes, [index], kind="average", method="brute", custom_values={index: column.places}
-        )["average"]
-        for index, column in enumerate(columns)
-    ]
+    return [np.column_stack([at(index, place) for place in column.places]) for index, column in enumerate(columns)]
 
 
 def _importances(models: "list[GaussianProcessRegressor]", columns: list[_Column], seed: int) -> Array:
@@ -366,22 +310,15 @@ def _importances(models: "list[GaussianProcessRegressor]", columns: list[_Column
     from scipy.stats.qmc import Sobol
     from sklearn.ensemble import RandomForestRegressor
 
-    drawn = Sobol(len(columns), seed=seed).random(_DESIGN).T
-    design = np.column_stack([_at(column.places, shares) for column, shares in zip(columns, drawn, strict=True)])
-    blocks = _blocks(design, columns)
-    rows = np.hstack(blocks)
-    forest = RandomForestRegressor(_TREES, random_state=seed)
-    found = np.array([forest.fit(rows, outcomes).feature_importances_ for outcomes in _expected(models, rows).T])
-    ends = np.cumsum([block.shape[1] for block in blocks])[:-1]
-    shares = np.column_stack([part.sum(axis=1) for part in np.split(found, ends, axis=1)])
+    drawn = Sobol(len(columns), seed=seed).random(_DESIGN).T  # from 0 to below 1
+    design = [column.places[(at * len(column.places)).astype(int)] for column, at in zip(columns, drawn, strict=True)]
+    features = _features(np.column_stack(design), columns)
+    rows, forest = np.hstack(features), RandomForestRegressor(_TREES, random_state=seed)
+    by_feature = [forest.fit(rows, outcomes).feature_importances_ for outcomes in _expected(models, features).T]
+    ends = np.cumsum([feature.shape[1] for feature in features])[:-1]
+    shares = np.column_stack([part.sum(axis=1) for part in np.split(np.array(by_feature), ends, axis=1)])
     shares[shares.sum(axis=1) == 0] = 1 / len(columns)  # a model for which nothing makes a difference
     return shares
-
-
-def _at(places: Array, shares: Array) -> Array:
-    """The places at shares, from 0 to below 1, of their number."""
-    chosen: Array = places[(shares * len(places)).astype(int)]
-    return chosen
 
 
 def _explained(whole: "GaussianProcessRegressor", configuration: Indices, y: Array) -> float | None:

@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from carbonopt.core.errors import CarbonoptError
 
@@ -26,8 +26,8 @@ def in_forks(work: Callable[[Part], Result], parts: Sequence[Part]) -> list[Resu
     """What `work` makes of each part, in their order. Each is done by a fork of this process, which has all imports and
     data already; the last one is done here.
 
-    A fork ends with its part, or with this process. The workers of a pool would outlive a killed parent: they wait for
-    work on a pipe that they hold open among themselves.
+    A fork ends with its part, or with this process. Workers of a multiprocessing.Pool would wait for ever for a part
+    whose worker was killed; joblib's (loky) import everything again, and outlive a killed parent by minutes.
 
     Raises:
         Exception: the first that `work` raised.
@@ -43,7 +43,21 @@ def in_forks(work: Callable[[Part], Result], parts: Sequence[Part]) -> list[Resu
         there.close()
         forks.append((fork, here))
     last = [work(part) for part in parts[-1:]]
-    return [*(_result(fork, here) for fork, here in forks), *last]
+    results = []
+    for fork, here in forks:
+        try:
+            result, error = here.recv()
+        except EOFError:
+            fork.join()
+            raise CarbonoptError(
+                f"a process that had part of the work ended with code {fork.exitcode}, as one does that the kernel "
+                "kills where memory is short; type the same command again."
+            ) from None
+        fork.join()
+        if error is not None:
+            raise error
+        results.append(result)
+    return results + last
 
 
 def _do(work: Callable[[Part], Result], part: Part, there: Connection, parent: int) -> None:
@@ -56,18 +70,3 @@ def _do(work: Callable[[Part], Result], part: Part, there: Connection, parent: i
         there.send((work(part), None))
     except Exception as error:  # noqa: BLE001, the parent raises it
         there.send((None, error))
-
-
-def _result(fork: multiprocessing.process.BaseProcess, here: Connection) -> Any:
-    try:
-        result, error = here.recv()
-    except EOFError:
-        fork.join()
-        raise CarbonoptError(
-            f"a process that had part of the work ended with code {fork.exitcode}, as one does that the kernel kills "
-            "where memory is short; type the same command again."
-        ) from None
-    fork.join()
-    if error is not None:
-        raise error
-    return result

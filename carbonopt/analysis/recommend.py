@@ -1,13 +1,13 @@
 """The study's answer: the cheapest configuration that reaches the target, and what it is compared with."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
 from carbonopt.analysis.confidence import Confidence, Configuration, Evidence, Standing, by_means
 from carbonopt.analysis.footprint import footprint
-from carbonopt.analysis.front import is_finite, objectives, pareto_front
+from carbonopt.analysis.front import objectives, pareto_front
 from carbonopt.analysis.shortfall import Shortfall, shortfall
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
@@ -31,9 +31,6 @@ class Baseline(Frozen):
     is_start: bool  # the configuration that the study file starts from
     meets_target: bool
 
-    def as_json(self) -> dict[str, Any]:
-        return {**self.model_dump(exclude={"is_start", "meets_target"}), "params": self.params.as_record()}
-
 
 class Closest(Frozen):
     """What came closest when no trial met the target."""
@@ -51,9 +48,6 @@ class Closest(Frozen):
     def status(self) -> str:
         return "interrupted, to be run again" if self.interrupted else self.state.value
 
-    def as_json(self) -> dict[str, Any]:
-        return {**self.model_dump(mode="json"), "params": self.params.as_record()}
-
 
 class Rejected(Frozen):
     """A cheaper configuration whose first run met the target, but which doesn't hold it by its repeats."""
@@ -64,23 +58,32 @@ class Rejected(Frozen):
     failed_replicate: bool  # with another seed it diverged or did not fit in memory
 
 
-class Recommendation(Frozen):
-    """Which trial to take. `trial` to `energy_kwh` and `saving_fraction` are None when no trial met the target.
+class Answer(Frozen):
+    """What is recommended for a target, and what a run of it saves; all None when no trial met the target.
 
     Of a configuration that was repeated with other seeds, all figures are means over them (of the quality as
     `Configuration.value`).
     """
 
-    target: Target
-    trial: int | None
-    params: TrialParams | None
-    value: float | None  # of the quality
-    emissions_kg_co2e: float | None  # of the training window, PUE in
-    energy_kwh: float | None  # of the training window, PUE not in
-    baseline: Baseline | None  # None: no trial completed
-    saving_fraction: float | None  # 1 − emissions ÷ baseline's; negative when the baseline is cheaper
+    trial: int | None = None
+    value: float | None = None  # of the quality
+    emissions_kg_co2e: float | None = None  # of the training window, PUE in
+    energy_kwh: float | None = None  # of the training window, PUE not in
+    saving_fraction: float | None = None  # 1 − emissions ÷ baseline's; negative when the baseline is cheaper
     # Of saving_fraction, at LEVEL. None: nothing was repeated, it is its own baseline, or one of them emitted nothing.
-    saving_interval: tuple[float, float] | None
+    saving_interval: tuple[float, float] | None = None
+    break_even_runs: int | None = None  # that pay the study back; None: a run saves nothing
+    # At the ends of the saving's interval, the baseline's emissions as they are. Its second is None where the saving
+    # may be none: then no number is sure to be enough. None: the saving has no interval, or none of it is a saving.
+    break_even_interval: tuple[int, int | None] | None = None
+
+
+class Recommendation(Answer):
+    """Which trial to take."""
+
+    target: Target
+    params: TrialParams | None  # None: no trial met the target
+    baseline: Baseline | None  # None: no trial completed
     closest: Closest | None  # only when no trial met the target
     shortfall: Shortfall | None  # of the closest trial; None: there is none, or it did not complete
     pareto_front: tuple[int, ...]  # trial numbers, by emissions; of repeated configurations the means count
@@ -90,8 +93,6 @@ class Recommendation(Frozen):
     repeats: int  # of the trials, those that repeat another one's configuration with another seed
     repeats_energy_kwh: float  # of the study's, what these used
     repeats_emissions_kg_co2e: float
-    break_even_runs: int | None  # None: a run saves nothing, so the study never pays back
-    break_even_interval: tuple[int, int | None] | None  # by the saving's; see there
     confidence: Confidence | None  # None: nothing was recommended, or nothing repeated
     ties: tuple[int, ...]  # trials that hold the target, too, at emissions that can't be told from the winner's
     rejected: tuple[Rejected, ...]  # by the emissions of their first runs
@@ -103,6 +104,7 @@ class Recommendation(Frozen):
 
     def as_json(self) -> dict[str, Any]:
         """What `carbonopt recommend --json` prints, but for the `caveats`, which are sentences."""
+        dumped = self.model_dump(mode="json")
         answer: dict[str, Any] = {
             "target": self.target.as_json(),
             "target_perplexity": self._if_perplexity(self.target.value),
@@ -113,27 +115,26 @@ class Recommendation(Frozen):
             PERPLEXITY.name: self._if_perplexity(self.value),
             "emissions_kg_co2e": self.emissions_kg_co2e,
             "energy_kwh": self.energy_kwh,
-            "baseline": self._with_perplexity(self.baseline),
+            "baseline": self._trial_as_json(self.baseline),
             "saving_fraction": self.saving_fraction,
-            "pareto_front": list(self.pareto_front),
+            "pareto_front": dumped["pareto_front"],
             "study": {
-                "trials": {state.value: count for state, count in self.trials_by_state.items()},
+                "trials": dumped["trials_by_state"],
                 "energy_kwh": self.study_energy_kwh,
                 "emissions_kg_co2e": self.study_emissions_kg_co2e,
                 "break_even_runs": self.break_even_runs,
             },
-            "confidence": self.confidence.model_dump(mode="json") if self.confidence else None,
-            "ties": list(self.ties),
-            "failed_replicates": list(self.failed_replicates),
-            "rejected": [one.model_dump(mode="json") for one in self.rejected],
+            **{name: dumped[name] for name in ("confidence", "ties", "failed_replicates", "rejected")},
         }
         if not self.met:
-            answer["closest"] = self._with_perplexity(self.closest)
-            answer["shortfall"] = self.shortfall.model_dump(mode="json") if self.shortfall else None
+            answer |= {"closest": self._trial_as_json(self.closest), "shortfall": dumped["shortfall"]}
         return answer
 
-    def _with_perplexity(self, trial: Baseline | Closest | None) -> dict[str, Any] | None:
-        return None if trial is None else {**trial.as_json(), PERPLEXITY.name: self._if_perplexity(trial.value)}
+    def _trial_as_json(self, trial: Baseline | Closest | None) -> dict[str, Any] | None:
+        if trial is None:
+            return None
+        dumped = trial.model_dump(mode="json", exclude={"is_start", "meets_target"})
+        return {**dumped, "params": trial.params.as_record(), PERPLEXITY.name: self._if_perplexity(trial.value)}
 
     def _if_perplexity(self, value: float | None) -> float | None:
         """For those who read answers from before there were other qualities."""
@@ -150,30 +151,22 @@ def recommend(data: StudyData, target_value: float | None = None) -> Recommendat
         BadInput: if `target_value` is no finite value of the quality.
     """
     target = data.config.target.at(target_value)
-    if target.quality.beyond(target.value) or not math.isfinite(target.value):
-        raise BadInput(
-            f"the target must be a finite {target.quality.name}, {target.quality.bounds_text}, "
-            f"but got {target.value:g}."
-        )
+    quality = target.quality
+    if quality.beyond(target.value) or not math.isfinite(target.value):
+        raise BadInput(f"the target must be a finite {quality.name}, {quality.bounds_text}, but got {target.value:g}.")
     evidence = Evidence.of(data, target)
     best = Best()
-    for one in evidence.configurations:
-        best.take(one, evidence.standing(one))
+    for config in evidence.configurations:
+        best.take(config, evidence.standing(config))
     winner = best.answer(confirmed_for_it=target == data.config.target.at())
-    baseline = find_baseline(data, evidence.configurations, target)
+    baseline = find_baseline(data, evidence.configurations)
     spent = footprint(data)
-    interval = saving_interval(evidence, winner, baseline)
     closest = None if winner else _closest(data.records, evidence.configurations)
     return Recommendation(
+        **dict(answer(evidence, winner, baseline, spent.emissions_kg_co2e)),
         target=target,
-        trial=winner.first.trial if winner else None,
         params=winner.first.params if winner else None,
-        value=winner.value if winner else None,
-        emissions_kg_co2e=winner.emissions_kg_co2e if winner else None,
-        energy_kwh=winner.energy_kwh if winner else None,
-        baseline=baseline,
-        saving_fraction=saving_fraction(winner, baseline),
-        saving_interval=interval,
+        baseline=_described(data, baseline, target) if baseline else None,
         closest=closest,
         shortfall=shortfall(data, closest.trial, closest.value, target) if closest else None,
         pareto_front=pareto_front(by_means(data.records)),
@@ -183,12 +176,10 @@ def recommend(data: StudyData, target_value: float | None = None) -> Recommendat
         repeats=sum(record.repeat_of is not None for record in data.records),
         repeats_energy_kwh=spent.repeats_kwh,
         repeats_emissions_kg_co2e=spent.repeats_emissions_kg_co2e,
-        break_even_runs=break_even_runs(spent.emissions_kg_co2e, winner, baseline),
-        break_even_interval=break_even_interval(spent.emissions_kg_co2e, interval, baseline),
         confidence=evidence.confidence(winner) if winner and evidence.has_repeats else None,
         ties=evidence.ties(winner) if winner else (),
         rejected=tuple(_rejected(evidence, winner, target)) if winner else (),
-        failed_replicates=tuple(_failed_replicates(data.records, winner.first.trial)) if winner else (),
+        failed_replicates=tuple(run.trial for run in data.records if winner and _failed_replicate(run, winner)),
     )
 
 
@@ -210,16 +201,16 @@ class Best:
         self._met: Configuration | None = None  # the cheapest that doesn't miss, by its first run
         self._doubtful: Configuration | None = None
 
-    def take(self, one: Configuration, standing: Standing) -> None:
+    def take(self, config: Configuration, standing: Standing) -> None:
         """As targets rise, a configuration may come again with the next of its standings: one that was once in doubt
         doesn't count any more once one holds."""
         if standing is Standing.CONFIRMED:
-            self._holding = _cheaper(self._holding, one, _BY_MEANS)
-            self._holding_by_first = _cheaper(self._holding_by_first, one, _BY_FIRST_RUN)
+            self._holding = min(self._holding or config, config, key=_BY_MEANS)
+            self._holding_by_first = min(self._holding_by_first or config, config, key=_BY_FIRST_RUN)
         if standing is not Standing.REJECTED:
-            self._met = _cheaper(self._met, one, _BY_FIRST_RUN)
+            self._met = min(self._met or config, config, key=_BY_FIRST_RUN)
         if standing is Standing.INCONCLUSIVE:
-            self._doubtful = _cheaper(self._doubtful, one, _BY_MEANS)
+            self._doubtful = min(self._doubtful or config, config, key=_BY_MEANS)
 
     def answer(self, *, confirmed_for_it: bool) -> Configuration | None:
         if confirmed_for_it:
@@ -227,119 +218,100 @@ class Best:
         return self._holding if self._met is self._holding_by_first else self._met
 
 
-def _cheaper(best: Configuration | None, one: Configuration, rank: Callable[[Configuration], Any]) -> Configuration:
-    return one if best is None or rank(one) < rank(best) else best
-
-
 def _rejected(evidence: Evidence, winner: Configuration, target: Target) -> Iterator[Rejected]:
-    for one in sorted(evidence.configurations, key=_BY_FIRST_RUN):
-        met_at_first = one.first.meets(target) and one.rank < winner.rank
-        if met_at_first and evidence.standing(one) is Standing.REJECTED:
-            yield Rejected(trial=one.first.trial, seeds=one.n, value=one.value, failed_replicate=one.failed_replicate)
+    for config in sorted(evidence.configurations, key=_BY_FIRST_RUN):
+        met_at_first = config.first.meets(target) and config.rank < winner.rank
+        if met_at_first and evidence.standing(config) is Standing.REJECTED:
+            yield Rejected(
+                trial=config.first.trial, seeds=config.n, value=config.value, failed_replicate=config.failed_replicate
+            )
 
 
-def _failed_replicates(records: Iterable[TrialRecord], trial: int) -> Iterator[int]:
-    for record in records:
-        ended = record.state is not TrialState.RUNNING and record.stop_reason is not StopReason.INTERRUPTED
-        if record.repeat_of == trial and ended and objectives(record) is None:
-            yield record.trial
+def _failed_replicate(record: TrialRecord, winner: Configuration) -> bool:
+    ended = record.state is not TrialState.RUNNING and record.stop_reason is not StopReason.INTERRUPTED
+    return record.repeat_of == winner.first.trial and ended and objectives(record) is None
 
 
-def _most_accurate(found: Iterable[Configuration]) -> Configuration:
-    return min(found, key=lambda one: (one.quality.rank(one.value), one.emissions_kg_co2e, one.first.trial))
+def _most_accurate(tried: Iterable[Configuration]) -> Configuration:
+    return min(tried, key=lambda config: (config.quality.rank(config.value), *config.mean_rank))
 
 
-def find_baseline(data: StudyData, found: Sequence[Configuration], target: Target) -> Baseline | None:
-    """The start configuration (always trial 0) if it completed, else the most accurate trial."""
-    if not found:
-        return None
-    start = next((one for one in found if one.first.trial == 0), None) if data.config.search.start else None
-    chosen = start or _most_accurate(found)
-    why = START if start else MOST_ACCURATE
-    if data.config.search.start and not start:
+def find_baseline(data: StudyData, tried: Sequence[Configuration]) -> Configuration | None:
+    """The start configuration (always trial 0) if it completed, else the most accurate one; None: none completed."""
+    if data.config.search.start and tried and tried[0].first.trial == 0:
+        return tried[0]
+    return _most_accurate(tried) if tried else None
+
+
+def _described(data: StudyData, baseline: Configuration, target: Target) -> Baseline:
+    is_start = bool(data.config.search.start) and baseline.first.trial == 0
+    why = START if is_start else MOST_ACCURATE
+    if data.config.search.start and not is_start:
         why += "; the start configuration did not complete"
-    if not target.is_met_by(chosen.value):
+    if not target.is_met_by(baseline.value):
         why += "; it misses the target"
     return Baseline(
-        trial=chosen.first.trial,
+        trial=baseline.first.trial,
         why=why,
-        params=chosen.first.params,
-        value=chosen.value,
-        emissions_kg_co2e=chosen.emissions_kg_co2e,
-        is_start=start is not None,
-        meets_target=target.is_met_by(chosen.value),
+        params=baseline.first.params,
+        value=baseline.value,
+        emissions_kg_co2e=baseline.emissions_kg_co2e,
+        is_start=is_start,
+        meets_target=target.is_met_by(baseline.value),
     )
 
 
-def saving_fraction(winner: Configuration | None, baseline: Baseline | None) -> float | None:
-    if winner is None or baseline is None or not baseline.emissions_kg_co2e:
-        return None  # without a winner there is nothing to compare, and no share of zero
-    return 1 - winner.emissions_kg_co2e / baseline.emissions_kg_co2e
-
-
-def break_even_runs(study_emissions_kg: float, winner: Configuration | None, baseline: Baseline | None) -> int | None:
+def answer(
+    evidence: Evidence, winner: Configuration | None, baseline: Configuration | None, study_emissions_kg: float
+) -> Answer:
     if winner is None or baseline is None:
-        return None
-    saved_kg = baseline.emissions_kg_co2e - winner.emissions_kg_co2e
-    return math.ceil(study_emissions_kg / saved_kg) if saved_kg > 0 else None
+        return Answer()
 
+    def break_even(saved_kg: float) -> int | None:
+        return math.ceil(study_emissions_kg / saved_kg) if saved_kg > 0 else None
 
-def saving_interval(
-    evidence: Evidence, winner: Configuration | None, baseline: Baseline | None
-) -> tuple[float, float] | None:
-    if winner is None or baseline is None:
-        return None
-    against = next(one for one in evidence.configurations if one.first.trial == baseline.trial)
-    return evidence.saving_interval(winner, against)
-
-
-def break_even_interval(
-    study_emissions_kg: float, interval: tuple[float, float] | None, baseline: Baseline | None
-) -> tuple[int, int | None] | None:
-    """How many runs pay the study back at the ends of the saving's interval, the baseline's emissions as they are.
-
-    Its second is None where the saving may be none: then no number is sure to be enough. None: the saving has no
-    interval, or none of it is a saving.
-    """
-    if interval is None or baseline is None or not interval[1] > 0:
-        return None
-    fewest, most = (
-        math.ceil(study_emissions_kg / saved_kg) if (saved_kg := share * baseline.emissions_kg_co2e) > 0 else None
-        for share in reversed(interval)
+    winner_kg, baseline_kg = winner.emissions_kg_co2e, baseline.emissions_kg_co2e
+    interval = evidence.saving_interval(winner, baseline)
+    fewest, most = (break_even(share * baseline_kg) for share in reversed(interval)) if interval else (None, None)
+    return Answer(
+        trial=winner.first.trial,
+        value=winner.value,
+        emissions_kg_co2e=winner_kg,
+        energy_kwh=winner.energy_kwh,
+        saving_fraction=1 - winner_kg / baseline_kg if baseline_kg else None,
+        saving_interval=interval,
+        break_even_runs=break_even(baseline_kg - winner_kg),
+        break_even_interval=None if fewest is None else (fewest, most),
     )
-    assert fewest is not None
-    return fewest, most
 
 
-def _closest(records: tuple[TrialRecord, ...], found: Sequence[Configuration]) -> Closest | None:
+def _closest(records: Iterable[TrialRecord], tried: Sequence[Configuration]) -> Closest | None:
     """The complete trial with the best quality, else the unfinished one with the best last evaluation."""
-    if found:
-        one = _most_accurate([one for one in found if not one.failed_replicate] or found)
+    emissions_kg: float | None
+    if tried:
+        config = _most_accurate([config for config in tried if not config.failed_replicate] or tried)
+        record, value, emissions_kg, seeds = config.first, config.value, config.emissions_kg_co2e, config.n
         why = "the complete trial with the best quality"
-        if one.failed_replicate:
+        if config.failed_replicate:
             why += "; with another seed it did not complete"
-        closest = _as_closest(one.first, one.value, one.emissions_kg_co2e, why)
-        return closest.model_copy(update={"seeds": one.n})
-    unfinished = [
-        (value, record) for record in records if record.evals and (value := record.evals[-1].value) is not None
-    ]
-    if not unfinished:
-        return None
-    value, record = min(unfinished, key=lambda entry: (entry[1].quality.of.rank(entry[0]), entry[1].trial))
-    progress = f"step {record.evals[-1].step}" + (f" of {record.total_steps}" if record.total_steps else "")
-    why = f"no trial completed; the best last evaluation, at {progress}"
-    if record.stop_reason is StopReason.INTERRUPTED:
-        why += "; it was interrupted and will be run again when the study goes on"
-    return _as_closest(record, value, record.emissions_kg_co2e, why)
-
-
-def _as_closest(record: TrialRecord, value: float, emissions_kg: float | None, why: str) -> Closest:
+    else:
+        unfinished = [(run.evals[-1].value, run) for run in records if run.evals]
+        reached = [(value, run) for value, run in unfinished if value is not None]
+        if not reached:
+            return None
+        value, record = min(reached, key=lambda entry: (entry[1].quality.of.rank(entry[0]), entry[1].trial))
+        emissions_kg, seeds = record.emissions_kg_co2e, 1
+        progress = f"step {record.evals[-1].step}" + (f" of {record.total_steps}" if record.total_steps else "")
+        why = f"no trial completed; the best last evaluation, at {progress}"
+        if record.stop_reason is StopReason.INTERRUPTED:
+            why += "; it was interrupted and will be run again when the study goes on"
     return Closest(
         trial=record.trial,
         state=record.state,
         why=why,
         params=record.params,
         value=value,
-        emissions_kg_co2e=emissions_kg if is_finite(emissions_kg) else None,
+        emissions_kg_co2e=emissions_kg,
         interrupted=record.stop_reason is StopReason.INTERRUPTED,
+        seeds=seeds,
     )

@@ -25,17 +25,15 @@ def regions(data: StudyData, rec: Recommendation, intensities: Iterable[Intensit
     if rec.emissions_kg_co2e is None:
         return ()
     own = data.provenance.intensity
+    listed = [own, *(intensity for intensity in intensities if intensity != own)]
     return tuple(
         InRegion(
-            place=one.place or one.source,
-            g_co2e_per_kwh=one.g_co2e_per_kwh,
-            source=one.source,
-            run_kg_co2e=rec.emissions_kg_co2e * (one.g_co2e_per_kwh / own.g_co2e_per_kwh),
-            study_kg_co2e=rec.study_emissions_kg_co2e * (one.g_co2e_per_kwh / own.g_co2e_per_kwh),
-            is_studys_own=one is own,
+            place=intensity.place or intensity.source,
+            g_co2e_per_kwh=intensity.g_co2e_per_kwh,
+            source=intensity.source,
+            run_kg_co2e=rec.emissions_kg_co2e * (intensity.g_co2e_per_kwh / own.g_co2e_per_kwh),
+            study_kg_co2e=rec.study_emissions_kg_co2e * (intensity.g_co2e_per_kwh / own.g_co2e_per_kwh),
+            is_studys_own=intensity is own,
         )
-        for one in sorted(
-            (own, *(other for other in intensities if other != own)),
-            key=lambda one: (one.g_co2e_per_kwh, one.place or ""),
-        )
+        for intensity in sorted(listed, key=lambda intensity: (intensity.g_co2e_per_kwh, intensity.place or ""))
     )

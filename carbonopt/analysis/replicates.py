@@ -43,41 +43,34 @@ def repeats(records: Iterable[TrialRecord]) -> tuple[Repeats, ...]:
     """All configurations that completed at least twice, by their first trial; what is not finite doesn't count."""
     records = tuple(records)
     evidence = Evidence(configurations(records), None, seeds=1)  # of its bounds alone, which know no target
-    judged = {one.first.params: one for one in evidence.configurations if one.n > 1 or one.failed_replicate}
-    by_params: dict[TrialParams, list[tuple[float, float, TrialRecord]]] = {}
-    for record in sorted(records, key=lambda one: one.trial):
-        if point := objectives(record):
-            by_params.setdefault(record.params, []).append((*point, record))
-    return tuple(
-        Repeats(
-            params=params,
-            trials=tuple(record.trial for _, _, record in runs),
-            seeds=tuple(sorted({record.seed for _, _, record in runs})),
-            value=_spread([value for _, value, _ in runs]),
-            emissions_kg_co2e=_spread([emissions_kg for emissions_kg, _, _ in runs]),
-            value_mean=_mean(judged.get(params), [record for _, _, record in runs]),
-            value_bound=evidence.bound(judged[params]) if params in judged else None,
-            level=LEVEL,
-            failed_replicate=params in judged and judged[params].failed_replicate,
-        )
-        for params, runs in by_params.items()
-        if len(runs) >= 2
+    judged = {again.first.params: again for again in evidence.configurations if again.repeated}
+    by_params: dict[TrialParams, list[TrialRecord]] = {}
+    for record in sorted(records, key=lambda record: record.trial):
+        if objectives(record):
+            by_params.setdefault(record.params, []).append(record)
+    return tuple(_repeats(runs, judged.get(params), evidence) for params, runs in by_params.items() if len(runs) >= 2)
+
+
+def _repeats(runs: Sequence[TrialRecord], judged: Configuration | None, evidence: Evidence) -> Repeats:
+    every_run = Configuration(tuple(runs))
+    return Repeats(
+        params=runs[0].params,
+        trials=tuple(run.trial for run in runs),
+        seeds=tuple(sorted({run.seed for run in runs})),
+        value=_spread(every_run.values),
+        emissions_kg_co2e=_spread(every_run.emissions_of_runs),
+        value_mean=(judged or every_run).value,
+        value_bound=None if judged is None else evidence.bound(judged),
+        level=LEVEL,
+        failed_replicate=judged is not None and judged.failed_replicate,
     )
 
 
-def repeats_of(params: TrialParams | None, found: Iterable[Repeats]) -> Repeats | None:
+def repeats_of(params: TrialParams | None, every: Iterable[Repeats]) -> Repeats | None:
     """Those of one configuration."""
-    return next((one for one in found if one.params == params), None)
-
-
-def _mean(judged: Configuration | None, runs: Sequence[TrialRecord]) -> float:
-    return Configuration(tuple(runs)).value if judged is None else judged.value
+    return next((repeated for repeated in every if repeated.params == params), None)
 
 
 def _spread(values: Sequence[float]) -> Spread:
-    return Spread(
-        mean=statistics.mean(values),
-        standard_deviation=statistics.stdev(values),
-        lowest=min(values),
-        highest=max(values),
-    )
+    mean, deviation = statistics.mean(values), statistics.stdev(values)
+    return Spread(mean=mean, standard_deviation=deviation, lowest=min(values), highest=max(values))

@@ -3,6 +3,7 @@
 import itertools
 import math
 from datetime import datetime, timedelta
+from operator import attrgetter
 from statistics import fmean
 
 from carbonopt.analysis.recommend import Recommendation
@@ -29,7 +30,7 @@ class StartHours(Frozen):
     mean_kg_co2e: float
     mean_g_co2e_per_kwh: float
     lowest: AtHour  # the earliest of several
-    highest: AtHour
+    highest: AtHour  # likewise
     by_hour_kg_co2e: tuple[float | None, ...]  # means of the starts at 0:00, 1:00, … 23:00 UTC; None: there is none
 
 
@@ -55,15 +56,14 @@ def repricing(data: StudyData, rec: Recommendation) -> Repricing | None:
     durations = next(record.duration_s for record in data.records if record.trial == rec.trial)
     if rec.energy_kwh is None or durations is None:
         return None
-    hours = _Hours(data.trace)
-    pue = data.config.carbon.pue
+    hours, pue = _Hours(data.trace), data.config.carbon.pue
     study_kg, unknown = _study(data, hours)
     study_kwh = math.fsum(session.outer_kwh or 0.0 for session in data.sessions)
     one_g_kg = emissions_kg_co2e(study_kwh, 1.0, pue)  # at 1 g CO2e per kWh
     return Repricing(
         source=data.trace.source,
-        first_hour=hours.begin.isoformat(timespec="seconds"),
-        last_hour=hours.last.isoformat(timespec="seconds"),
+        first_hour=hours.iso(0),
+        last_hour=hours.iso(hours.count - 1),
         energy_kwh=rec.energy_kwh,
         duration_s=durations.train,
         starts=_starts(hours, rec.energy_kwh, durations.train, pue),
@@ -83,13 +83,8 @@ class _Hours:
         self._sums = [0.0, *itertools.accumulate(self._rates)]
         self._holes = [0, *itertools.accumulate(rate is None for rate in trace.g_co2e_per_kwh)]
 
-    @property
-    def end(self) -> datetime:
-        return self.begin + timedelta(hours=self.count)
-
-    @property
-    def last(self) -> datetime:
-        return self.end - timedelta(hours=1)
+    def iso(self, hour: int) -> str:
+        return (self.begin + timedelta(hours=hour)).isoformat(timespec="seconds")
 
     def mean(self, start_s: float, duration_s: float) -> float | None:
         """In g CO2e per kWh, weighted by time; the span starts so long after the trace's begin.
@@ -109,30 +104,25 @@ class _Hours:
 
 
 def _starts(hours: _Hours, energy_kwh: float, duration_s: float, pue: float) -> StartHours | None:
-    runs = []
+    starts = []
+    by_hour: list[list[float]] = [[] for _ in range(24)]
     for hour in range(hours.count):
         rate = hours.mean(hour * _HOUR_S, duration_s)
         if rate is not None:
-            start = hours.begin + timedelta(hours=hour)
-            runs.append((emissions_kg_co2e(energy_kwh, rate, pue), start, rate))
-    if not runs:
+            emissions_kg = emissions_kg_co2e(energy_kwh, rate, pue)
+            starts.append(AtHour(start=hours.iso(hour), emissions_kg_co2e=emissions_kg, g_co2e_per_kwh=rate))
+            by_hour[(hours.begin.hour + hour) % 24].append(emissions_kg)
+    if not starts:
         return None
-    by_hour: list[list[float]] = [[] for _ in range(24)]
-    for emissions_kg, start, _ in runs:
-        by_hour[start.hour].append(emissions_kg)
     return StartHours(
-        hours=len(runs),
-        left_out=hours.count - len(runs),
-        mean_kg_co2e=fmean(emissions_kg for emissions_kg, _, _ in runs),
-        mean_g_co2e_per_kwh=fmean(rate for _, _, rate in runs),
-        lowest=_at_hour(*min(runs)),
-        highest=_at_hour(*max(runs, key=lambda run: run[0])),  # of several the first, hence not by the start
-        by_hour_kg_co2e=tuple(fmean(group) if group else None for group in by_hour),
+        hours=len(starts),
+        left_out=hours.count - len(starts),
+        mean_kg_co2e=fmean(start.emissions_kg_co2e for start in starts),
+        mean_g_co2e_per_kwh=fmean(start.g_co2e_per_kwh for start in starts),
+        lowest=min(starts, key=attrgetter("emissions_kg_co2e")),
+        highest=max(starts, key=attrgetter("emissions_kg_co2e")),
+        by_hour_kg_co2e=tuple(fmean(emissions) if emissions else None for emissions in by_hour),
     )
-
-
-def _at_hour(emissions_kg: float, start: datetime, rate: float) -> AtHour:
-    return AtHour(start=start.isoformat(timespec="seconds"), emissions_kg_co2e=emissions_kg, g_co2e_per_kwh=rate)
 
 
 def _study(data: StudyData, hours: _Hours) -> tuple[float | None, str | None]:
@@ -148,9 +138,7 @@ def _study(data: StudyData, hours: _Hours) -> tuple[float | None, str | None]:
         start_s = (datetime.fromisoformat(session.started_at) - hours.begin).total_seconds()
         rate = hours.mean(start_s, session.duration_s)
         if rate is None:
-            return None, (
-                f"the trace, from {hours.begin.isoformat(timespec='seconds')} to "
-                f"{hours.end.isoformat(timespec='seconds')}, lacks hours of the session from {session.started_at} on"
-            )
+            trace = f"the trace, from {hours.iso(0)} to {hours.iso(hours.count)}"
+            return None, f"{trace}, lacks hours of the session from {session.started_at} on"
         total_kg += emissions_kg_co2e(session.outer_kwh, rate, data.config.carbon.pue)
     return total_kg, None

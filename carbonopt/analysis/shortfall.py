@@ -73,8 +73,8 @@ def shortfall(data: StudyData, trial: int, value: float, target: Target) -> Shor
     for name in ("global_batch_size", "learning_rate"):
         setting = getattr(params, name)
         end = _at_end(space.domains()[name], setting)
-        others = [record for record in data.records if record.evals and getattr(record.params, name) != setting]
-        if end is not None and others and not (name == "global_batch_size" and setting == 1):
+        tried_others = any(record.evals and getattr(record.params, name) != setting for record in data.records)
+        if end is not None and tried_others and not (name == "global_batch_size" and setting == 1):
             edges.append(Edge(dimension=name, end=end, value=setting))
     return Shortfall(
         missing_loss=target.quality.loss_of(value) - target.quality.loss_of(target.value),
@@ -90,10 +90,9 @@ def _trend(record: TrialRecord) -> Trend | None:
     if len(points) < 2:
         return None
     (loss_before, step_before, _), (loss, step, _) = points[-2:]
-    _, best_at_step, best_value = min(points)
-    return Trend(
-        fell_by_loss=loss_before - loss, steps=step - step_before, best_value=best_value, best_at_step=best_at_step
-    )
+    _, best_step, best_value = min(points)
+    steps, fell_by = step - step_before, loss_before - loss
+    return Trend(fell_by_loss=fell_by, steps=steps, best_value=best_value, best_at_step=best_step)
 
 
 def _at_end(domain: Domain, value: float) -> End | None:
@@ -101,12 +100,12 @@ def _at_end(domain: Domain, value: float) -> End | None:
     if isinstance(domain, Fixed):
         return None
     if isinstance(domain, Choices):
-        low, high, share = float(min(domain.choices)), float(max(domain.choices)), 0.0
+        values, share = [float(min(domain.choices)), float(max(domain.choices)), value], 0.0
     else:
-        low, high, share = domain.low, domain.high, AT_THE_END
+        values, share = [domain.low, domain.high, value], AT_THE_END
+        values = list(map(math.log, values)) if domain.log else values
+    low, high, place = values
     if low == high:
         return None
-    if not isinstance(domain, Choices) and domain.log:
-        low, high, value = math.log(low), math.log(high), math.log(value)
-    place = (value - low) / (high - low)
+    place = (place - low) / (high - low)
     return "lowest" if place <= share else "highest" if place >= 1 - share else None

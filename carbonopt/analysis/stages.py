@@ -1,7 +1,7 @@
 """Where the trials' time and energy went: by stage, how fast each trained, and what its first step was spent on."""
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.study import StudyData
@@ -10,14 +10,9 @@ from carbonopt.core.units import JOULES_PER_KWH
 from carbonopt.core.values import Frozen
 
 # FLOP/s of a GPU's tensor cores in bf16 and fp16 without sparsity, by what its name holds, as the makers' data sheets
-# have them: H100 SXM, H200 and GH200 989.4e12, H100 PCIe 756e12, A100 312e12, L40S 362e12.
-_PEAK_FLOPS = {
-    "H100 PCIe": 756e12,
-    "H100": 989.4e12,
-    "H200": 989.4e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-}
+# have them; H100 and H200 are the SXM ones, and
+# H200 stands for GH200, too.
+_PEAK_FLOPS = {"H100 PCIe": 756e12, "H100": 989.4e12, "H200": 989.4e12, "A100": 312e12, "L40S": 362e12}
 _HALF_PRECISIONS = ("bf16", "fp16")
 _FLOP_PER_PARAMETER_AND_TOKEN = 6  # 2 forward, 4 backward (Kaplan et al. 2020, arXiv 2001.08361); attention's not in it
 
@@ -75,15 +70,11 @@ class Stages(Frozen):
 def stages(data: StudyData) -> Stages:
     replayed = data.provenance.is_replay  # its seconds are those of reading a table
     measured = [] if replayed else [record for record in data.records if record.stages]
-    compiled = [record for record in measured if compiles(record.params, data)]
-    speeds = (_speed(record, data) for record in measured)
-    compiling = {record.trial for record in compiled}
-    early = (_stopped_early(record, record.trial in compiling) for record in measured)
     return Stages(
         shares=tuple(_shares(measured)),
-        speeds=tuple(one for one in speeds if one is not None),
-        stopped_early=tuple(one for one in early if one is not None),
-        compiles=bool(compiled),
+        speeds=tuple(speed for record in measured if (speed := _speed(record, data))),
+        stopped_early=tuple(early for record in measured if (early := _stopped_early(record, data))),
+        compiles=any(compiles(record.params, data) for record in measured),
         imported_before=data.config.launch.warm_start and bool(measured),
     )
 
@@ -98,46 +89,36 @@ def compiles(params: TrialParams, data: StudyData) -> bool:
     return params.attention_implementation == "flex_attention" or (params.has_fused_output_layer and on_gpu)
 
 
-def _mean_step(record: TrialRecord, parts: Mapping[Stage, StageCost]) -> StageCost:
-    """Of those after the first; nothing where there was none."""
-    steps, others = parts.get(Stage.STEPS), (record.steps_done or 0) - 1
-    if steps is None or others < 1:
-        return StageCost()
-    return StageCost(duration_s=steps.duration_s / others, energy_kwh=steps.energy_kwh / others)
-
-
-def _stopped_early(record: TrialRecord, compiled: bool) -> StoppedEarly | None:
-    parts, done = record.stages or {}, record.steps_done or 0
-    first = parts.get(Stage.COMPILE)
-    if record.stop_reason not in (StopReason.CAP, StopReason.TARGET) or first is None:
+def _stopped_early(record: TrialRecord, data: StudyData) -> StoppedEarly | None:
+    parts, done, compiled = record.stages or {}, record.steps_done or 0, compiles(record.params, data)
+    if record.stop_reason not in (StopReason.CAP, StopReason.TARGET) or Stage.COMPILE not in parts:
         return None
+    first_step_kwh = parts[Stage.COMPILE].energy_kwh
+    training_kwh = first_step_kwh + parts.get(Stage.STEPS, StageCost()).energy_kwh
     # Without compilation it would say nothing of a trial of one or two steps: the first is half of them.
-    training_kwh = first.energy_kwh + parts.get(Stage.STEPS, StageCost()).energy_kwh
-    if first.energy_kwh <= _MOST * training_kwh or not (compiled or done > 2):
+    if first_step_kwh <= _MOST * training_kwh or not (compiled or done > 2):
         return None
     return StoppedEarly(
         trial=record.trial,
         stop_reason=record.stop_reason,
         steps_done=done,
         total_steps=record.total_steps,
-        first_step_kwh=first.energy_kwh,
+        first_step_kwh=first_step_kwh,
         training_kwh=training_kwh,
         compiles=compiled,
         kernels=record.kernels,
     )
 
 
-def _shares(records: Iterable[TrialRecord]) -> list[StageShare]:
+def _shares(records: Iterable[TrialRecord]) -> Iterator[StageShare]:
     costs: dict[Stage, list[StageCost]] = {}
     for record in records:
         for stage, cost in (record.stages or {}).items():
             costs.setdefault(stage, []).append(cost)
-    whole = StageCost()
     totals = {stage: sum(costs[stage], StageCost()) for stage in Stage if stage in costs}
-    for total in totals.values():
-        whole += total
-    return [
-        StageShare(
+    whole = sum(totals.values(), StageCost())
+    for stage, total in totals.items():
+        yield StageShare(
             stage=stage,
             duration_s=total.duration_s,
             energy_kwh=total.energy_kwh,
@@ -145,18 +126,15 @@ def _shares(records: Iterable[TrialRecord]) -> list[StageShare]:
             energy_share=total.energy_kwh / whole.energy_kwh if whole.energy_kwh else 0.0,
             median_s=statistics.median(cost.duration_s for cost in costs[stage]),
         )
-        for stage, total in totals.items()
-    ]
 
 
 def _speed(record: TrialRecord, data: StudyData) -> Speed | None:
-    assert record.stages is not None
-    steps, first = record.stages.get(Stage.STEPS), record.stages.get(Stage.COMPILE)
-    done = record.steps_done or 0
-    if data.prepared is None or steps is None or first is None or done < 2 or steps.duration_s <= 0:
+    parts, others = record.stages or {}, (record.steps_done or 0) - 1
+    steps, first = parts.get(Stage.STEPS), parts.get(Stage.COMPILE)
+    if data.prepared is None or steps is None or first is None or others < 1 or steps.duration_s <= 0:
         return None
-    tokens = (done - 1) * record.params.global_batch_size * data.prepared.sequence_length
-    excess_kwh = max(0.0, first.energy_kwh - _mean_step(record, record.stages).energy_kwh)
+    tokens = others * record.params.global_batch_size * data.prepared.sequence_length
+    excess_kwh = max(0.0, first.energy_kwh - steps.energy_kwh / others)
     training_kwh = first.energy_kwh + steps.energy_kwh
     tokens_per_s = tokens / steps.duration_s
     return Speed(
@@ -167,23 +145,16 @@ def _speed(record: TrialRecord, data: StudyData) -> Speed | None:
         first_step_excess_kwh=excess_kwh,
         first_step_excess_share=excess_kwh / training_kwh if training_kwh else 0.0,
         gpu_utilisation=record.gpu_utilisation,
-        flops_utilisation=_utilisation(tokens_per_s, record, data),
+        flops_utilisation=_utilisation(tokens_per_s, data.prepared.model_parameters, record.params, data),
         kernels=record.kernels,
     )
 
 
-def _utilisation(tokens_per_s: float, record: TrialRecord, data: StudyData) -> float | None:
+def _utilisation(tokens_per_s: float, model_parameters: int, params: TrialParams, data: StudyData) -> float | None:
     """Model FLOP utilisation as Chowdhery et al. 2022 (arXiv 2204.02311) have it, without attention's FLOP."""
-    hardware = data.provenance.hardware
-    peaks = [_peak_flops(name) for name in hardware.gpus] if hardware is not None else []
-    known = [peak for peak in peaks if peak is not None]
+    gpus = data.provenance.hardware.gpus if data.provenance.hardware is not None else ()
+    peaks = [next((peak for name, peak in _PEAK_FLOPS.items() if name in gpu), None) for gpu in gpus]
     # With adapters the frozen weights need no gradients: another number of FLOP.
-    if not known or len(known) < len(peaks) or record.params.precision not in _HALF_PRECISIONS:
+    if not peaks or None in peaks or params.precision not in _HALF_PRECISIONS or params.lora_rank:
         return None
-    if record.params.lora_rank or data.prepared is None:
-        return None
-    return _FLOP_PER_PARAMETER_AND_TOKEN * data.prepared.model_parameters * tokens_per_s / sum(known)
-
-
-def _peak_flops(gpu_name: str) -> float | None:
-    return next((peak for name, peak in _PEAK_FLOPS.items() if name in gpu_name), None)
+    return _FLOP_PER_PARAMETER_AND_TOKEN * model_parameters * tokens_per_s / sum(peak for peak in peaks if peak)

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from carbonopt.core.config import StudyConfig
 from carbonopt.core.errors import BadInput
 from carbonopt.core.trial import Prepared, TrialRecord
+from carbonopt.core.units import emissions_kg_co2e
 from carbonopt.core.values import Finite, Frozen
 
 EnergySource = Literal["measured", "modelled", "recorded"]  # recorded: a replay's table says so
@@ -123,6 +124,10 @@ class StudyData(Frozen):
             except BadInput as error:
                 raise BadInput(f"trial {record.trial}: {str(error).removesuffix('.')}") from error
         return self
+
+    def emissions_kg_co2e(self, energy_kwh: float) -> float:
+        """At the study's reference intensity, PUE in."""
+        return emissions_kg_co2e(energy_kwh, self.provenance.intensity.g_co2e_per_kwh, self.config.carbon.pue)
 
     def spent_kwh(self) -> float:
         """Energy of the whole study so far in kWh, PUE not in: all trials and attempts, preparation, gaps."""
