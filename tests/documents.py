@@ -10,7 +10,6 @@ from carbonopt.core.study import StudyData
 from carbonopt.report.assemble import top, whole
 from carbonopt.report.build import write_report
 from carbonopt.report.document import Caveat, Section, Table
-from carbonopt.report.render import json as json_document
 from carbonopt.report.render import markdown
 from carbonopt.report.study_view import StudyView
 
@@ -26,7 +25,7 @@ def numbers_of(data: StudyData, key: str, target: float | None = None) -> dict[s
 
 def document_of(data: StudyData) -> dict[str, Any]:
     """The document as report.json has it, without the seconds that the figures of a whole report take."""
-    found: dict[str, Any] = json.loads(to_json(json_document.render(whole(StudyView(data)))))
+    found: dict[str, Any] = json.loads(to_json(whole(StudyView(data)).as_json()))
     return found
 
 

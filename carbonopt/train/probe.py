@@ -103,7 +103,7 @@ def load(answers: TextIO) -> None:
     """Keeps all visible GPUs busy until standard input is closed."""
     import torch
 
-    devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     if not devices:
         raise RuntimeError("torch sees no GPU")
     matrices = [torch.randn(_MATRIX, _MATRIX, device=device, dtype=torch.float16) for device in devices]

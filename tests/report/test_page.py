@@ -245,7 +245,7 @@ def test_the_slider_goes_over_the_answers_by_keys(tab, page):
     tab.run("document.getElementById('step-reset').click()")
     assert tab.run("document.getElementById('step-number').value") == "5.8"
     set_target(tab, "0.5")
-    assert tab.run(text_of("#step-answer")) == PERPLEXITY.bounds_text
+    assert tab.run(text_of("#step-answer")) == f"Perplexity is {PERPLEXITY.bounds_text}."
 
 
 def test_trials_are_sorted(tab, page):
