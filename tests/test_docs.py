@@ -277,9 +277,9 @@ def test_the_study_file_page_has_every_key_with_its_default() -> None:
     expected |= {
         f"launch.{key}": default_text(field) for key, field in ReplayLaunch.model_fields.items() if key != "kind"
     }
-    for task in TASKS:
+    for task in TASKS:  # what all tasks share has the shared default, whatever a task makes of it
         settings = fields(task_class(task).settings, "workload.")
-        expected |= {key: default_text(field) for key, field in settings.items()}
+        expected |= {key: default_text(field) for key, field in settings.items() if key not in expected}
     for model in (Choices, Range):
         expected |= {
             key: "–" if field.is_required() else default_text(field) for key, field in model.model_fields.items()

@@ -29,6 +29,10 @@ class Quality:
         return "at most" if self.direction == "minimize" else "at least"
 
     @property
+    def with_article(self) -> str:
+        return f"{'an' if self.name[0] in 'aeiou' else 'a'} {self.name}"
+
+    @property
     def bounds_text(self) -> str:
         return f"at least {self.lowest:g}" + (f" and at most {self.highest:g}" if math.isfinite(self.highest) else "")
 

@@ -127,8 +127,9 @@ def _again(data: StudyData, record: TrialRecord, needed: Sequence[str]) -> list[
         words,
         "```sh\npip install -r requirements.txt\n./run.sh\n```",
         escape(
-            f"That repeats trial {record.trial} with its seed, {record.seed}, which reached a {record.quality.name} of "
-            f"{record.quality.of.text(record.value)}. Another seed gives another one."
+            f"That repeats trial {record.trial} with its seed, {record.seed}, which reached "
+            f"{record.quality.of.with_article} of {record.quality.of.text(record.value)}. "
+            "Another seed gives another one."
         ),
     ]
 

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError, create_model
 
-from carbonopt.core.config import Fixed, LocalLaunch, Range, ReplayLaunch, StudyConfig, Workload
+from carbonopt.core.config import LAUNCHES, Fixed, LocalLaunch, Range, StudyConfig, Workload
 from carbonopt.core.errors import BadInput, hint
 from carbonopt.core.files import read_text
 from carbonopt.train.tasks.base import task_class
@@ -162,7 +162,7 @@ def _sentence(error: ValidationError, raw: dict[str, Any]) -> str:
     """The first thing that is wrong, in one sentence: key, value found, what is allowed."""
     # A misspelt key that is required shows twice, as missing and as unknown; only the latter tells the user.
     first = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
-    loc = [part for part in first["loc"] if part not in ("local", "replay", "Choices", "Range", "Fixed")]
+    loc = [part for part in first["loc"] if part not in (*LAUNCHES, "Choices", "Range", "Fixed")]
     where = ".".join(map(str, loc)) or "the study"
     message = first["msg"].removeprefix("Value error, ")
     match first["type"]:
@@ -182,8 +182,7 @@ def _known_keys(loc: list[Any], raw: dict[str, Any]) -> list[str]:
         if isinstance(part, int):
             continue
         if model is StudyConfig and part == "launch":
-            replay = isinstance(raw.get("launch"), dict) and raw["launch"].get("kind") == "replay"
-            model = ReplayLaunch if replay else LocalLaunch
+            model = LAUNCHES.get(raw["launch"].get("kind"), LocalLaunch)
         elif model is StudyConfig and part == "workload":
             model = _settings(raw["workload"])
         else:

@@ -28,8 +28,9 @@ _PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "datasets", "to
 def import_all() -> None:
     """Imports all of it; what is imported already costs nothing. Touches no GPU."""
     for module in (*_MODULES, *(_GPU_MODULES if torch.version.cuda else ())):
-        # DeepSpeed's own modules come and go with its versions; what is missing here, a trial imports itself.
-        if not module.startswith("deepspeed.") or importlib.util.find_spec(module) is not None:
+        # DeepSpeed's own modules come and go with its versions, and the winner's folder has those of carbonopt that its
+        # task needs; what is missing here, a trial imports itself.
+        if not module.startswith(("deepspeed.", "carbonopt.")) or importlib.util.find_spec(module) is not None:
             importlib.import_module(module)
     _import_muon_uncompiled()
 

@@ -1,5 +1,7 @@
 """A task is one file and one line: one that is written here goes through all that asks for a task."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -118,3 +120,20 @@ def test_it_prepares_and_trains(counts, tmp_path):
 def test_a_winner_carries_its_own_task_alone():
     assert "carbonopt/train/tasks/causal_lm.py" not in copies("carbonopt.train.rerun").files
     assert "carbonopt/train/tasks/causal_lm.py" in copies(base.task_module("causal_lm")).files
+
+
+@pytest.mark.slow
+def test_a_winner_has_what_a_task_without_a_trainer_needs(tmp_path):
+    """Such a task imports none of the files that make the Trainer's and DeepSpeed's settings."""
+    files = copies("carbonopt.train.imports", "carbonopt.train.tasks.base").files
+    assert "carbonopt/train/loop.py" not in files
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    program = "from carbonopt.train import imports; imports.import_all(); print(imports.__file__)"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.splitlines()[-1]).is_relative_to(tmp_path)
