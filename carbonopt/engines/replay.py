@@ -33,7 +33,7 @@ Advance = Callable[[Phase, float, float], None]  # phase, kWh, seconds
 
 class RecordedEval(Frozen):
     """Either the mean negative log-likelihood over the target tokens, in nats, or the mean that another quality is made
-    of (its sum ÷ its count)."""
+    of (its sum ÷ its count) and that count, by which the search knows how much it tells."""
 
     step: int = Field(ge=1, le=10**12)
     nll: Annotated[float, Field(ge=0)] | None = None
@@ -44,6 +44,8 @@ class RecordedEval(Frozen):
     def _one_mean(self) -> "RecordedEval":
         if (self.nll is None) == (self.mean is None):
             raise ValueError("must have either nll or mean")
+        if self.mean is not None and "count" not in self.model_fields_set:
+            raise ValueError("must have count, of examples, beside mean")
         return self
 
     @property

@@ -259,6 +259,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> StudyData:
     return Replayed(tmp_path_factory.mktemp("whole"), *OFTEN_STOPPED).run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("events", range(1, 60, 7))
 def test_interrupted_anywhere_it_goes_on_as_if_never_stopped(events: int, whole: StudyData, tmp_path: Path) -> None:
     replayed = Replayed(tmp_path, *OFTEN_STOPPED)

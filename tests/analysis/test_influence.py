@@ -300,6 +300,7 @@ def test_only_complete_trials_with_finite_outcomes_are_learned_from() -> None:
     assert influence(more, resamples=FEW) == influence(whole, resamples=FEW)
 
 
+@pytest.mark.slow
 def test_ten_thousand_trials_take_seconds() -> None:
     many = data(SPACE, known(10_000, seed=10))
     started = time.process_time()

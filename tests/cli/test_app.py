@@ -370,6 +370,7 @@ def test_a_gpu_that_is_not_there_is_refused(tiny_study: dict, write_study, tmp_p
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_what_the_preparation_finds_wrong_is_refused(tiny_study: dict, write_study, tmp_path: Path, capfd) -> None:
     tiny_study["workload"]["deepspeed"] = {"zero_optimization": {"stage3_prefetch_buket_size": 1}}
     done = within("run", write_study(tiny_study), "--out", tmp_path / "out")

@@ -103,6 +103,7 @@ except MeasurementError as error:
     assert "the counter of GPU 1 stood still for 1 s" in said
 
 
+@pytest.mark.slow
 def test_a_counter_that_dies_goes_back_jumps_or_is_lost_is_an_error(tmp_path: Path) -> None:
     script = """
 from carbonopt.core.errors import MeasurementError
@@ -195,6 +196,7 @@ for phase, reading in meter.take(Phase.TRAIN, Phase.EVAL).items():
 """
 
 
+@pytest.mark.slow
 def test_windows_of_a_recorded_counter_and_their_uncertainty(tmp_path: Path) -> None:
     """EnergyWindows over a real H200's load, against the recording itself."""
     idle, train, evaluation = with_gpus([RECORDED], WINDOWS.replace("LOAD_AT_S", str(LOAD_AT_S)), tmp_path)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from energy.test_gpu_energy import with_gpus
 
 HOLDERS = """
@@ -94,6 +95,7 @@ free(*leaks)
 """
 
 
+@pytest.mark.slow
 def test_a_study_says_before_which_trial_memory_was_not_free(tmp_path: Path) -> None:
     (tmp_path / "holders").touch()
     environment = {"FOLDER": str(tmp_path / "study"), "STAND_IN_MEMORY": str(tmp_path / "holders")}

@@ -409,6 +409,7 @@ def test_neither_an_outer_launcher_nor_files_lying_about_reach_a_trial(warm: str
     assert "imports everything anew" not in done.stderr
 
 
+@pytest.mark.slow
 def test_stages_add_up_to_the_trial(tmp_path: Path) -> None:
     for record in records(tmp_path, stages=[0, 1], ranks=1, warm="true"):
         stages = record["stages"].values()

@@ -101,6 +101,7 @@ def test_one_that_nobody_waits_for_leaves_nothing(tmp_path: Path) -> None:
         preparation(tmp_path).result(lambda: True)
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="at least one sequence of 16 tokens"):
         preparation(tmp_path, text="to be").result(lambda: False)

@@ -174,6 +174,7 @@ def test_a_trained_model_with_adapters_in_half_precision(one_rank, tmp_path):
     assert again.model.name_or_path == f"{rerun.folder}/data/output"
 
 
+@pytest.mark.slow
 def test_train_py_reads_its_copy_of_carbonopt_and_no_other(one_rank):
     """Each module of the copy can be imported with the copy alone, from the copy, and nothing heavy by its settings."""
     modules = [

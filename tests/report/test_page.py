@@ -318,6 +318,7 @@ def test_sections_without_anything_to_show_are_not_there(tab, tmp_path):
     assert quiet(tab)
 
 
+@pytest.mark.slow
 def test_ten_thousand_trials_stay_light_and_quick(tab, tmp_path):
     data = many(10_000)
     path = tmp_path / "index.html"

@@ -49,6 +49,7 @@ def test_a_large_list_of_which_few_can_exist_is_known_to_its_last_one(tiny_study
     assert strategy.why_ended(study, len(study.trials)) == "every configuration of the search space has been run"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_sparse_ranges_are_searched_until_something_can_exist(seed: int, tiny_study: dict) -> None:
     """One of 30,000 combinations of these two can exist."""

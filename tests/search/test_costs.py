@@ -161,11 +161,13 @@ def exists(values: dict) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_few_trials_run_out_of_memory() -> None:
     assert sum(not exists(one) or memory_gib(one) > CAPACITY_GIB for one in EVERY) > len(EVERY) / 4
     assert np.mean([out_of_memory(seed, CAPACITY_GIB) for seed in range(SEEDS)]) < 0.05
 
 
+@pytest.mark.slow
 def test_where_the_capacity_is_not_known_the_first_out_of_memory_teaches_it() -> None:
     after_the_first = []
     for seed in range(SEEDS):

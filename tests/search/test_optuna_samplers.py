@@ -191,6 +191,7 @@ def work(journal: str, begin: multiprocessing.synchronize.Barrier) -> None:
         study.optimize(finite, n_trials=1)
 
 
+@pytest.mark.slow
 def test_processes_never_run_the_same_configuration(tmp_path: Path) -> None:
     journal = str(tmp_path / "journal")
     study = study_with(

@@ -188,6 +188,7 @@ def test_the_front_is_all_of_the_front(tmp_path: Path) -> None:
     assert len(complete) < len(HALF), "nothing was stopped at all"
 
 
+@pytest.mark.slow
 def test_audited_trials_run_to_their_end_and_say_where_they_would_have_been_stopped(tmp_path: Path) -> None:
     pruned = Replayed(tmp_path / "pruned", HALF, pruning={"cap": False}).run()
     stopped = [record for record in pruned.records if record.stop_reason == StopReason.TARGET]

@@ -54,6 +54,7 @@ def trials_in(folder: Path) -> list[optuna.trial.FrozenTrial]:
     return optuna.load_study(study_name="replayed", storage=f"sqlite:///{StudyPaths(folder).storage}").trials
 
 
+@pytest.mark.slow
 def test_optuna_dashboard_shows_the_study(whole: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(whole, tmp_path / "out")
     port = free_port()
@@ -190,6 +191,7 @@ cli.main()
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_gets_one_sentence_and_loses_no_trial(whole: Path, tmp_path: Path) -> None:
     study, folder = whole.parent / "study.yaml", tmp_path / "out"
     ran(study, folder, trials=3)

@@ -124,6 +124,7 @@ can_contain = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @can_contain
 def test_a_worker_elsewhere_is_dead_when_it_is_not_heard(rival: Callable[..., Rival]) -> None:
     """By the clock of the database."""

@@ -416,7 +416,11 @@ def with_evals(one: dict, **point: float) -> dict:
 
 @pytest.mark.parametrize(
     ("target", "point"),
-    [({"accuracy": 0.9}, {"nll": 0.5}), ({"accuracy": 0.9}, {"mean": 1.5}), ({"perplexity": 9.0}, {"mean": 0.5})],
+    [
+        ({"accuracy": 0.9}, {"nll": 0.5}),
+        ({"accuracy": 0.9}, {"mean": 1.5, "count": 8}),
+        ({"perplexity": 9.0}, {"mean": 0.5, "count": 8}),
+    ],
     ids=["a likelihood", "no share", "a share for a perplexity"],
 )
 def test_a_table_of_another_quality_is_refused(target: dict, point: dict, tmp_path: Path) -> None:

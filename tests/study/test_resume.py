@@ -251,6 +251,7 @@ def test_a_study_goes_on_with_its_own_text_only(tiny_study: dict, write_study, t
     assert go_on(study, folder, 2).returncode == done.returncode, "nothing is left to run, so nothing is mixed"
 
 
+@pytest.mark.slow
 def test_a_replay_goes_on_with_its_own_table_only(replay_study: dict, table: Path, write_study, tmp_path: Path) -> None:
     study, folder = write_study(replay_study), tmp_path / "out"
     assert go_on(study, folder, 2).returncode in (0, 3)

@@ -61,6 +61,7 @@ def losses(tmp_path_factory):
     return {(stage, precision, clip): (own, faster) for stage, precision, clip, own, faster in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", [0.05, 0.0])
 def test_without_zero_torch_clips_as_deepspeed_does(losses, clip):
     own, faster = losses[0, "fp32", clip]

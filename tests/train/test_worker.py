@@ -204,6 +204,7 @@ def test_a_trial_tells_what_it_does(reference, prepared):
     assert json.loads((reference.folder / "ds_config.json").read_text())["zero_optimization"]["stage"] == 1
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_perplexity_to_the_last_digit(reference, trial):
     assert trial().points == reference.points
 
@@ -217,12 +218,12 @@ def test_another_seed_gives_another(reference, trial):
 @pytest.mark.parametrize(
     "params",
     [
-        {"zero_stage": 0, "micro_batch_size_per_gpu": 4},
-        {"zero_stage": 1, "micro_batch_size_per_gpu": 4},
+        pytest.param({"zero_stage": 0, "micro_batch_size_per_gpu": 4}, marks=pytest.mark.slow),
+        pytest.param({"zero_stage": 1, "micro_batch_size_per_gpu": 4}, marks=pytest.mark.slow),
         {"zero_stage": 1, "micro_batch_size_per_gpu": 4, "world_size": 2},
-        {"zero_stage": 2, "micro_batch_size_per_gpu": 2, "offload": "optimizer"},
-        {"zero_stage": 3, "offload": "parameters"},
-        {"zero_stage": 3, "micro_batch_size_per_gpu": 4, "output_layer": "fused"},
+        pytest.param({"zero_stage": 2, "micro_batch_size_per_gpu": 2, "offload": "optimizer"}, marks=pytest.mark.slow),
+        pytest.param({"zero_stage": 3, "offload": "parameters"}, marks=pytest.mark.slow),
+        pytest.param({"zero_stage": 3, "micro_batch_size_per_gpu": 4, "output_layer": "fused"}, marks=pytest.mark.slow),
     ],
     ids=lambda params: "-".join(str(value) for value in params.values()),
 )
@@ -297,6 +298,7 @@ def test_a_diverging_trial_says_so(trial):
     assert run.exit_codes == [FINISHED_EXIT]
 
 
+@pytest.mark.slow
 def test_parameters_that_the_data_set_cannot_serve(trial):
     run = trial(global_batch_size=10**6, micro_batch_size_per_gpu=10**6)
     failed = run.only(Failed)
