@@ -19,14 +19,10 @@ DATA = "data"
 
 def places(contents: bool = True) -> dict[str, str]:
     """Where each input lies, by the name that workload.yaml has for it. `contents`: sha256 too, not only the size.
-
-    Raises:
-        SystemExit: with a sentence for each that is missing or is another one.
-    """
+    Raises SystemExit with a sentence for each that is missing or is another one."""
     # Whoever calls this by itself, too, has run.sh beside it, which is what all sentences speak of.
-    parser = argparse.ArgumentParser(
-        "./run.sh", description="Trains the recommended configuration once more.", allow_abbrev=False
-    )
+    purpose = "Trains the recommended configuration once more."
+    parser = argparse.ArgumentParser("./run.sh", description=purpose, allow_abbrev=False)
     parser.add_argument("--data", metavar="FOLDER", help=f"where the data lies, if not in {HERE / DATA}")
     given = parser.parse_args().data
     folders = [HERE / DATA]
@@ -44,26 +40,20 @@ def places(contents: bool = True) -> dict[str, str]:
             )
             continue
         found[name] = str(place)
-        for file in files:
-            if complaint := _complaint(place / file["path"], file, contents):
-                complaints.append(
-                    f"{complaint}; put the right one there, or take it out of {HERE / LIST} to train with what is there"
-                )
+        remedy = f"put the right one there, or take it out of {HERE / LIST} to train with what is there"
+        wrong = (_complaint(place / file["path"], file, contents) for file in files)
+        complaints += [f"{complaint}; {remedy}" for complaint in wrong if complaint]
+    if complaints and given is not None and not folders[0].is_dir():
+        state = "is a file" if folders[0].exists() else "does not exist"
+        complaints.insert(0, f"--data {given}: {folders[0]} {state}")
     if complaints:
-        if not folders[0].is_dir() and given is not None:
-            complaints.insert(
-                0, f"--data {given}: {folders[0]} {'is a file' if folders[0].exists() else 'does not exist'}"
-            )
         raise SystemExit("\n".join(complaints))
     return found
 
 
 def sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _described(name: str, files: list[dict[str, Any]]) -> str:

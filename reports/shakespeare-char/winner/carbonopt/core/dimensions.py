@@ -1,0 +1,210 @@
+"""The one table of dimensions: what each setting of a trial can be, what it affects, and what others call it.
+
+The table is the fields of `TrialParams`. The study file's space, the search's features, the training arguments, the
+winner's settings, the display and the report read it; a new dimension is one field here, and what acts on its value.
+"""
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+from carbonopt.core.errors import BadInput
+from carbonopt.core.values import Frozen, Scalar
+
+# cost: of a step; kernels: which ones a compiled run compiles
+Affects = Literal["quality", "cost", "memory", "kernels"]
+Offload = Literal["none", "optimizer", "parameters"]
+Precision = Literal["bf16", "fp16", "fp32"]
+OutputLayer = Literal["standard", "fused", "fused_fp8"]
+
+DEFAULT_LR_SCHEDULER = "linear"  # of Hugging Face's training arguments
+LR_SCHEDULERS = (  # transformers.SchedulerType, those that need nothing but a number of steps and of warm-up steps
+    DEFAULT_LR_SCHEDULER,
+    "cosine",
+    "cosine_with_min_lr",  # its floor comes from training_arguments.lr_scheduler_kwargs
+    "constant",
+    "constant_with_warmup",
+    "polynomial",
+    "inverse_sqrt",
+    "warmup_stable_decay",
+)
+ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+LARGEST_INT = 10**9
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """What is known of a dimension before any trial has run."""
+
+    label: str  # for people, where one line has many
+    affects: tuple[Affects, ...]  # beside the setting itself; what affects only costs leaves the quality alone
+    choices: tuple[Scalar, ...] = ()  # all values that it can have; none: it is a number from `lowest` to `highest`
+    lowest: float = 0
+    highest: float = math.inf
+    above: bool = False  # whether `lowest` itself is too low
+    integer: bool = False  # whether it takes whole numbers only
+    # The scale on which a step of one is a notable change, for models; None: the search space's own.
+    feature: Callable[[float], float] | None = None
+    argument: str | None = None  # its name in `transformers.TrainingArguments`, where it has one
+    to_argument: Callable[[Any, int], Any] = lambda value, steps: value  # by the trial's number of steps
+    deepspeed: tuple[str, ...] = ()  # its keys in a DeepSpeed configuration
+    default: Scalar | None = None  # where a space leaves it out; None: the library decides, or another dimension
+    required: bool = False  # whether a space has to name it
+
+    def problem(self, value: Scalar) -> str | None:
+        """Why it can't have this value, in words; None: it can."""
+        if self.choices:
+            # 0 == False and 1 == True in Python, but `zero_stage: true` is a slip.
+            allowed = any(choice == value and type(choice) is type(value) for choice in self.choices)
+            return None if allowed else f"allowed: {', '.join(map(str, self.choices))}"
+        if isinstance(value, bool | str):
+            return "must be a number"
+        if self.integer:
+            whole = isinstance(value, int) and self.lowest <= value <= LARGEST_INT
+            return None if whole else f"must be a whole number from {self.lowest} to 10^9"
+        if isinstance(value, int) and abs(value) > 1e12:
+            return "must be below 1e12"
+        low = value <= self.lowest if self.above else value < self.lowest
+        if not math.isfinite(value) or low or value > self.highest:
+            bound = f"must be {'above' if self.above else 'at least'} {self.lowest:g}"
+            return bound + (f" and at most {self.highest:g}" if math.isfinite(self.highest) else "")
+        return None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Beside a field's type, this checks its value."""
+
+        def checked(value: Scalar | None) -> Scalar | None:
+            if value is not None and (problem := self.problem(value)):
+                raise ValueError(problem)
+            return value
+
+        return core_schema.no_info_after_validator_function(checked, handler(source))
+
+
+_ALL: tuple[Affects, ...] = ("quality", "cost", "memory", "kernels")
+_SYSTEM: tuple[Affects, ...] = ("cost", "memory", "kernels")
+_BOOLEANS = (False, True)
+
+
+class TrialParams(Frozen):
+    """One configuration. A step is an optimizer step.
+
+    The fields up to `world_size` are in every record; the others only where the study file names them (None: as Hugging
+    Face has it).
+    """
+
+    global_batch_size: Annotated[  # sequences per step, over all ranks
+        int,
+        Dimension(
+            "batch", ("quality", "cost"), lowest=1, integer=True, feature=math.log, required=True,
+            deepspeed=("train_batch_size",),
+        ),
+    ]  # fmt: skip
+    micro_batch_size_per_gpu: Annotated[  # sequences per forward pass and rank
+        int,
+        Dimension(
+            "micro batch", _SYSTEM, lowest=1, integer=True, feature=math.log, argument="per_device_train_batch_size",
+            deepspeed=("train_micro_batch_size_per_gpu",),
+        ),
+    ]  # fmt: skip
+    learning_rate: Annotated[float, Dimension("lr", ("quality",), above=True, required=True, argument="learning_rate")]
+    epochs: Annotated[float, Dimension("epochs", ("quality",), above=True, required=True, argument="num_train_epochs")]
+    zero_stage: Annotated[
+        Literal[0, 1, 2, 3],
+        Dimension("ZeRO", _SYSTEM, (0, 1, 2, 3), integer=True, default=1, deepspeed=("zero_optimization.stage",)),
+    ] = 1
+    offload: Annotated[
+        Offload,
+        Dimension(
+            "offload", _SYSTEM, ("none", "optimizer", "parameters"), default="none",
+            deepspeed=(
+                "zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device",
+                "zero_optimization.cpu_offload", "zero_optimization.cpu_offload_param",
+            ),
+        ),
+    ] = "none"  # fmt: skip
+    world_size: Annotated[int, Dimension("ranks", _SYSTEM, lowest=1, integer=True)] = 1
+
+    gradient_checkpointing: Annotated[
+        bool | None, Dimension("gradient checkpointing", _SYSTEM, _BOOLEANS, argument="gradient_checkpointing")
+    ] = None
+    precision: Annotated[
+        Precision | None,
+        Dimension("precision", _ALL, ("bf16", "fp16", "fp32"), deepspeed=("bf16.enabled", "fp16.enabled")),
+    ] = None
+    weight_decay: Annotated[
+        float | None,
+        Dimension("weight decay", ("quality",), feature=lambda value: math.log(value + 0.01), argument="weight_decay"),
+    ] = None
+    warmup_ratio: Annotated[  # share of the steps
+        float | None,
+        Dimension(
+            "warm-up", ("quality",), highest=1.0, feature=lambda value: 4 * value, argument="warmup_steps",
+            to_argument=lambda ratio, steps: math.ceil(ratio * steps),
+        ),
+    ] = None  # fmt: skip
+    lr_scheduler: Annotated[
+        str | None, Dimension("lr scheduler", ("quality",), LR_SCHEDULERS, argument="lr_scheduler_type")
+    ] = None
+    torch_compile: Annotated[bool | None, Dimension("torch.compile", _SYSTEM, _BOOLEANS, argument="torch_compile")] = (
+        None
+    )
+    attention_implementation: Annotated[str | None, Dimension("attention", _SYSTEM, ATTENTION)] = None
+    output_layer: Annotated[OutputLayer | None, Dimension("output layer", _ALL, ("standard", "fused", "fused_fp8"))] = (
+        None
+    )
+    lora_rank: Annotated[  # 0: no LoRA, all weights are trained
+        int | None, Dimension("LoRA rank", _ALL, integer=True, feature=lambda value: math.log(value + 1))
+    ] = None
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """Derived, never stored; raises BadInput where it is no whole number."""
+        per_pass = self.micro_batch_size_per_gpu * self.world_size
+        if self.global_batch_size % per_pass:
+            raise BadInput(
+                "global_batch_size must be a multiple of micro_batch_size_per_gpu × world_size, "
+                f"but got {self.global_batch_size} and {self.micro_batch_size_per_gpu} × {self.world_size}."
+            )
+        return self.global_batch_size // per_pass
+
+    @property
+    def has_fused_output_layer(self) -> bool:
+        return self.output_layer not in (None, "standard")
+
+    def as_record(self) -> dict[str, Scalar]:
+        """The record's `params`: every set field, and the derived gradient accumulation."""
+        record = self.model_dump(exclude_none=True)
+        record["epochs"] = int(self.epochs) if float(self.epochs).is_integer() else self.epochs
+        record["gradient_accumulation_steps"] = self.gradient_accumulation_steps
+        return record
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> "TrialParams":
+        return cls(**{key: value for key, value in record.items() if key != "gradient_accumulation_steps"})
+
+
+DIMENSIONS: dict[str, Dimension] = {
+    name: next(each for each in field.metadata if isinstance(each, Dimension))
+    for name, field in TrialParams.model_fields.items()
+}
+SEARCHED = tuple(name for name in DIMENSIONS if name != "world_size")  # that one is the launch's
+
+
+def affecting(what: Affects, names: Collection[str] | None = None) -> tuple[str, ...]:
+    """Of these dimensions, or all of the table's, those that affect this; one that the table lacks affects all."""
+    names = DIMENSIONS if names is None else names
+    return tuple(name for name in names if name not in DIMENSIONS or what in DIMENSIONS[name].affects)
+
+
+def rate_decays(lr_scheduler: str, warmup: float) -> bool:
+    """Whether the learning rate falls along the run, however long that is, as transformers.SchedulerType has it.
+
+    Only where it does not is a shorter run the beginning of a longer one. Without a warm-up, inverse_sqrt falls over
+    10,000 steps, whatever the run.
+    """
+    return lr_scheduler not in ("constant", "constant_with_warmup") and (lr_scheduler != "inverse_sqrt" or warmup > 0)

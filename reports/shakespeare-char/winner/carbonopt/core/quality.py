@@ -1,0 +1,158 @@
+"""How good a trained model is: one number with a name, a direction and bounds, and the target that it has to reach.
+
+A quality is a sum over all ranks divided once by a count. Whatever compares, ranks or models qualities asks this file
+for the direction and the scale, so that no other room knows one of them by name.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+MISSING = "–"  # where a figure is not known
+
+
+@dataclass(frozen=True)
+class Quality:
+    name: str  # in study files and records
+    label: str  # at the head of a column or an axis
+    definition: str  # a sentence, for papers
+    direction: Literal["minimize", "maximize"]  # of what is better
+    lowest: float  # that a value can have
+    highest: float
+    value_of_mean: Literal["exp", "identity"]  # what becomes of sum ÷ count: its exponential, or itself
+    # Of the loss (see `loss`), on which learning curves are modelled: a logarithm for what falls by power laws (arXiv
+    # 2001.08361), the identity for what can be negative.
+    link: Literal["log", "identity"]
+
+    @property
+    def bound_word(self) -> str:
+        return "at most" if self.direction == "minimize" else "at least"
+
+    @property
+    def with_article(self) -> str:
+        return f"{'an' if self.name[0] in 'aeiou' else 'a'} {self.name}"
+
+    @property
+    def bounds_text(self) -> str:
+        return f"at least {self.lowest:g}" + (f" and at most {self.highest:g}" if math.isfinite(self.highest) else "")
+
+    @property
+    def best(self) -> float:
+        return self.lowest if self.direction == "minimize" else self.highest
+
+    def value(self, total: float, count: float) -> float:
+        """Of a sum over all ranks and its count. Infinite where it is too large for a float; NaN stays NaN."""
+        mean = total / count
+        try:
+            return math.exp(mean) if self.value_of_mean == "exp" else mean
+        except OverflowError:
+            return math.inf
+
+    def loss(self, mean: float) -> float:
+        """What is modelled, of sum ÷ count: lower is better. Of a perplexity the mean negative log-likelihood in nats,
+        of an accuracy the error rate."""
+        if self.direction == "minimize":
+            return mean
+        return self.highest - mean if self.is_share else -mean
+
+    @property
+    def is_share(self) -> bool:
+        """Whether it counts examples: the loss is then a share of errors."""
+        return self.direction == "maximize" and math.isfinite(self.highest)
+
+    def loss_of(self, value: float) -> float:
+        """Of a value, such as the target's."""
+        return self.loss(math.log(value) if self.value_of_mean == "exp" else value)
+
+    def rank(self, value: float) -> float:
+        """For sorting and comparing: lower is better. Its own inverse."""
+        return value if self.direction == "minimize" else -value
+
+    def scaled(self, value: float) -> float:
+        """On the scale where seeds move all configurations alike and means are taken, lower being better."""
+        return math.log(value) if self.value_of_mean == "exp" else self.rank(value)
+
+    def unscaled(self, scaled: float) -> float:
+        """The inverse of `scaled`: the mean of values is `unscaled` of the mean of `scaled`."""
+        return self.value(scaled, 1) if self.value_of_mean == "exp" else self.rank(scaled)
+
+    def unscaled_deviation(self, value: float, deviation: float) -> float:
+        """A standard deviation on that scale as one of the values about this one."""
+        return value * deviation if self.value_of_mean == "exp" else deviation
+
+    def worse_by(self, value: float, reference: float) -> float:
+        """The share of a reference by which a value is worse; negative: it is better, than 0 by an infinite share."""
+        if not reference:
+            return 0.0 if value == reference else -math.inf
+        return value / reference - 1 if self.direction == "minimize" else 1 - value / reference
+
+    def text(self, value: float | None) -> str:
+        """Four significant digits, zeros at the end included, so that a target reads like what is compared with it.
+        More would be noise: in recorded runs, seeds of one configuration differed by 0.2 to 0.8 % in perplexity."""
+        return MISSING if value is None or not math.isfinite(value) else f"{value:#.4g}".rstrip(".")
+
+    def relaxed(self, value: float, share: float) -> float:
+        """A value that is worse by a share of itself."""
+        return value * (1 + share if self.direction == "minimize" else 1 - share)
+
+    def beyond(self, value: float) -> str | None:
+        """The bound that a value breaks, in words. What is not finite passes: it is no result, and sorted out wherever
+        results are compared."""
+        if value < self.lowest:
+            return f"must be at least {self.lowest:g}, but is {value:g}"
+        return f"must be at most {self.highest:g}, but is {value:g}" if self.highest < value < math.inf else None
+
+    def problem(self, value: float | None, total: float | None, count: int | None) -> str | None:
+        """Why a value can't be, or the sum and the count that it is made of; None: it can. What is None isn't known."""
+        values = [value, None if total is None or count is None else self.value(total, count)]
+        return next((fault for number in values if number is not None and (fault := self.beyond(number))), None)
+
+
+PERPLEXITY = Quality(
+    name="perplexity",
+    label="Perplexity",
+    definition="Perplexity is the exponential of the mean negative log-likelihood over all target tokens of the "
+    "evaluation text.",
+    direction="minimize",
+    lowest=1.0,  # each token was certain
+    highest=math.inf,
+    value_of_mean="exp",
+    link="log",
+)
+ACCURACY = Quality(
+    name="accuracy",
+    label="Accuracy",
+    definition="Accuracy is the share of the evaluation examples that were predicted right.",
+    direction="maximize",
+    lowest=0.0,
+    highest=1.0,
+    value_of_mean="identity",
+    link="log",
+)
+
+QUALITIES: dict[str, Quality] = {quality.name: quality for quality in (PERPLEXITY, ACCURACY)}
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a quality has to reach."""
+
+    quality: Quality
+    value: float
+
+    def is_met_by(self, value: float | None) -> bool:
+        """None and NaN meet nothing."""
+        return value is not None and self.quality.rank(value) <= self.quality.rank(self.value)
+
+    def shortfall(self, value: float) -> float:
+        """By how much a value misses, on the quality's own scale (`Quality.scaled`); negative: it is better."""
+        if self.quality.value_of_mean == "exp":
+            return math.log(value / self.value)
+        return self.quality.scaled(value) - self.quality.scaled(self.value)
+
+    def as_json(self) -> dict[str, str | float]:
+        """As study files and `recommend --json` have it: {"quality": "perplexity", "at_most": 18.0}."""
+        return {"quality": self.quality.name, self.quality.bound_word.replace(" ", "_"): self.value}
+
+    def __str__(self) -> str:
+        return f"{self.quality.name} {self.value:g}"

@@ -1,0 +1,89 @@
+"""Turns whatever ends a process into one message on the channel and an exit code."""
+
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from carbonopt.core.errors import BadInput
+from carbonopt.core.events import BAD_INPUT_EXIT, CRASH_EXIT, FINISHED_EXIT, OUT_OF_MEMORY_EXIT, FailureKind
+from carbonopt.train.client import Speaker
+
+# How an allocation that fails outside torch's own allocator is worded, in lower case; torch raises it as a plain
+# RuntimeError.
+_OUT_OF_MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "_status_alloc_failed")
+
+
+class Diverged(Exception):
+    """The loss became NaN or infinite."""
+
+
+@dataclass
+class Outcome:
+    exit_code: int = FINISHED_EXIT
+
+
+@contextmanager
+def reported(speaker: Speaker | None, peak_memory_gib: Callable[[], float] | None = None) -> Iterator[Outcome]:
+    """Runs the body; what it raises goes to the study and, as a traceback, to the log. `speaker` is rank 0's."""
+    outcome = Outcome()
+    try:
+        yield outcome
+    except ConnectionError as error:  # the study is gone: nobody is left to be told
+        _log(str(error))
+        outcome.exit_code = CRASH_EXIT
+    except Exception as error:  # noqa: BLE001, the process ends here; the study and the log get all there is to know
+        kind, outcome.exit_code, text = _ending(error)
+        _log(text if kind in ("bad_input", "diverged") else traceback.format_exc())
+        memory_gib = peak_memory_gib() if peak_memory_gib is not None and kind == "out_of_memory" else None
+        if speaker is not None:
+            speaker.failed(kind, text, memory_gib)
+
+
+def _ending(error: Exception) -> tuple[FailureKind, int, str]:
+    if isinstance(error, BadInput):
+        return "bad_input", BAD_INPUT_EXIT, str(error)
+    if isinstance(error, Diverged):
+        return "diverged", FINISHED_EXIT, str(error)
+    if _is_out_of_memory(error):
+        return "out_of_memory", OUT_OF_MEMORY_EXIT, _one_line(error)
+    return "crash", CRASH_EXIT, f"{type(error).__name__}: {_one_line(error)}"
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether memory ran out, on the GPU or the host, however the layer below worded it."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY_WORDS)
+
+
+def _log(text: str) -> None:
+    with suppress(OSError):  # a full disk shall not keep the study from being told
+        print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def as_bad_input(part: str) -> Iterator[None]:
+    """What a library raises while it reads what the user gave is about that: one sentence, traceback in the log."""
+    try:
+        yield
+    except (BadInput, OSError, MemoryError):
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        raise BadInput(f"workload.{part} can't be used: {type(error).__name__}: {_one_line(error)}") from error
+
+
+@contextmanager
+def refused(sentence: str, *errors: type[Exception]) -> Iterator[None]:
+    """Raises BadInput in place of these errors: the sentence, with what the error says where it has {}."""
+    try:
+        yield
+    except errors as error:
+        raise BadInput(sentence.replace("{}", _one_line(error))) from error
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= 500 else text[:497] + "..."

@@ -1,0 +1,127 @@
+"""One trial's training: Hugging Face's Trainer on DeepSpeed, the trial's evaluations."""
+
+import math
+import sys
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
+
+from carbonopt.core.events import Evaluated
+from carbonopt.core.trial import EvalPoint, Kernels, Phase, Stage
+from carbonopt.train import ranks
+from carbonopt.train.client import Speaker
+from carbonopt.train.cpu_wait import CpuWait, SpinThrottle
+from carbonopt.train.data.packing import PrefetchLoader, evaluation_steps
+from carbonopt.train.failures import Diverged
+from carbonopt.train.fast_step import install_fast_step
+from carbonopt.train.tasks.base import TrialRun
+from carbonopt.train.tasks.trainer_task import TrainerTask
+
+_LOSS_CHECK_STEPS = 50  # reading the loss waits for the GPU; between two evaluations this often is enough
+
+
+class TrialTrainer(Trainer):
+    """The Trainer with the trial's own order of data, which already is this rank's part, batch by batch."""
+
+    last_loss: torch.Tensor | None = None  # of this rank's last micro batch, still on its device
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        data: Any = self.train_dataset
+        options: Any = {"num_workers": self.args.dataloader_num_workers, "pin_memory": self.args.dataloader_pin_memory}
+        if ranks.device().type == "cuda":
+            return PrefetchLoader(data, ranks.device(), **options)
+        return DataLoader(data, batch_size=None, **options)  # a thread would take a core from those that compute
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        return 0  # to count them the Trainer looks through the model's parameters at every micro batch
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        loss: Any = super().compute_loss(*args, **kwargs)
+        self.last_loss = loss.detach()
+        return loss
+
+
+def _kernels() -> Kernels | None:
+    """Whether torch's compiler has compiled in this process or found all in its cache, as it counts; None: neither."""
+    if (utils := sys.modules.get("torch._dynamo.utils")) is None:  # importing it takes a second
+        return None
+    counted = utils.counters["inductor"]
+    if counted["fxgraph_cache_miss"] or counted["fxgraph_cache_bypass"]:
+        return Kernels.COMPILED
+    return Kernels.LOADED if counted["fxgraph_cache_hit"] else None
+
+
+class Evaluations(TrainerCallback):
+    """Evaluates at the planned steps, tells the study, and stops on all ranks when the study says so."""
+
+    def __init__(self, task: TrainerTask, run: TrialRun, trainer: TrialTrainer, speaker: Speaker | None) -> None:
+        self._task, self._run, self._speaker = task, run, speaker  # the speaker is rank 0's
+        self._trainer = trainer  # its engine exists when training begins
+        self._evaluation_steps = evaluation_steps(run.total_steps, run.workload.evaluations)
+        self._cores, self._spin_throttle = CpuWait(), SpinThrottle()
+        self.last: EvalPoint | None = None
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Model, engine and optimizer are ready, and no step was made yet."""
+        install_fast_step(self._trainer.model_wrapped, ranks.world_size())
+        if ranks.device().type == "cpu":
+            self._spin_throttle.start()
+        self._enter(Phase.TRAIN)
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+        step = state.global_step
+        if self._speaker is not None:
+            if step == 1:
+                ranks.wait_for_device()  # or what the first step has begun would be counted with the others
+                self._speaker.stage(Stage.STEPS, _kernels())
+            # The evaluations say it of all ranks; but a trial can be stopped before the first.
+            told_later = step >= self._evaluation_steps[0]
+            self._speaker.progress(step, self._run.total_steps, None if told_later else self._cores.so_far)
+        evaluates = step in self._evaluation_steps
+        if evaluates or step % _LOSS_CHECK_STEPS == 0:
+            self._check_loss(step)
+        if evaluates:
+            control.should_training_stop |= self._evaluated(step)
+        return control
+
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        self._spin_throttle.end()
+
+    def _enter(self, phase: Phase) -> None:
+        """Changes the phase: every rank's device is idle when the study is told and until it says go on."""
+        ranks.together()
+        if phase is Phase.TRAIN:
+            self._cores.begin()
+        if self._speaker is not None:
+            self._speaker.phase(phase)
+        if phase is Phase.EVAL:
+            self._cores.end()
+        ranks.together()
+
+    def _check_loss(self, step: int) -> None:
+        loss = self._trainer.last_loss
+        diverged = loss is None or not math.isfinite(loss)
+        if ranks.largest(float(diverged)):
+            raise Diverged(f"the training loss was not finite at step {step} of {self._run.total_steps}.")
+
+    def _evaluated(self, step: int) -> bool:
+        """Evaluates; returns whether to stop."""
+        total_steps, stop = self._run.total_steps, False
+        self._enter(Phase.EVAL)
+        total, count = self._task.evaluate(self._run, self._trainer)
+        ranks.together()
+        measured: dict[str, float] = {"peak_memory_gib": ranks.largest(ranks.peak_memory_gib())}
+        if (share := self._cores.share) is not None:  # where one rank's kernel tells it, all do
+            measured["cpu_wait_fraction"] = ranks.largest(share)
+        self.last = EvalPoint.of(self._task.quality, total, count, step=step, tokens=step * self._run.tokens_per_step)
+        if self._speaker is not None:
+            told = Evaluated(point=self.last, total_steps=total_steps, **measured)
+            stop = self._speaker.evaluated(told) is not None
+        stop = bool(ranks.largest(float(stop)))
+        if self.last.value is None:
+            raise Diverged(f"the evaluation loss was not finite at step {step} of {total_steps}.")
+        if not stop and step < total_steps:
+            self._enter(Phase.TRAIN)
+        return stop

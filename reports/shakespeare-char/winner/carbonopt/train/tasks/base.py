@@ -1,0 +1,112 @@
+"""What a task is to the rest of carbonopt, and which tasks there are.
+
+Settings and words of a task are read before anything is started: torch, transformers and the like are imported inside
+methods.
+"""
+
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from carbonopt.core.config import Space, Workload
+from carbonopt.core.errors import BadInput, hint
+from carbonopt.core.files import PreparedFolder
+from carbonopt.core.quality import Quality
+from carbonopt.core.trial import EvalPoint, Prepared, TrialSpec
+from carbonopt.train.client import Speaker
+
+# By the name that `workload.task` has in a study file. As text: whoever needs one task imports that one alone, and the
+# winner's folder has a copy of no other.
+TASKS = {"causal_lm": "carbonopt.train.tasks.causal_lm:CausalLM"}
+
+_SMALLEST_EVAL_BATCH = 8  # examples; no gradients are kept, so more than the micro batch always fits
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a model card calls the task, in the words of the Hugging Face hub."""
+
+    pipeline_tag: str  # https://huggingface.co/docs/hub/models-tasks
+    pipeline_name: str
+    trains: str  # "a causal language model"
+    metric: str  # its quality, as the card names it
+
+
+@dataclass(frozen=True)
+class TrialRun:
+    """One trial, as a task trains it."""
+
+    spec: TrialSpec
+    workload: Workload
+    folder: PreparedFolder
+    prepared: Prepared
+    total_steps: int
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Over all ranks."""
+        return self.spec.params.global_batch_size * self.prepared.sequence_length
+
+    @property
+    def eval_batch_size_per_gpu(self) -> int:
+        """Examples in a forward pass of an evaluation."""
+        chosen = self.workload.eval_batch_size_per_gpu or self.prepared.eval_batch_size_per_gpu
+        return chosen or max(self.spec.params.micro_batch_size_per_gpu, _SMALLEST_EVAL_BATCH)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training left."""
+
+    last: EvalPoint  # the evaluation at its end
+    save_model: Callable[[Path], None]  # writes model and tokenizer into a folder; to be called on every rank
+
+
+class Task(ABC):
+    """One kind of training, for one study's settings.
+
+    A task that trains with a Trainer derives from `trainer_task.TrainerTask`, which has `train`; one that doesn't, as a
+    user's own script, brings its own. Dimensions are not here: a trial's parameters are one record, whatever the task.
+    """
+
+    settings: ClassVar[type[Workload]]  # its part of the study file, under `workload`
+    quality: ClassVar[Quality]  # by which it is judged
+    card: ClassVar[Card]
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+
+    @abstractmethod
+    def prepare(self, space: Space, folder: PreparedFolder, fingerprint: str) -> Prepared:
+        """Writes what all trials read into `folder`, and returns its summary, with that fingerprint. Raises BadInput
+        for whatever in the workload or the space would make every trial fail."""
+
+    @abstractmethod
+    def train(self, run: TrialRun, speaker: Speaker | None) -> Trained:
+        """Trains and evaluates one trial on this rank. `speaker`, on rank 0 of a study's trial, is told the stages, the
+        phases and each evaluation, as a sum and a count over all ranks: what they make is the quality's own affair.
+        Raises BadInput if the parameters don't go with each other or with the data, Diverged when a loss is not finite.
+        """
+
+
+def task_class(name: str) -> type[Task]:
+    """The task of that name. Raises BadInput if there is none."""
+    if name not in TASKS:
+        raise BadInput(f"workload.task must be a task, but got {name!r}; {hint(name, sorted(TASKS))}")
+    task: type[Task] = pkgutil.resolve_name(TASKS[name])
+    return task
+
+
+def task_module(name: str) -> str:
+    """The module that has the task of that name."""
+    return TASKS[name].partition(":")[0]
+
+
+def task_for(workload: dict[str, Any]) -> Task:
+    """The task that trains a workload, which is given as plain data. Raises BadInput if there is no such task,
+    pydantic's ValidationError if the settings aren't that task's."""
+    kind = task_class(workload.get("task", Workload.model_fields["task"].default))
+    return kind(kind.settings(**workload))

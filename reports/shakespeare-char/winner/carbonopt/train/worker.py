@@ -1,0 +1,64 @@
+"""One rank of one trial: python -m carbonopt.train.worker SPEC.json
+
+SPEC.json is a trial.TrialSpec. RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are in the environment, as
+torchrun sets them; rank 0 inherits the channel. With CARBONOPT_SAVE_MODEL=1 the trained model is kept.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from carbonopt.core.errors import BadInput
+from carbonopt.core.events import CHANNEL_FD
+from carbonopt.core.files import PreparedFolder
+from carbonopt.core.trial import Stage, TrialSpec
+from carbonopt.train import ranks
+from carbonopt.train.client import Speaker
+from carbonopt.train.data.packing import total_steps
+from carbonopt.train.failures import reported
+from carbonopt.train.imports import import_all, package_versions
+from carbonopt.train.tasks.base import Trained, TrialRun, task_for
+
+SAVE_MODEL = "CARBONOPT_SAVE_MODEL"  # environment variable: 1 keeps the trained model in the trial's folder
+
+
+def run_trial(spec: TrialSpec, speaker: Speaker | None) -> Trained:
+    """Trains and evaluates; raises what `Task.train` does."""
+    import_all()  # a fork has done so already
+    if speaker is not None:
+        speaker.stage(Stage.DATA)
+    task = task_for(spec.workload)
+    folder = PreparedFolder(Path(spec.prepared_dir))
+    prepared = folder.read_summary()
+    if spec.params.world_size != ranks.world_size():
+        given = f"{spec.params.world_size} and {ranks.world_size()}"
+        raise BadInput(f"world_size must be the number of processes, but got {given}.")
+    ranks.check_devices()
+    steps = total_steps(prepared.train_sequences, spec.params.global_batch_size, spec.params.epochs)
+    return task.train(TrialRun(spec, task.workload, folder, prepared, steps), speaker)
+
+
+def main(spec_json: str) -> int:
+    """One rank's program: trains the trial of a TrialSpec in JSON; returns the exit code."""
+    speaker = Speaker.inherited() if CHANNEL_FD in os.environ else None
+    with reported(speaker, ranks.peak_memory_gib) as outcome:
+        spec = TrialSpec(**json.loads(spec_json))
+        trained = run_trial(spec, speaker)
+        if os.environ.get(SAVE_MODEL) == "1":
+            trained.save_model(Path(spec.trial_dir) / "model")
+        if speaker is not None:
+            last = trained.last
+            speaker.finished({"step": last.step, "tokens": last.tokens, "versions": package_versions()})
+    if torch.distributed.is_initialized() and outcome.exit_code == 0:
+        torch.distributed.destroy_process_group()
+    return outcome.exit_code
+
+
+if __name__ == "__main__":
+    code = main(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # all is said and written; taking down the interpreter would cost the trial another second
