@@ -301,8 +301,8 @@ def _read(study_dir: Path, url: str | None) -> "tuple[StudyPaths, StudyData]":
     if url is None and not paths.storage.exists() and not paths.storage_pointer.exists():
         raise BadInput(f"{study_dir} holds no study; give the folder that `carbonopt run` wrote, such as runs/NAME.")
     try:
-        found = StudyStorage.of_folder(connect(storage_url(paths, url), must_exist=True), paths)
-        return paths, found.read(live=is_locked(paths))
+        storage = StudyStorage.of_folder(connect(storage_url(paths, url), must_exist=True), paths)
+        return paths, storage.read(live=is_locked(paths))
     except PermissionError as error:
         raise BadInput(f"{study_dir} can't be read: {error.strerror}; ask its owner for a copy.") from error
 

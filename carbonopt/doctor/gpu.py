@@ -179,8 +179,8 @@ def torch_sees(machine: Machine) -> Finding | None:
     seen_uuids = {gpu.uuid for gpu in stack.gpus}
     missing = [gpu.index for gpu in machine.gpus if gpu.uuid not in seen_uuids]
     if missing:
-        found = f"torch sees {len(stack.gpus)} of {len(machine.gpus)} GPUs, not GPU {_listed(missing)}"
-        return failure(found, _without(missing, [gpu.index for gpu in machine.gpus]))
+        text = f"torch sees {len(stack.gpus)} of {len(machine.gpus)} GPUs, not GPU {_listed(missing)}"
+        return failure(text, _without(missing, [gpu.index for gpu in machine.gpus]))
     return ok(f"all {len(stack.gpus)}, by CUDA {stack.torch_cuda}")
 
 

@@ -37,18 +37,18 @@ def cpu_load() -> Finding:
     models.
     """
     busy_percent = psutil.cpu_percent(_BUSY_CPU_S)
-    found = f"{busy_percent:.0f} % busy with other work"
+    text = f"{busy_percent:.0f} % busy with other work"
     if busy_percent <= _BUSY_CPU_PERCENT:
-        return ok(found)
-    return warning(f"{found}: timings and modelled energy will be off", "top")
+        return ok(text)
+    return warning(f"{text}: timings and modelled energy will be off", "top")
 
 
 def rapl(has_gpus: bool, powercap: Path = _POWERCAP) -> Finding:
     """Whether the CPU's own energy counter can be read."""
     counters = sorted(powercap.glob("intel-rapl:*/energy_uj"))
     if not counters:
-        found = "this machine has no RAPL: the CPU's energy is modelled"
-        return warning(found, _GPUS_ALONE) if has_gpus else ok(found)
+        text = "this machine has no RAPL: the CPU's energy is modelled"
+        return warning(text, _GPUS_ALONE) if has_gpus else ok(text)
     if all(os.access(counter, os.R_OK) for counter in counters):
         return ok("readable: the CPU's energy is measured")
     chmod = f"sudo chmod a+r {powercap}/intel-rapl:*/energy_uj"
@@ -60,8 +60,8 @@ def cpu_power(has_gpus: bool) -> Finding | None:
     model = power_models().get("cpu")
     if model is None:
         return None
-    found = f"CodeCarbon takes {model}"
-    return warning(found, _GPUS_ALONE) if has_gpus and "guess" in model else ok(found)
+    text = f"CodeCarbon takes {model}"
+    return warning(text, _GPUS_ALONE) if has_gpus and "guess" in model else ok(text)
 
 
 def shared_memory(folder: Path = _SHM) -> Finding:
@@ -69,8 +69,8 @@ def shared_memory(folder: Path = _SHM) -> Finding:
     if not folder.is_dir():
         return warning(f"no {folder}, which several ranks need", _LARGER_SHM)
     free_gib = shutil.disk_usage(folder).free / BYTES_PER_GIB
-    found = f"{free_gib:.1f} GiB free in {folder}"
-    return warning(f"{found}: little for several ranks", _LARGER_SHM) if free_gib < _SMALL_SHM_GIB else ok(found)
+    text = f"{free_gib:.1f} GiB free in {folder}"
+    return warning(f"{text}: little for several ranks", _LARGER_SHM) if free_gib < _SMALL_SHM_GIB else ok(text)
 
 
 def memory() -> Finding:
@@ -78,8 +78,8 @@ def memory() -> Finding:
     available_bytes, limited_bytes = psutil.virtual_memory().available, _cgroup_left_bytes()
     left_bytes = available_bytes if limited_bytes is None else min(available_bytes, limited_bytes)
     billions, left_gib = left_bytes / _OFFLOAD_BYTES_PER_PARAMETER / 1e9, left_bytes / BYTES_PER_GIB
-    found = f"{left_gib:.1f} GiB left: an offloaded optimizer of {billions:.2g} billion parameters at the most"
-    return warning(found, "search: {space: {offload: none}}") if left_gib < _SMALL_RAM_GIB else ok(found)
+    text = f"{left_gib:.1f} GiB left: an offloaded optimizer of {billions:.2g} billion parameters at the most"
+    return warning(text, "search: {space: {offload: none}}") if left_gib < _SMALL_RAM_GIB else ok(text)
 
 
 def _cgroup_left_bytes(root: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int | None:
@@ -108,10 +108,10 @@ def disk(folder: Path, advice: str) -> Finding:
     if not os.access(there, os.W_OK):
         return failure(f"{there} can't be written to", advice)
     free_gib = shutil.disk_usage(there).free / BYTES_PER_GIB
-    found = f"{free_gib:.1f} GiB free for {folder}"
+    text = f"{free_gib:.1f} GiB free for {folder}"
     if free_gib < _NO_DISK_GIB:
-        return failure(found, advice)
-    return warning(found, advice) if free_gib < _LOW_DISK_GIB else ok(found)
+        return failure(text, advice)
+    return warning(text, advice) if free_gib < _LOW_DISK_GIB else ok(text)
 
 
 def environment() -> Finding:

@@ -35,8 +35,8 @@ def codecarbon_config() -> Finding:
             if parser.has_section("codecarbon"):
                 dict(parser["codecarbon"])
         except (configparser.Error, UnicodeDecodeError) as error:
-            found = f"{path} can't be parsed, so CodeCarbon fails: {' '.join(str(error).split())}"
-            return failure(found, f"mv {path} {path}.bad")
+            text = f"{path} can't be parsed, so CodeCarbon fails: {' '.join(str(error).split())}"
+            return failure(text, f"mv {path} {path}.bad")
         strays.append(str(path))
     strays += sorted(name for name in os.environ if name.lower().startswith(_PREFIX))
     return ok(f"{', '.join(strays)}: ignored, every setting is given" if strays else "no stray settings")
@@ -75,8 +75,8 @@ def hub() -> Finding:
             host, port = _peer(proxy if "//" in proxy else f"//{proxy}")
         except ValueError as error:
             name, shown = f"{scheme}_proxy", proxy.rpartition("@")[2]  # before the @ a password can stand
-            found = f"{name}={shown!r} must be an address such as http://proxy:3128: {error}"
-            return warning(found, f"unset {name} {name.upper()}")
+            text = f"{name}={shown!r} must be an address such as http://proxy:3128: {error}"
+            return warning(text, f"unset {name} {name.upper()}")
     try:
         with socket.create_connection((host, port), _CONNECT_S):
             return ok(f"{host} answers")
@@ -104,8 +104,8 @@ def _not_importable(error: ValueError) -> Finding:
 
 def _no_address(error: ValueError) -> tuple[str, str]:
     """What to say of HF_ENDPOINT, and what to type."""
-    found = f"{_ENDPOINT}={os.environ.get(_ENDPOINT)!r} must be an address such as https://huggingface.co: {error}"
-    return found, f"unset {_ENDPOINT}"
+    text = f"{_ENDPOINT}={os.environ.get(_ENDPOINT)!r} must be an address such as https://huggingface.co: {error}"
+    return text, f"unset {_ENDPOINT}"
 
 
 def _peer(url: str) -> tuple[str, int]:

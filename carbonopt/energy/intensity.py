@@ -39,14 +39,16 @@ def reference_intensity(carbon: Carbon) -> Intensity:
     if given is not None:
         return Intensity(g_co2e_per_kwh=given, source="given in the study file", place=_place(carbon))
     if carbon.cloud_provider is not None and carbon.cloud_region is not None:
-        found = _cloud(carbon.cloud_provider, carbon.cloud_region)
+        looked_up = _cloud(carbon.cloud_provider, carbon.cloud_region)
     elif carbon.country is None:
         raise BadInput(f"carbon must have a country or a cloud region, but has neither; give one, or {_GIVE_IT}.")
     else:
-        found = _of_country(carbon.country, carbon.region)
-    if not (rate := found.g_co2e_per_kwh) > 0:
-        raise BadInput(f"carbon: the bundled data says {rate:g} g CO2e per kWh for {found.place}; {_GIVE_IT} instead.")
-    return found
+        looked_up = _of_country(carbon.country, carbon.region)
+    if not (rate := looked_up.g_co2e_per_kwh) > 0:
+        raise BadInput(
+            f"carbon: the bundled data says {rate:g} g CO2e per kWh for {looked_up.place}; {_GIVE_IT} instead."
+        )
+    return looked_up
 
 
 def countries() -> tuple[Intensity, ...]:

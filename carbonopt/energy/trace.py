@@ -53,7 +53,7 @@ def _trace(rows: Iterator[tuple[int, list[str]]], path: Path) -> CarbonTrace:
     _, header = next(rows, (0, []))
     time_column, column = _columns(header, path)
     assumed = False  # that a time is UTC, though neither it nor its column's name says so
-    found: dict[float, tuple[float, int]] = {}  # by instant, seconds since 1970: the intensity, and in which line
+    intensities: dict[float, tuple[float, int]] = {}  # by instant, seconds since 1970: the intensity, and in which line
     for line, row in rows:
         where = f"carbon.trace: {path}, line {line}"
         if len(row) != len(header):
@@ -65,24 +65,24 @@ def _trace(rows: Iterator[tuple[int, list[str]]], path: Path) -> CarbonTrace:
         if time.tzinfo is None:
             time = time.replace(tzinfo=UTC)
             assumed = "utc" not in _words(header[time_column])
-        _, first = found.setdefault(time.timestamp(), (rate, line))
+        _, first = intensities.setdefault(time.timestamp(), (rate, line))
         if first != line:  # even with one value: a date without the hour repeats, as local time does in autumn
             raise BadInput(
                 f"{where}: a time must stand in one row, but {time_text[:40]!r} is the time of line {first} too; give "
                 "the rows of one place, with date and hour in one column, in UTC or with their offset."
             )
-    first_hour, rates = _by_hour({instant: found[instant][0] for instant in sorted(found)}, path)
+    first_hour, rates = _by_hour({instant: intensities[instant][0] for instant in sorted(intensities)}, path)
     source = f"{path.name}, column {header[column]}{', times read as UTC' if assumed else ''}"
     source = " ".join("".join(sign if sign.isprintable() else " " for sign in source).split())  # one line of text
     return CarbonTrace(source=source, start=_iso(first_hour), g_co2e_per_kwh=rates)
 
 
-def _by_hour(found: dict[float, float], path: Path) -> tuple[int, tuple[float | None, ...]]:
+def _by_hour(intensities: dict[float, float], path: Path) -> tuple[int, tuple[float | None, ...]]:
     """The first hour, counted from 1970, and the mean of each hour from there on; `found` is in order."""
-    if not found:
+    if not intensities:
         raise BadInput(f"carbon.trace: {path} must have a row for each hour, but has none with a value.")
     hours = defaultdict(list)
-    for instant, rate in found.items():
+    for instant, rate in intensities.items():
         hours[int(instant // _HOUR_S)].append(rate)
     begin, end = min(hours), max(hours) + 1
     if end - begin > MAX_HOURS:
@@ -90,7 +90,7 @@ def _by_hour(found: dict[float, float], path: Path) -> tuple[int, tuple[float | 
             f"carbon.trace: {path} must span 10 years at most, but goes from {_iso(begin)} to {_iso(end - 1)}; "
             "look for a mistyped year, or leave rows out."
         )
-    step_s = min((after - before for before, after in itertools.pairwise(found)), default=_HOUR_S)
+    step_s = min((after - before for before, after in itertools.pairwise(intensities)), default=_HOUR_S)
     if step_s > _HOUR_S:
         raise BadInput(
             f"carbon.trace: {path} must have a row for each hour, but no two are less than {step_s / _HOUR_S:g} h "

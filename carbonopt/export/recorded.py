@@ -45,15 +45,15 @@ class Inputs:
     def recorded(self, older: Files) -> Files:
         """Their files by name; none for an input that can't be read, and wasn't for the `older` report either."""
         left = HASHED_BYTES
-        found = {}
+        by_name = {}
         for path, name in self._names.items():
             try:
                 files = list(_files(Path(path), deep=path not in self._flat, hashed_bytes=left))
             except OSError:
                 files = []
             left -= sum(file.bytes for file in files if file.sha256)
-            found[name] = files or older.get(name, [])
-        return found
+            by_name[name] = files or older.get(name, [])
+        return by_name
 
     def _folder(self, path: str) -> str:
         # With ./ a study file means a folder, whether it is there yet or not, and nothing on the hub.

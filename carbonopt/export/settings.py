@@ -98,9 +98,9 @@ def rerun(config: StudyConfig, record: TrialRecord) -> dict[str, Any]:
     return study
 
 
-def study_file(study: dict[str, Any], found: recorded.Files) -> str:
+def study_file(study: dict[str, Any], files: recorded.Files) -> str:
     """rerun.yaml."""
-    return _STUDY_HEAD + recorded.comment(found) + as_yaml(study)
+    return _STUDY_HEAD + recorded.comment(files) + as_yaml(study)
 
 
 def training_settings(config: StudyConfig, record: TrialRecord, versions: dict[str, str]) -> str:
@@ -182,9 +182,9 @@ def deepspeed_settings(config: StudyConfig, record: TrialRecord, own: str | None
     return own
 
 
-def workload(study: dict[str, Any], record: TrialRecord, prepared: Prepared | None, found: recorded.Files) -> str:
+def workload(study: dict[str, Any], record: TrialRecord, prepared: Prepared | None, files: recorded.Files) -> str:
     """workload.yaml: the study's own workload, and the trial's figures. `study` is as rerun.yaml has it, where the
-    files, those `found`, have their names."""
+    files, those of `files`, have their names."""
     settings, quality = dict(study["workload"]), record.quality
     if prepared is not None and prepared.eval_batch_size_per_gpu is not None:
         # By that GPU's memory; another one's would give another, and sums that differ in their last digits.
@@ -193,7 +193,7 @@ def workload(study: dict[str, Any], record: TrialRecord, prepared: Prepared | No
     if prepared is not None:
         reached |= {"train_tokens": prepared.train_tokens, "eval_tokens": prepared.eval_tokens}
     settings[RECORDED] = reached
-    return _WORKLOAD_HEAD + recorded.comment(found) + as_yaml(settings)
+    return _WORKLOAD_HEAD + recorded.comment(files) + as_yaml(settings)
 
 
 def accelerate_settings(params: TrialParams) -> str:

@@ -38,12 +38,12 @@ def winner_files(
     if record is None:
         return {}
     reads = recorded.Inputs(settings.rerun(data.config, record))
-    found = reads.recorded(recorded.of_older_report(folder))
+    files = reads.recorded(recorded.of_older_report(folder))
     versions = data.provenance.versions
-    needed = {name: parts for name, parts in found.items() if name in recorded.of_workload(reads.study)}
+    needed = {name: parts for name, parts in files.items() if name in recorded.of_workload(reads.study)}
     texts = {
         rerun.PARAMS: json.dumps(record.params.as_record(), indent=2) + "\n",
-        STUDY: settings.study_file(reads.study, found),
+        STUDY: settings.study_file(reads.study, files),
         TRAINING_ARGUMENTS: settings.training_settings(data.config, record, versions),
         CARD: model_card.model_card(data, recommendation, record, [*needed], caveats),
     }

@@ -58,8 +58,8 @@ class StudyView:
     def results(self) -> dict[str, Any]:
         """What every analysis found, in full precision, for report.json; JSON has no infinity: null stands for it."""
         names = [name for name, made in vars(StudyView).items() if isinstance(made, cached_property) and name != "plot"]
-        found = json.loads(to_json({name: getattr(self, name) for name in names}, inf_nan_mode="null"))
-        return {**found, "recommendation": self.recommendation.as_json()}
+        computed = json.loads(to_json({name: getattr(self, name) for name in names}, inf_nan_mode="null"))
+        return {**computed, "recommendation": self.recommendation.as_json()}
 
     def caveat(self, key: str, /, **numbers: Any) -> Caveat:
         return caveat(self.quality, key, **numbers)

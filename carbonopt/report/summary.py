@@ -33,12 +33,12 @@ def less_text(saving: float) -> str:
     return f"{fmt.percent_text(abs(saving))} {'less' if saving >= 0 else 'more'}"
 
 
-def _qualification(rec: Recommendation, found: Comparison | None) -> str:
+def _qualification(rec: Recommendation, comparison: Comparison | None) -> str:
     if rec.confidence is not None and not rec.confidence.confirmed:
         return ", not confirmed"
     if is_within_noise(rec.saving_interval):
         return ", within the noise"
-    if turned(found) is not None:
+    if turned(comparison) is not None:
         return ", though not against a baseline stopped there"
     return "" if rec.baseline is None or rec.baseline.meets_target else ", which the baseline misses"
 
@@ -99,13 +99,13 @@ def is_within_noise(interval: Interval) -> bool:
     return interval is not None and interval[0] <= 0 <= interval[1]
 
 
-def turned(found: Comparison | None) -> AtEqualQuality | None:
+def turned(comparison: Comparison | None) -> AtEqualQuality | None:
     """At equal quality, where that may turn the saving into an excess: a headline without it would be half the truth.
 
     The baseline's whole run goes on after it has met the target, to a better quality than was asked for.
     """
-    equal = None if found is None else found.equal_quality
-    if found is None or equal is None or found.saving.fraction <= 0:
+    equal = None if comparison is None else comparison.equal_quality
+    if comparison is None or equal is None or comparison.saving.fraction <= 0:
         return None
     lowest = equal.saving_fraction if equal.saving_fraction_before is None else equal.saving_fraction_before
     return equal if lowest < 0 else None

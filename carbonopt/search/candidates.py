@@ -58,13 +58,16 @@ class Candidates:
             return {key: values for key, values in keyed if key not in tried and self._valid(values)}
 
         if self._listed is None:
-            found: dict[tuple[Any, ...], Values] = {}
+            drawn_so_far: dict[tuple[Any, ...], Values] = {}
             for _ in range(ROUNDS):
-                drawn = ({name: draw(one, rng) for name, one in self._distributions.items()} for _ in range(DRAWN))
-                found |= new([*drawn, *self._neighbours(centres, rng)])
-                if len(found) >= ENOUGH:
+                drawn = (
+                    {name: draw(distribution, rng) for name, distribution in self._distributions.items()}
+                    for _ in range(DRAWN)
+                )
+                drawn_so_far |= new([*drawn, *self._neighbours(centres, rng)])
+                if len(drawn_so_far) >= ENOUGH:
                     break
-            return list(found.values())
+            return list(drawn_so_far.values())
         left = [values for values in self._listed if tuple(values.values()) not in tried]
         if len(left) <= ENUMERATED:
             return left
@@ -77,8 +80,8 @@ class Candidates:
         Raises:
             ValueError: if none was found.
         """
-        if found := self.untried((), (), rng):
-            return found[int(rng.integers(len(found)))]
+        if untried := self.untried((), (), rng):
+            return untried[int(rng.integers(len(untried)))]
         raise ValueError("valid must allow some combination of the search space, but it refused all that were drawn.")
 
     def _product(self) -> list[Values] | None:

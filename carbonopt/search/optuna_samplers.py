@@ -23,16 +23,16 @@ RANDOM_ATTEMPTS = 50
 
 def distributions(space: SearchSpace) -> Distributions:
     """Optuna's form of the free dimensions."""
-    found: Distributions = {}
+    by_name: Distributions = {}
     for name, domain in space.space.free().items():
         if isinstance(domain, Choices):
-            found[name] = CategoricalDistribution(domain.choices)
+            by_name[name] = CategoricalDistribution(domain.choices)
         elif DIMENSIONS[name].integer:
             low, high, step = int(domain.low), int(domain.high), int(domain.step or 1)
-            found[name] = IntDistribution(low, high, log=domain.log, step=step)
+            by_name[name] = IntDistribution(low, high, log=domain.log, step=step)
         else:
-            found[name] = FloatDistribution(domain.low, domain.high, log=domain.log, step=domain.step)
-    return found
+            by_name[name] = FloatDistribution(domain.low, domain.high, log=domain.log, step=domain.step)
+    return by_name
 
 
 def exhausted(study: Study, space: SearchSpace) -> bool:

@@ -165,12 +165,12 @@ def propose(
         return None
     price = np.where(useful & (losses <= limit)[which], costs, np.inf)
     cheapest = price.min(0)
-    found = np.isfinite(cheapest)
-    answers = (price <= cheapest * (1 + TIE)) & found
+    reached = np.isfinite(cheapest)
+    answers = (price <= cheapest * (1 + TIE)) & reached
     # Once something meets the target, an answer is worth what it saves.
-    value = np.where(found, 1 - np.where(found, cheapest, 0.0) / best_cost, 0.0)
+    value = np.where(reached, 1 - np.where(reached, cheapest, 0.0) / best_cost, 0.0)
     often = (answers / np.maximum(1, answers.sum(0)) * value).sum(1)
-    if not found.any():
+    if not reached.any():
         # No draw meets the target: what comes closest is what there is to learn from, the cheapest of those.
         closest = losses.argmin(0)
         for draw in range(DRAWS):
@@ -184,7 +184,7 @@ def propose(
     worth = np.where(allowed & (cheaper > 0), (often / DRAWS + 1e-6 * meets * cheaper) / spend, -1.0)
     index = int(worth.argmax())
     gain = float((best_cost * value).mean()) if math.isfinite(best_cost) else math.inf
-    return Proposal(int(promising[index]), float(spend[index]), gain, float(found.mean()))
+    return Proposal(int(promising[index]), float(spend[index]), gain, float(reached.mean()))
 
 
 def _promising(candidates: Sequence[Mapping[str, Any]], knowledge: Knowledge, limit: float) -> Indices:

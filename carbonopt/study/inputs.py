@@ -56,9 +56,9 @@ def _input_files(config: StudyConfig) -> Iterator[InputFile]:
 
 
 def _input_file(path: Path, *, whole: bool = True) -> InputFile:
-    found = path.stat()
-    pieces = 0 if whole or found.st_size <= _LARGE_BYTES else _PIECES
-    return InputFile(path=str(path), bytes=found.st_size, mtime_ns=found.st_mtime_ns, pieces=pieces)
+    status = path.stat()
+    pieces = 0 if whole or status.st_size <= _LARGE_BYTES else _PIECES
+    return InputFile(path=str(path), bytes=status.st_size, mtime_ns=status.st_mtime_ns, pieces=pieces)
 
 
 def with_sha256(files: Iterable[InputFile], interrupted: Callable[[], bool]) -> tuple[InputFile, ...]:

@@ -70,11 +70,11 @@ def run_study(
     database = connect(storage_url(paths, url))
     check_folder_is_free(database, paths, config.name)
     with leased(database, config.name) as lease, contextlib.closing(checked.engine):
-        found = StudyStorage.load(database, config.name)
+        stored = StudyStorage.load(database, config.name)
         where = str(paths.root) if url is None else "the storage"
-        if found is not None:
-            found.check_same(config, where)
-            if (data := _already_done(found, checked)) is not None:
+        if stored is not None:
+            stored.check_same(config, where)
+            if (data := _already_done(stored, checked)) is not None:
                 return data
 
         def interrupted_and_heard_of() -> bool:
@@ -82,29 +82,29 @@ def run_study(
             return interrupted()
 
         inputs = input_files(config)
-        if found is not None and (noted := found.inputs()) is not None:
+        if stored is not None and (noted := stored.inputs()) is not None:
             check_unchanged(noted, inputs, where, interrupted_and_heard_of)
             inputs = noted
         begins()
         call = _Call(checked, paths, lease, display, trackers, interrupted_and_heard_of)
-        storage = call.prepare(database, found, inputs, study_file, url, meanwhile)
+        storage = call.prepare(database, stored, inputs, study_file, url, meanwhile)
         call.run_trials()
         return storage.read(live=True)
 
 
-def _already_done(found: StudyStorage, checked: Checked) -> StudyData | None:
+def _already_done(stored: StudyStorage, checked: Checked) -> StudyData | None:
     """The study, if nothing is left to do; nothing is spent on finding that out."""
     config, trials = checked.config, checked.config.budget.trials
-    if trials is None or found.finished_count() < trials:
+    if trials is None or stored.finished_count() < trials:
         return None
-    data = found.read(live=False).model_copy(update={"config": config})
+    data = stored.read(live=False).model_copy(update={"config": config})
     if _next_repeat(data, checked.engine) is not None:
         return None
-    found.set_trace(checked.trace)
+    stored.set_trace(checked.trace)
     if data.ended is None:  # killed before it said so, or interrupted and now given fewer trials
-        found.refresh(config, data.provenance)
-        found.set_ended(_with_confirmation(_all_run(trials), found.read(live=False), checked.engine))
-    return found.read(live=False)
+        stored.refresh(config, data.provenance)
+        stored.set_ended(_with_confirmation(_all_run(trials), stored.read(live=False), checked.engine))
+    return stored.read(live=False)
 
 
 @dataclass
@@ -130,7 +130,7 @@ class _Call:
     def prepare(
         self,
         database: RDBStorage,
-        found: StudyStorage | None,
+        stored: StudyStorage | None,
         inputs: tuple[InputFile, ...],
         study_file: str,
         url: str | None,
@@ -162,9 +162,9 @@ class _Call:
             study_file=study_file,
         )
         remember_storage(self.paths, url, config.name)
-        if found is not None:
-            found.refresh(config, provenance)
-        self.storage = found or StudyStorage.create(database, config, provenance)
+        if stored is not None:
+            stored.refresh(config, provenance)
+        self.storage = stored or StudyStorage.create(database, config, provenance)
         if prepared is not None:
             self.storage.set_prepared(prepared)
         self.storage.set_inputs(inputs)

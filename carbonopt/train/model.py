@@ -149,10 +149,10 @@ def check_output_layer(kind: ModelKind, config: "PreTrainedConfig", layer: str, 
         return
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else _FLOAT8_CAPABILITY
     if layer == "fused_fp8" and capability < _FLOAT8_CAPABILITY:
-        needed, found = (".".join(map(str, version)) for version in (_FLOAT8_CAPABILITY, capability))
+        needed, available = (".".join(map(str, version)) for version in (_FLOAT8_CAPABILITY, capability))
         raise BadInput(
             f"output_layer: fused_fp8 needs a GPU of compute capability {needed} (Ada, Hopper) or above, "
-            f"but got {found}; use fused."
+            f"but got {available}; use fused."
         )
     given = []
     untold = (

@@ -15,24 +15,24 @@ HEIGHT_IN = 3.1
 _DIGIT = 0.055  # of a batch size at its axis, as a share of that axis
 
 
-def batch(found: BatchEffect) -> document.Figure:
-    sizes = [at_batch.global_batch_size for at_batch in found.batches]
-    stopped = frozenset(at_batch.global_batch_size for at_batch in found.batches if at_batch.only_stopped)
-    energy = energy_scale(at_batch.energy_kwh.highest for at_batch in found.batches)
-    emissions = emissions_scale(at_batch.emissions_kg_co2e.highest for at_batch in found.batches)
-    seconds = max(at_batch.duration_s.highest for at_batch in found.batches)
+def batch(effect: BatchEffect) -> document.Figure:
+    sizes = [at_batch.global_batch_size for at_batch in effect.batches]
+    stopped = frozenset(at_batch.global_batch_size for at_batch in effect.batches if at_batch.only_stopped)
+    energy = energy_scale(at_batch.energy_kwh.highest for at_batch in effect.batches)
+    emissions = emissions_scale(at_batch.emissions_kg_co2e.highest for at_batch in effect.batches)
+    seconds = max(at_batch.duration_s.highest for at_batch in effect.batches)
     time_unit, per_second = ("s", 1.0) if seconds < 600 else ("min", 1 / 60) if seconds < 36_000 else ("h", 1 / 3600)
     panels: list[tuple[str, str, float, int | None]] = [
-        (f"Time ({time_unit})", "duration_s", per_second, found.least_duration),
-        ("Memory (GiB)", "peak_memory_gib", 1.0, found.least_memory),
-        (energy.label("Energy"), "energy_kwh", energy.per_base, found.least_energy),
-        (emissions.label("Emissions"), "emissions_kg_co2e", emissions.per_base, found.least_energy),
+        (f"Time ({time_unit})", "duration_s", per_second, effect.least_duration),
+        ("Memory (GiB)", "peak_memory_gib", 1.0, effect.least_memory),
+        (energy.label("Energy"), "energy_kwh", energy.per_base, effect.least_energy),
+        (emissions.label("Emissions"), "emissions_kg_co2e", emissions.per_base, effect.least_energy),
     ]
 
     def draw(figure: "style.Figure") -> None:
         grid = figure.subplots(2, 2, sharex=True)
         for axes, (label, name, factor, minimum) in zip(grid.flat, panels, strict=True):
-            spans = zip(sizes, map(attrgetter(name), found.batches), strict=True)
+            spans = zip(sizes, map(attrgetter(name), effect.batches), strict=True)
             known = {size: span for size, span in spans if span is not None}
             if len(known) > 1:
                 axes.set_ylabel(label)
@@ -48,9 +48,9 @@ def batch(found: BatchEffect) -> document.Figure:
         style.legend(figure, grid[0][0])
 
     alt = (
-        f"An epoch over batch sizes {', '.join(map(str, sizes))}: least energy at {found.least_energy}, least time at "
+        f"An epoch over batch sizes {', '.join(map(str, sizes))}: least energy at {effect.least_energy}, least time at "
     )
-    alt += f"{found.least_duration}. The table has the figures."
+    alt += f"{effect.least_duration}. The table has the figures."
     return style.drawn(
         draw, HEIGHT_IN, name="batch", caption="An epoch's training over the global batch size.", alt=alt
     )

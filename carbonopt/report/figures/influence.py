@@ -20,16 +20,16 @@ _ROOM = 20  # characters below an axis, so that texts don't touch
 _SHORTEST = 6  # of these for one text, however many there are
 
 
-def effect_scale(found: Influence) -> fmt.Scale | None:
+def effect_scale(influence: Influence) -> fmt.Scale | None:
     """The unit of emissions; a quality has none."""
-    if found.objective != "emissions":
+    if influence.objective != "emissions":
         return None
-    return fmt.emissions_scale(effect.highest for parameter in found.parameters for effect in parameter.effects)
+    return fmt.emissions_scale(effect.highest for parameter in influence.parameters for effect in parameter.effects)
 
 
-def importance(found: Sequence[Influence | NotKnown]) -> document.Figure | None:
+def importance(analyses: Sequence[Influence | NotKnown]) -> document.Figure | None:
     """Each parameter's share of the variation in both objectives, with its interval; None where it is not known."""
-    known, names = _known(found), _by_importance(found)
+    known, names = _known(analyses), _by_importance(analyses)
     if not names:
         return None
 
@@ -56,10 +56,10 @@ def importance(found: Sequence[Influence | NotKnown]) -> document.Figure | None:
     return style.drawn(draw, 0.9 + 0.26 * len(names), name="influence", caption=caption, alt=alt)
 
 
-def effects(found: Sequence[Influence | NotKnown], quality: Quality) -> list[document.Figure]:
+def effects(analyses: Sequence[Influence | NotKnown], quality: Quality) -> list[document.Figure]:
     """The outcome to expect at each value of the parameters: a row each, a column an objective. Those that matter most
     come first, and their figure alone is the paper's."""
-    known, names = _known(found), _by_importance(found)
+    known, names = _known(analyses), _by_importance(analyses)
     several = [names[start : start + MOST_EFFECTS] for start in range(0, len(names), MOST_EFFECTS)]
     return [_effects(known, some, quality, number) for number, some in enumerate(several, start=1)]
 
@@ -95,8 +95,8 @@ def _effects(known: Sequence[Influence], names: Sequence[str], quality: Quality,
     )
 
 
-def _looks(found: Influence) -> dict[str, Any]:
-    return LOOKS[found.objective != "emissions"]
+def _looks(influence: Influence) -> dict[str, Any]:
+    return LOOKS[influence.objective != "emissions"]
 
 
 def _effect(axes: "style.Axes", parameter: Parameter, looks: dict[str, Any], factor: float) -> None:
@@ -128,14 +128,14 @@ def _across(effects: Sequence[Effect]) -> tuple[list[float], list[str] | None, b
     return [float(i) for i in range(len(values))], broken, False
 
 
-def _known(found: Sequence[Influence | NotKnown]) -> list[Influence]:
-    return [part for part in found if isinstance(part, Influence) and part.parameters]
+def _known(analyses: Sequence[Influence | NotKnown]) -> list[Influence]:
+    return [part for part in analyses if isinstance(part, Influence) and part.parameters]
 
 
-def _by_importance(found: Sequence[Influence | NotKnown]) -> list[str]:
+def _by_importance(analyses: Sequence[Influence | NotKnown]) -> list[str]:
     """The parameters' names, by the larger of their two importances."""
     largest: dict[str, float] = {}
-    for parameter in (parameter for part in _known(found) for parameter in part.parameters):
+    for parameter in (parameter for part in _known(analyses) for parameter in part.parameters):
         largest[parameter.name] = max(parameter.importance, largest.get(parameter.name, 0.0))
     return sorted(largest, key=lambda name: (-largest[name], name))
 

@@ -19,20 +19,20 @@ MILESTONES: dict[str, dict[str, Any]] = {  # of a run, each with a shape of its 
 _DENSE = 40  # evaluations; from here on their marks would be a thick line
 
 
-def returns(found: DiminishingReturns, target: float, quality: Quality) -> document.Figure | None:
+def returns(diminishing: DiminishingReturns, target: float, quality: Quality) -> document.Figure | None:
     """None where the run has no two evaluations of known energy."""
-    if len(found.points) < 2:
+    if len(diminishing.points) < 2:
         return None
-    scale = emissions_scale([found.points[-1].emissions_kg_co2e])
+    scale = emissions_scale([diminishing.points[-1].emissions_kg_co2e])
 
     def draw(figure: "style.Figure") -> None:
         axes = figure.add_subplot()
         axes.set_xlabel(scale.label("Emissions of the run so far"))
         axes.set_ylabel(quality.label)
-        across, up = _places(found.points, scale.per_base)
+        across, up = _places(diminishing.points, scale.per_base)
         dots: dict[str, Any] = {"marker": "o", "markersize": 3} if len(up) < _DENSE else {}
-        axes.plot(across, up, color=style.BLUE, linewidth=1, label=f"evaluations of trial {found.trial}", **dots)
-        for milestone, names in _milestones(found):
+        axes.plot(across, up, color=style.BLUE, linewidth=1, label=f"evaluations of trial {diminishing.trial}", **dots)
+        for milestone, names in _milestones(diminishing):
             looks = {**MILESTONES[names[0]], **style.MILESTONE}
             axes.plot(*_places([milestone], scale.per_base), **looks, label=", ".join(names), zorder=4)
         axes.axhline(target, label="target", **style.TARGET)
@@ -42,15 +42,16 @@ def returns(found: DiminishingReturns, target: float, quality: Quality) -> docum
         style.plain_ticks(axes.yaxis)
         style.legend(figure, axes)
 
-    alt = f"{quality.label} of trial {found.trial} over its emissions at each evaluation. The table has the figures."
+    alt = f"{quality.label} of trial {diminishing.trial} over its emissions at each evaluation. "
+    alt += "The table has the figures."
     return style.drawn(draw, HEIGHT_IN, name="returns", caption="Diminishing returns inside one run.", alt=alt)
 
 
-def _milestones(found: DiminishingReturns) -> list[tuple[Milestone, list[str]]]:
+def _milestones(diminishing: DiminishingReturns) -> list[tuple[Milestone, list[str]]]:
     """With their names, which one evaluation may have several of: marks on one another would hide all but one."""
     named: dict[int, tuple[Milestone, list[str]]] = {}
-    enough = found.enough if found.enough.step < found.best.step else None
-    for name, milestone in zip(MILESTONES, (found.first_meeting, enough, found.best), strict=True):
+    enough = diminishing.enough if diminishing.enough.step < diminishing.best.step else None
+    for name, milestone in zip(MILESTONES, (diminishing.first_meeting, enough, diminishing.best), strict=True):
         if milestone is not None:
             named.setdefault(milestone.step, (milestone, []))[1].append(name)
     return list(named.values())

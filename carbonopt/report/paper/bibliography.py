@@ -29,8 +29,8 @@ def dataset_key(dataset: Dataset) -> str | None:
     if dataset.builtin is not None:
         return dataset.builtin
     names = [dataset.name_or_path or "", *(Path(file).name for file in dataset.train_files or ())]
-    found = (key for part, key in _OF_DATA.items() if any(part in name.lower() for name in names))
-    return next(found, None)
+    keys = (key for part, key in _OF_DATA.items() if any(part in name.lower() for name in names))
+    return next(keys, None)
 
 
 def bibliography(config: StudyConfig, *, learned: bool) -> str:

@@ -11,27 +11,27 @@ from carbonopt.report.study_view import StudyView
 
 
 def section(study: StudyView) -> Section | None:
-    found = study.batch
-    if found is None:
+    effect = study.batch
+    if effect is None:
         return None
-    energy = fmt.energy_scale(row.energy_kwh.highest for row in found.batches)
-    emissions = fmt.emissions_scale(row.emissions_kg_co2e.highest for row in found.batches)
+    energy = fmt.energy_scale(row.energy_kwh.highest for row in effect.batches)
+    emissions = fmt.emissions_scale(row.emissions_kg_co2e.highest for row in effect.batches)
     columns = [
         num("Global batch", "global_batch_size"),
         num("Trials", lambda row: len(row.trials)),
-        _spanned("Time (s)", "duration_s", fmt.seconds_text, found.least_duration),
-        _spanned("Memory (GiB)", "peak_memory_gib", fmt.memory_text, found.least_memory),
-        _spanned(energy.label("Energy"), "energy_kwh", energy.text, found.least_energy),
-        _spanned(emissions.label("Emissions"), "emissions_kg_co2e", emissions.text, found.least_energy),
+        _spanned("Time (s)", "duration_s", fmt.seconds_text, effect.least_duration),
+        _spanned("Memory (GiB)", "peak_memory_gib", fmt.memory_text, effect.least_memory),
+        _spanned(energy.label("Energy"), "energy_kwh", energy.text, effect.least_energy),
+        _spanned(emissions.label("Emissions"), "emissions_kg_co2e", emissions.text, effect.least_energy),
     ]
-    least_energy = min(found.batches, key=lambda row: row.energy_kwh.median).global_batch_size
-    least_time = min(found.batches, key=lambda row: row.duration_s.median).global_batch_size
-    note = f"{_from_end_to_end(found.batches)} By the medians, slow runs included: least energy at {least_energy}, "
+    least_energy = min(effect.batches, key=lambda row: row.energy_kwh.median).global_batch_size
+    least_time = min(effect.batches, key=lambda row: row.duration_s.median).global_batch_size
+    note = f"{_from_end_to_end(effect.batches)} By the medians, slow runs included: least energy at {least_energy}, "
     note += f"least time at {least_time}. Less energy an epoch is not less energy to the target: a larger batch takes "
     note += "fewer steps an epoch."
     caption = "An epoch's training by global batch size: the lowest of its trials (their median to their highest), the "
-    made = table("batch", f"{caption}minimum in bold", found.batches, columns, note=note)
-    return Section(key="batch", title="The batch size", blocks=(batch_figure(found), made))
+    made = table("batch", f"{caption}minimum in bold", effect.batches, columns, note=note)
+    return Section(key="batch", title="The batch size", blocks=(batch_figure(effect), made))
 
 
 def _spanned(label: str, at: str, text: Callable[[Any], str], least: int | None) -> Maker:

@@ -80,8 +80,8 @@ def _repeats(study: StudyView) -> Table:
         return row.params == rec.params
 
     def standing(row: Repeats) -> str:
-        found = row.standing(rec.target)
-        return MISSING if found is None else STANDINGS[found]
+        reached = row.standing(rec.target)
+        return MISSING if reached is None else STANDINGS[reached]
 
     def mean_and_range(label: str, at: str, scale: fmt.Scale | None, text: Callable[[float], str]) -> Iterator[Maker]:
         spread, ends = attrgetter(at), attrgetter(f"{at}.lowest", f"{at}.highest")

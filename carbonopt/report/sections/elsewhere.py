@@ -35,8 +35,8 @@ def section(study: StudyView) -> Section | None:
 
 def _grids(study: StudyView) -> Table:
     """The study's own grid, the lowest, the highest and some that many know."""
-    found = study.regions
-    shown = [row for row in found if row.is_studys_own or row.place in WELL_KNOWN or row in (found[0], found[-1])]
+    regions = study.regions
+    shown = [row for row in regions if row.is_studys_own or row.place in WELL_KNOWN or row in (regions[0], regions[-1])]
     run = fmt.emissions_scale(row.run_kg_co2e for row in shown)
     whole = fmt.emissions_scale(row.study_kg_co2e for row in shown)
     own = "is_studys_own"
@@ -47,16 +47,16 @@ def _grids(study: StudyView) -> Table:
         num(whole.label("Whole study"), "study_kg_co2e", whole.text, strong=own),
         word("Source", "source"),
     ]
-    note = f"Of {fmt.count_text(len(found), 'grid')}, by their mean intensity; data/report.json has all. Shares, "
+    note = f"Of {fmt.count_text(len(regions), 'grid')}, by their mean intensity; data/report.json has all. Shares, "
     note += "ranks and the recommendation stay as they are: one factor applies to all."
     return table("grids", "The same joules on other grids", shown, columns, note=note)
 
 
-def _hours(study: StudyView, found: Repricing) -> Table:
-    rec, starts, fixed_g = study.recommendation, found.starts, study.data.provenance.intensity.g_co2e_per_kwh
+def _hours(study: StudyView, repricing: Repricing) -> Table:
+    rec, starts, fixed_g = study.recommendation, repricing.starts, study.data.provenance.intensity.g_co2e_per_kwh
     run, whole = "the recommended run", "the whole study"
     rows = [_Priced(f"{run}, at the study's fixed intensity", MISSING, fixed_g, rec.emissions_kg_co2e)]
-    notes = [f"The trace has the hours from {_minute(found.first_hour)} to {_minute(found.last_hour)} (UTC)."]
+    notes = [f"The trace has the hours from {_minute(repricing.first_hour)} to {_minute(repricing.last_hour)} (UTC)."]
     if starts is None:
         notes.append("It has nowhere as many hours in a row as the recommended run takes.")
     else:
@@ -68,10 +68,10 @@ def _hours(study: StudyView, found: Repricing) -> Table:
             notes.append(f"Highest ÷ lowest: {starts.highest.emissions_kg_co2e / starts.lowest.emissions_kg_co2e:.3g}.")
         notes.append(f"Left out as a start, for want of a value: {fmt.count_text(starts.left_out, 'hour')}.")
     rows.append(_Priced(f"{whole}, at the study's fixed intensity", MISSING, fixed_g, rec.study_emissions_kg_co2e))
-    own = found.study_g_co2e_per_kwh, found.study_emissions_kg_co2e
+    own = repricing.study_g_co2e_per_kwh, repricing.study_emissions_kg_co2e
     rows.append(_Priced(f"{whole}, in the hours that it ran in", MISSING, *own))
-    if found.study_unknown is not None:
-        notes.append(f"The study in its own hours: not known, because {found.study_unknown}.")
+    if repricing.study_unknown is not None:
+        notes.append(f"The study in its own hours: not known, because {repricing.study_unknown}.")
     notes.append(HOURS_NOTE)
     scale = fmt.emissions_scale(row.emissions_kg_co2e for row in rows)
     columns = [
@@ -80,7 +80,7 @@ def _hours(study: StudyView, found: Repricing) -> Table:
         num("g CO2e/kWh", "g_co2e_per_kwh", fmt.intensity_text),
         num(scale.label("Emissions"), "emissions_kg_co2e", scale.text),
     ]
-    return table("hours", f"The same joules at other hours, by {found.source}", rows, columns, note=" ".join(notes))
+    return table("hours", f"The same joules at other hours, by {repricing.source}", rows, columns, note=" ".join(notes))
 
 
 def _minute(iso: str) -> str:

@@ -11,13 +11,13 @@ WELL_EXPLAINED = 0.5  # cross-validated R²; below, the model says little about 
 
 
 def section(study: StudyView) -> Section | None:
-    found = study.influence
-    known = [part for part in found if isinstance(part, Influence)]
-    title, fit = "What each parameter does", _how_well(found)
+    analyses = study.influence
+    known = [part for part in analyses if isinstance(part, Influence)]
+    title, fit = "What each parameter does", _how_well(analyses)
     if not known:
         return Section(key="influence", title=title, blocks=(fit,))
-    figure = importance(found)
-    blocks: list[Block] = [figure, *effects(found, study.quality)] if figure else []
+    figure = importance(analyses)
+    blocks: list[Block] = [figure, *effects(analyses, study.quality)] if figure else []
     blocks += [*map(_importance, known), *(_effects(study, part) for part in known), fit, _untried(known[0].gaps)]
     weak = [part.objective for part in known if part.explained is None or part.explained < WELL_EXPLAINED]
     doubt = f" Of {' and '.join(weak)} the model explains little or was not checked: take it as a hint." if weak else ""
@@ -25,7 +25,7 @@ def section(study: StudyView) -> Section | None:
     return Section(key="influence", title=title, blocks=(Paragraph(text=text), *blocks))
 
 
-def _importance(found: Influence) -> Table:
+def _importance(influence: Influence) -> Table:
     def interval(row: Parameter) -> str:
         return _between(_share(row.importance_lowest), _share(row.importance_highest))
 
@@ -35,10 +35,10 @@ def _importance(found: Influence) -> Table:
     columns = [
         word("Parameter", "name"),
         num("Importance", "importance", _share, share=lambda row: True, span=span),
-        num(f"{fmt.percent_text(found.level)} interval", "importance_lowest", shown=interval),
+        num(f"{fmt.percent_text(influence.level)} interval", "importance_lowest", shown=interval),
     ]
-    caption = f"Importance of each parameter for {found.objective}"
-    return table(f"importance-{found.objective}", caption, found.parameters, columns, paper="influence")
+    caption = f"Importance of each parameter for {influence.objective}"
+    return table(f"importance-{influence.objective}", caption, influence.parameters, columns, paper="influence")
 
 
 def _share(share: float) -> str:
@@ -50,10 +50,10 @@ def _between(lowest: str, highest: str) -> str:
     return lowest if lowest == highest else f"{lowest} to {highest}"
 
 
-def _effects(study: StudyView, found: Influence) -> Table:
-    scale = effect_scale(found)
+def _effects(study: StudyView, influence: Influence) -> Table:
+    scale = effect_scale(influence)
     text = scale.text if scale else study.quality.text
-    rows = [(parameter.name, effect) for parameter in found.parameters for effect in parameter.effects]
+    rows = [(parameter.name, effect) for parameter in influence.parameters for effect in parameter.effects]
 
     def interval(row: tuple[str, Effect]) -> str:
         return fmt.interval_text(row[1].lowest, row[1].highest, text)
@@ -63,14 +63,14 @@ def _effects(study: StudyView, found: Influence) -> Table:
         word("Value", lambda row: fmt.value_text(row[1].value)),
         num("Trials", lambda row: row[1].trials),
         num(scale.label("Emissions") if scale else study.quality.label, lambda row: row[1].expected, text),
-        num(f"{fmt.percent_text(found.level)} interval", lambda row: row[1].lowest, shown=interval),
+        num(f"{fmt.percent_text(influence.level)} interval", lambda row: row[1].lowest, shown=interval),
     ]
     expected = "what to expect at each value, the other parameters as they were tried"
-    caption = f"Marginal effect on {found.objective}: {expected}"
-    return table(f"effects-{found.objective}", caption, rows, columns, folded=True)
+    caption = f"Marginal effect on {influence.objective}: {expected}"
+    return table(f"effects-{influence.objective}", caption, rows, columns, folded=True)
 
 
-def _how_well(found: tuple[Influence | NotKnown, ...]) -> Table:
+def _how_well(analyses: tuple[Influence | NotKnown, ...]) -> Table:
     """What it is learned from, and what it explains of trials left out."""
 
     def explained(row: Influence | NotKnown) -> str:
@@ -87,7 +87,7 @@ def _how_well(found: tuple[Influence | NotKnown, ...]) -> Table:
         num("Bootstrap resamples", lambda row: getattr(row, "resamples", None)),
     ]
     note = "Stopped trials are not among them; repeats of a configuration are kept together."
-    return table("influence-fit", "How well that is learned", found, columns, note=note)
+    return table("influence-fit", "How well that is learned", analyses, columns, note=note)
 
 
 def _untried(gaps: tuple[Gap, ...]) -> Table:

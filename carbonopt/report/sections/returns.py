@@ -10,20 +10,20 @@ from carbonopt.report.study_view import StudyView
 
 
 def section(study: StudyView) -> Section | None:
-    found = study.diminishing_returns
-    if found is None:
+    diminishing = study.diminishing_returns
+    if diminishing is None:
         return None
-    figure = returns_figure(found, study.recommendation.target.value, study.quality)
+    figure = returns_figure(diminishing, study.recommendation.target.value, study.quality)
     blocks: list[Block] = [figure] if figure else []
-    blocks += [_milestones(study, found), _evaluations(study, found)]
+    blocks += [_milestones(study, diminishing), _evaluations(study, diminishing)]
     return Section(key="returns", title="Diminishing returns", blocks=tuple(blocks))
 
 
-def _milestones(study: StudyView, found: DiminishingReturns) -> Table:
-    quality, scale = study.quality, fmt.emissions_scale([found.points[-1].emissions_kg_co2e])
-    note = f"Of {found.total_steps} steps. Stopped within {fmt.percent_text(ENOUGH)} of the best, the run would have "
-    note += f"emitted {fmt.percent_text(found.saved_fraction)} less."
-    if found.rate_decays:
+def _milestones(study: StudyView, diminishing: DiminishingReturns) -> Table:
+    quality, scale = study.quality, fmt.emissions_scale([diminishing.points[-1].emissions_kg_co2e])
+    note = f"Of {diminishing.total_steps} steps. Stopped within {fmt.percent_text(ENOUGH)} of the best, the run would "
+    note += f"have emitted {fmt.percent_text(diminishing.saved_fraction)} less."
+    if diminishing.rate_decays:
         note += " Its learning rate falls over the run, so a run planned to be that short would probably end better "
         note += "than this one stood there."
     columns = [
@@ -33,21 +33,21 @@ def _milestones(study: StudyView, found: DiminishingReturns) -> Table:
         num(scale.label("Emissions"), lambda row: row[1].emissions_kg_co2e, scale.text),
         num("Share of the run", lambda row: row[1].share, fmt.percent_text),
     ]
-    caption = f"Where trial {found.trial} could have stopped"
-    return table("milestones", caption, _named(found, quality.name), columns, note=note)
+    caption = f"Where trial {diminishing.trial} could have stopped"
+    return table("milestones", caption, _named(diminishing, quality.name), columns, note=note)
 
 
-def _named(found: DiminishingReturns, quality: str) -> Iterator[tuple[str, Milestone]]:
-    if found.first_meeting is not None:
-        yield "first at the target", found.first_meeting
-    yield f"within {fmt.percent_text(ENOUGH)} of the best {quality}", found.enough
-    yield f"best {quality}", found.best
+def _named(diminishing: DiminishingReturns, quality: str) -> Iterator[tuple[str, Milestone]]:
+    if diminishing.first_meeting is not None:
+        yield "first at the target", diminishing.first_meeting
+    yield f"within {fmt.percent_text(ENOUGH)} of the best {quality}", diminishing.enough
+    yield f"best {quality}", diminishing.best
 
 
-def _evaluations(study: StudyView, found: DiminishingReturns) -> Table:
-    last, quality = found.points[-1], study.quality
+def _evaluations(study: StudyView, diminishing: DiminishingReturns) -> Table:
+    last, quality = diminishing.points[-1], study.quality
     scale, energy = fmt.emissions_scale([last.emissions_kg_co2e]), fmt.energy_scale([last.energy_kwh])
-    special = {milestone.step for _, milestone in _named(found, quality.name)}
+    special = {milestone.step for _, milestone in _named(diminishing, quality.name)}
 
     def marked(row: Milestone) -> bool:
         return row.step in special
@@ -63,5 +63,5 @@ def _evaluations(study: StudyView, found: DiminishingReturns) -> Table:
         num(quality.label, "value", quality.text, strong=marked),
         num(f"{quality.label} gained per {scale.unit}", gained, fmt.rate_text),
     ]
-    caption = f"Evaluations of trial {found.trial}: what each further step bought"
-    return table("evaluations", caption, found.points, columns, folded=True)
+    caption = f"Evaluations of trial {diminishing.trial}: what each further step bought"
+    return table("evaluations", caption, diminishing.points, columns, folded=True)

@@ -26,18 +26,18 @@ SPENT_ON = {Kernels.COMPILED: "compilation", Kernels.LOADED: "kernels from the c
 
 
 def section(study: StudyView) -> Section | None:
-    found = study.stages
-    tables = tuple(made for made in (_by_stage(found), _speeds(found), _stopped_early(found)) if made.rows)
+    stages = study.stages
+    tables = tuple(made for made in (_by_stage(stages), _speeds(stages), _stopped_early(stages)) if made.rows)
     return Section(key="stages", title="Time and energy of the trials", blocks=tables, level=3) if tables else None
 
 
-def _by_stage(found: Stages) -> Table:
-    scale = fmt.energy_scale(row.energy_kwh for row in found.shares)
-    names = NAMES | ({Stage.COMPILE: f"{NAMES[Stage.COMPILE]}, compilation in it"} if found.compiles else {})
-    imports_s = next((row.median_s for row in found.shares if row.stage is Stage.IMPORTS), None)
+def _by_stage(stages: Stages) -> Table:
+    scale = fmt.energy_scale(row.energy_kwh for row in stages.shares)
+    names = NAMES | ({Stage.COMPILE: f"{NAMES[Stage.COMPILE]}, compilation in it"} if stages.compiles else {})
+    imports_s = next((row.median_s for row in stages.shares if row.stage is Stage.IMPORTS), None)
     note = "Of each trial's last attempt. Energies of stages that last a few tenths of a second are no sharper than "
     note += "the readings, which are 0.05 to 0.1 s apart."
-    if found.imported_before and imports_s is not None and imports_s < NO_IMPORTS_S:
+    if stages.imported_before and imports_s is not None and imports_s < NO_IMPORTS_S:
         note += " Imports are in the study's preparation: the trials are forks of one process that had imported all."
     columns = [
         word("Stage", lambda row: names[row.stage]),
@@ -47,14 +47,14 @@ def _by_stage(found: Stages) -> Table:
         num(scale.label("Energy"), "energy_kwh", scale.text),
         num("Share of energy", "energy_share", fmt.percent_text, share=lambda row: True),
     ]
-    return table("by-stage", "Time and energy of the trials by stage", found.shares, columns, note=note)
+    return table("by-stage", "Time and energy of the trials by stage", stages.shares, columns, note=note)
 
 
-def _speeds(found: Stages) -> Table:
-    scale = fmt.energy_scale(row.first_step_excess_kwh for row in found.speeds)
-    known = {name for name in UTILISATIONS.values() for row in found.speeds if getattr(row, name) is not None}
+def _speeds(stages: Stages) -> Table:
+    scale = fmt.energy_scale(row.first_step_excess_kwh for row in stages.speeds)
+    known = {name for name in UTILISATIONS.values() for row in stages.speeds if getattr(row, name) is not None}
     note = "Of the steps after the first. Its excess: what the first step used beyond a mean one, once a run."
-    if found.compiles:
+    if stages.compiles:
         note += " What one trial has compiled, later ones with the same shapes load from a cache."
     if known:
         note += f" {UTILISATION_NOTE}"
@@ -63,16 +63,16 @@ def _speeds(found: Stages) -> Table:
         num("Trial", "trial"),
         num("Tokens/s", "tokens_per_s", lambda rate: f"{rate:,.0f}"),
         num("mJ a token", "millijoules_per_token", fmt.rate_text),
-        kernels if any(row.kernels for row in found.speeds) else None,
+        kernels if any(row.kernels for row in stages.speeds) else None,
         num("First step (s)", "first_step_s", fmt.seconds_text),
         num(scale.label("Its excess"), "first_step_excess_kwh", scale.text),
         num("of the training", "first_step_excess_share", fmt.percent_text),
         *(num(label, name, fmt.percent_text) for label, name in UTILISATIONS.items() if name in known),
     ]
-    return table("speeds", "How fast each trial trained", found.speeds, columns, note=note, long=True, folded=True)
+    return table("speeds", "How fast each trial trained", stages.speeds, columns, note=note, long=True, folded=True)
 
 
-def _stopped_early(found: Stages) -> Table:
+def _stopped_early(stages: Stages) -> Table:
     """Trials that a rule stopped when most of what they had used was their first step."""
 
     def after(row: StoppedEarly) -> str:
@@ -86,4 +86,4 @@ def _stopped_early(found: Stages) -> Table:
         num("Training", "training_kwh", fmt.energy_text),
         word("Spent on", lambda row: SPENT_ON[row.kernels] if row.compiles else MISSING),
     ]
-    return table("stopped-early", caption, found.stopped_early, columns, folded=True)
+    return table("stopped-early", caption, stages.stopped_early, columns, folded=True)

@@ -109,16 +109,16 @@ def state_text(record: TrialRecord, rec: Recommendation) -> str:
 
 
 def caveats(study: StudyView) -> Iterator[Caveat]:
-    search, found = study.data.config.search, study.audited
+    search, audited = study.data.config.search, study.audited
     if study.data.ended is None:
         yield study.caveat("running")
     completed = study.recommendation.trials_by_state[TrialState.COMPLETE]
     if completed < FEW_TRIALS:
         yield study.caveat("few_trials", completed=completed)
-    if found is not None and found.lowest_rate is None:
-        yield study.caveat("pruning_audit_none", share=search.pruning.audit, cut_short=found.cut_short)
-    elif found is not None:
-        numbers = found.model_dump()
+    if audited is not None and audited.lowest_rate is None:
+        yield study.caveat("pruning_audit_none", share=search.pruning.audit, cut_short=audited.cut_short)
+    elif audited is not None:
+        numbers = audited.model_dump()
         numbers |= {"lowest": numbers.pop("lowest_rate"), "highest": numbers.pop("highest_rate")}
         did = "ended on the Pareto front" if search.goal == "front" else "met the target"
         yield study.caveat("pruning_audit", did=did, **numbers)
