@@ -139,13 +139,22 @@ def test_a_target_says_how_many_runs_are_behind_its_answer_and_how_sure_its_savi
     assert "saves 50 % against trial 0 (run-to-run spread not known)" in steps.steps[-1].text
 
 
-def test_ten_thousand_trials_take_less_than_a_second() -> None:
-    """The worst case: all of them are on the front."""
-    data = study(*(record(k, 1.0 + k, 30.0 - k / 1000) for k in range(10_000)))
-    start = time.process_time()
-    found = recommendation_by_target(data)
-    assert time.process_time() - start < 1
-    assert len(found) == 10_001
+def test_time_grows_with_the_trials_not_with_their_square() -> None:
+    """The worst case: all of them are on the front. Eight times as many take 8 to 14 times as long, not 64."""
+    small, large = (study(*(record(k, 1.0 + k, 30.0 - k / 1000) for k in range(count))) for count in (1_250, 10_000))
+    assert len(recommendation_by_target(large)) == 10_001
+    assert shortest_time(large) < 30 * shortest_time(small)
+
+
+def shortest_time(data: StudyData) -> float:
+    """In seconds of the processor, of three."""
+
+    def time_once() -> float:
+        start = time.process_time()
+        recommendation_by_target(data)
+        return time.process_time() - start
+
+    return min(time_once() for _ in range(3))
 
 
 def on_axes(*points: tuple[float, float]) -> list[TrialRecord]:

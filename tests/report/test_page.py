@@ -313,8 +313,9 @@ def test_sections_without_anything_to_show_are_not_there(tab, tmp_path):
     text = tab.run("document.body.innerText")
     for sentence in ("trials were stopped, the target out of reach", "No trial meets such a target."):
         assert sentence in text
-    shown = tab.run("Array.from(document.querySelectorAll('h2[id], h3[id]'), one => one.id)")
-    assert shown == ["front", "comparison", "influence", "energy", "trials", "provenance"]
+    shown = tab.run("Array.from(document.querySelectorAll('h2[id], h3[id]'), heading => heading.id)")
+    sections = ("front", "comparison", "influence", "energy", "trials", "provenance")
+    assert shown == [f"section-{key}" for key in sections]
     assert quiet(tab)
 
 
