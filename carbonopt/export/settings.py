@@ -13,7 +13,6 @@ from carbonopt.core.dimensions import DIMENSIONS, TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.trial import Prepared, TrialRecord
 from carbonopt.export import recorded
-from carbonopt.train.arguments import max_grad_norm
 from carbonopt.train.deepspeed_config import deepspeed_config
 from carbonopt.train.rerun import RECORDED
 
@@ -167,8 +166,7 @@ def deepspeed_settings(config: StudyConfig, record: TrialRecord, own: str | None
     it isn't what DeepSpeed reads; a disk that was full or a copy that broke off can have cut it."""
     if own is None:
         assert config.workload is not None
-        max_norm = max_grad_norm(config.workload)
-        made = deepspeed_config(record.params, config.workload, bool(config.launch.gpus), max_norm)
+        made = deepspeed_config(record.params, config.workload, bool(config.launch.gpus))
         return json.dumps(made, indent=2) + "\n"
     try:
         whole = isinstance(json.loads(own), dict)

@@ -11,9 +11,7 @@ from carbonopt.train.deepspeed_keys import check_deepspeed_keys
 _BUCKET_ELEMENTS = 50_000_000
 
 
-def deepspeed_config(
-    params: TrialParams, workload: Workload, on_gpu: bool, max_grad_norm: float = 1.0
-) -> dict[str, Any]:
+def deepspeed_config(params: TrialParams, workload: Workload, on_gpu: bool) -> dict[str, Any]:
     """DeepSpeed's settings for these parameters, the study's own (`workload.deepspeed`) merged in; plain numbers all.
     Raises BadInput as `check_deepspeed_keys` does, and if the offload doesn't go with the ZeRO stage."""
     check_deepspeed_keys(workload.deepspeed)
@@ -21,7 +19,7 @@ def deepspeed_config(
         "train_batch_size": params.global_batch_size,
         "train_micro_batch_size_per_gpu": params.micro_batch_size_per_gpu,
         "gradient_accumulation_steps": params.gradient_accumulation_steps,
-        "gradient_clipping": max_grad_norm,
+        "gradient_clipping": float(workload.training_arguments.get("max_grad_norm", 1.0)),  # 1: the Trainer's default
         "zero_optimization": _zero(params, on_gpu),
         # The optimizer is the Trainer's choice: torch's AdamW, or DeepSpeed's CPU AdamW for a GPU's offload.
         "zero_allow_untested_optimizer": True,
@@ -31,7 +29,8 @@ def deepspeed_config(
         "bf16": {"enabled": params.precision == "bf16", "check_grad_overflow": False},
         "fp16": {"enabled": params.precision == "fp16"},
     }
-    return _merged(config, workload.deepspeed)
+    merged: dict[str, Any] = _merged(config, workload.deepspeed)
+    return merged
 
 
 def _zero(params: TrialParams, on_gpu: bool) -> dict[str, Any]:
@@ -49,9 +48,7 @@ def _zero(params: TrialParams, on_gpu: bool) -> dict[str, Any]:
     return zero
 
 
-def _merged(base: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    merged = base | more
-    for key in base.keys() & more.keys():
-        if isinstance(base[key], dict) and isinstance(more[key], dict):
-            merged[key] = _merged(base[key], more[key])
-    return merged
+def _merged(base: Any, more: Any) -> Any:
+    if not (isinstance(base, dict) and isinstance(more, dict)):
+        return more
+    return base | {key: _merged(base.get(key), value) for key, value in more.items()}

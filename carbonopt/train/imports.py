@@ -13,8 +13,7 @@ import torch
 
 # What the Trainer, DeepSpeed and torch import while they set a trial up or make its first step.
 _MODULES = (
-    *(f"carbonopt.train.{name}" for name in ("arguments", "deepspeed_config", "loop")),
-    *("deepspeed", "deepspeed.runtime.engine", "accelerate.utils.deepspeed"),
+    *("carbonopt.train.loop", "deepspeed", "deepspeed.runtime.engine", "accelerate.utils.deepspeed"),
     *("transformers.integrations.deepspeed", "transformers.models.auto.modeling_auto"),
 )
 # On a GPU the engine also loads torch's compiler, whether the trial compiles or not: two of a set-up's three seconds.

@@ -3,9 +3,10 @@
 import inspect
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from carbonopt.core.config import Model, Workload
 from carbonopt.core.errors import BadInput, hint
@@ -13,35 +14,38 @@ from carbonopt.train.failures import refused
 from carbonopt.train.output_layer import FusedOutputLayer
 from carbonopt.train.tasks.trainer_task import ModelKind
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-
 _LORA_ALPHA_PER_RANK = 2  # lora_alpha = 2r keeps the adapters' scale as the rank changes; the usual choice
 _FLOAT8_CAPABILITY = (8, 9)
 _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def model_config(
-    kind: ModelKind, model: Model, tokenizer: "PreTrainedTokenizerBase", vocab_size: int
-) -> "PreTrainedConfig":
+    kind: ModelKind, workload: Workload, tokenizer: PreTrainedTokenizerBase, vocab_size: int
+) -> PreTrainedConfig:
     """The model's configuration. One that is written in the study file gets the tokenizer's vocabulary and special
     tokens where it names none: the library's defaults belong to another tokenizer. Raises BadInput if there is no such
-    model, model type or field, or it is not of that kind."""
+    model, model type or field, it is not of that kind, or can't read the tokenizer's ids or sequences of the workload's
+    length."""
+    model, length = workload.model, workload.sequence_length
     if model.from_config is None:
-        return _pretrained_config(model)
-    fields = dict(model.from_config)
-    model_type = fields.pop("model_type")
-    config_class = _config_class(kind, model_type, fields)
-    fields.setdefault("vocab_size", vocab_size)
-    for name in _SPECIAL_TOKENS:
-        fields.setdefault(name, getattr(tokenizer, name, None))
-    with refused(f"workload.model.from_config is not a {model_type}: {{}}.", TypeError, ValueError):
-        return config_class(**fields)
+        config = _pretrained_config(model)
+    else:
+        special_tokens = {name: getattr(tokenizer, name, None) for name in _SPECIAL_TOKENS}
+        config = _written_config(kind, model.from_config, {"vocab_size": vocab_size, **special_tokens})
+    text_config = config.get_text_config()
+    if vocab_size > text_config.vocab_size:
+        raise BadInput(
+            "the model's vocab_size must be at least the tokenizer's vocabulary, "
+            f"but got {text_config.vocab_size} and {vocab_size}; use the model's own tokenizer or leave vocab_size out."
+        )
+    positions = getattr(text_config, "max_position_embeddings", None)
+    if isinstance(positions, int) and 0 < positions < length:
+        rule = "workload.sequence_length must be at most the model's number of positions"
+        raise BadInput(f"{rule}, but got {length} and {positions}.")
+    return config
 
 
-def _pretrained_config(model: Model) -> "PreTrainedConfig":
-    from transformers import AutoConfig
-
+def _pretrained_config(model: Model) -> PreTrainedConfig:
     name = str(model.name_or_path)
     if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
         raise BadInput(f"workload.model.name_or_path must be a model's folder, but {name} has no config.json.")
@@ -55,47 +59,30 @@ def _from_pretrained(auto_class: Any, model: Model, **options: Any) -> Any:
     return auto_class.from_pretrained(str(model.name_or_path), **options)
 
 
-def _config_class(kind: ModelKind, model_type: str, fields: dict[str, Any]) -> "type[PreTrainedConfig]":
-    """That of the model type, once it is known to have these fields: transformers takes any without a word, and a
-    misspelt one would train a model of the default size."""
-    from transformers import CONFIG_MAPPING
-
+def _written_config(kind: ModelKind, written: dict[str, Any], defaults: dict[str, Any]) -> PreTrainedConfig:
+    """Refuses what is no field: transformers takes any without a word, and a misspelt one would train a model of the
+    default size."""
+    fields = dict(written)
+    model_type = fields.pop("model_type")
     if model_type not in (types := kind.model_types()):
-        raise BadInput(
-            f"workload.model.from_config.model_type must be a {kind.name} that transformers knows, "
-            f"but got {model_type!r}; {hint(str(model_type), sorted(types))}"
-        )
+        rule = f"workload.model.from_config.model_type must be a {kind.name} that transformers knows"
+        raise BadInput(f"{rule}, but got {model_type!r}; {hint(str(model_type), sorted(types))}")
     config_class = CONFIG_MAPPING[model_type]
     known = {name for name in inspect.signature(config_class.__init__).parameters if name not in ("self", "kwargs")}
     known |= config_class.attribute_map.keys()
     if "rope_parameters" in known:
         known |= {"rope_theta", "rope_scaling"}  # how it was written before transformers 5, and is still read
-    if unknown := [name for name in fields if name not in known]:
-        sentence = f"workload.model.from_config has the unknown field {unknown[0]} for {model_type}"
-        raise BadInput(f"{sentence}; {hint(unknown[0], sorted(known))}")
-    return config_class
+    if unknown := next((name for name in fields if name not in known), None):
+        sentence = f"workload.model.from_config has the unknown field {unknown} for {model_type}"
+        raise BadInput(f"{sentence}; {hint(unknown, sorted(known))}")
+    with refused(f"workload.model.from_config is not a {model_type}: {{}}.", TypeError, ValueError):
+        return config_class(**(defaults | fields))
 
 
 def unloadable(what: str, name: str) -> AbstractContextManager[None]:
     """Raises BadInput where transformers can't load that model or tokenizer."""
     instead = "give a local folder that holds one, or a hub name while online"
     return refused(f"can't load the {what} {name!r} ({{}}); {instead}.", OSError, ValueError, KeyError, ImportError)
-
-
-def check_model(config: "PreTrainedConfig", workload: Workload, vocab_size: int) -> None:
-    """Raises BadInput if the model can't read the tokenizer's ids or sequences of the workload's length."""
-    text_config = config.get_text_config()
-    if vocab_size > text_config.vocab_size:
-        raise BadInput(
-            "the model's vocab_size must be at least the tokenizer's vocabulary, "
-            f"but got {text_config.vocab_size} and {vocab_size}; use the model's own tokenizer or leave vocab_size out."
-        )
-    positions = getattr(text_config, "max_position_embeddings", None)
-    if isinstance(positions, int) and 0 < positions < workload.sequence_length:
-        raise BadInput(
-            "workload.sequence_length must be at most the model's number of positions, "
-            f"but got {workload.sequence_length} and {positions}."
-        )
 
 
 def fetch_weights(kind: ModelKind, model: Model) -> None:
@@ -111,7 +98,7 @@ def fetch_weights(kind: ModelKind, model: Model) -> None:
         raise BadInput(f"workload.model.name_or_path must be a model's folder, but {name} has no weights in it.")
 
 
-def parameter_count(kind: ModelKind, config: "PreTrainedConfig", trust_remote_code: bool) -> int:
+def parameter_count(kind: ModelKind, config: PreTrainedConfig, trust_remote_code: bool) -> int:
     """The model's parameters, tied ones counted once. Takes no memory: the model is made without its numbers."""
     sentence = f"transformers can't make a {kind.name} of this {config.model_type} configuration: {{}}."
     unmakeable = (ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError, AssertionError)
@@ -121,8 +108,8 @@ def parameter_count(kind: ModelKind, config: "PreTrainedConfig", trust_remote_co
 
 
 def random_model(
-    kind: ModelKind, config: "PreTrainedConfig", attention: str | None, trust_remote_code: bool
-) -> "PreTrainedModel":
+    kind: ModelKind, config: PreTrainedConfig, attention: str | None, trust_remote_code: bool
+) -> PreTrainedModel:
     """A model with random weights, whole on every rank; draws from torch's global generator. It must be made before
     TrainingArguments: once those announce ZeRO-3 to transformers, the weights are drawn piecewise and in another order,
     and the same seed would mean another model for each ZeRO stage."""
@@ -131,7 +118,7 @@ def random_model(
     return model
 
 
-def pretrained_model(kind: ModelKind, model: Model, attention: str | None) -> "PreTrainedModel":
+def pretrained_model(kind: ModelKind, model: Model, attention: str | None) -> PreTrainedModel:
     """The model with its trained weights, in float32: DeepSpeed makes the half-precision copy and keeps these as the
     master weights. It must be made after TrainingArguments, so that ZeRO-3 can partition while it loads."""
     loaded: PreTrainedModel = _from_pretrained(kind.auto(), model, dtype=torch.float32, **_attention(attention))
@@ -142,22 +129,17 @@ def _attention(name: str | None) -> dict[str, str]:
     return {} if name is None else {"attn_implementation": name}
 
 
-def check_output_layer(kind: ModelKind, config: "PreTrainedConfig", layer: str, trust_remote_code: bool) -> None:
+def check_output_layer(kind: ModelKind, config: PreTrainedConfig, layer: str, trust_remote_code: bool) -> None:
     """Runs the model without numbers, which takes no memory, to see what becomes of its logits. Raises BadInput if an
     output layer of this kind can't replace the model's own, or the GPU has no float8 products."""
     if layer == "standard":
         return
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else _FLOAT8_CAPABILITY
     if layer == "fused_fp8" and capability < _FLOAT8_CAPABILITY:
-        needed, available = (".".join(map(str, version)) for version in (_FLOAT8_CAPABILITY, capability))
-        raise BadInput(
-            f"output_layer: fused_fp8 needs a GPU of compute capability {needed} (Ada, Hopper) or above, "
-            f"but got {available}; use fused."
-        )
-    given = []
-    untold = (
-        f"output_layer: whether {config.model_type} can have a fused one can't be told, since the model doesn't run"
-    )
+        rule = "output_layer: fused_fp8 needs a GPU of compute capability {}.{} (Ada, Hopper) or above, but got {}.{}"
+        raise BadInput(f"{rule.format(*_FLOAT8_CAPABILITY, *capability)}; use fused.")
+    given, model_type = [], config.model_type
+    untold = f"output_layer: whether {model_type} can have a fused one can't be told, since the model doesn't run"
     unrunnable = (ValueError, TypeError, KeyError, AttributeError, RuntimeError)
     with refused(f"{untold} without numbers ({{}}); use standard.", *unrunnable), torch.device("meta"):
         model = kind.auto().from_config(config, trust_remote_code=trust_remote_code)
@@ -167,21 +149,21 @@ def check_output_layer(kind: ModelKind, config: "PreTrainedConfig", layer: str, 
         logits = model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=True).logits
     if type(own) is not torch.nn.Linear or not given or logits is not given[-1]:
         raise BadInput(
-            f"output_layer: {config.model_type} can't have a fused one: it scales or caps its logits, or makes them "
+            f"output_layer: {model_type} can't have a fused one: it scales or caps its logits, or makes them "
             "with something else than a linear layer; use standard."
         )
-    with refused(f"output_layer: that of {config.model_type} {{}}; use standard.", ValueError):
+    with refused(f"output_layer: that of {model_type} {{}}; use standard.", ValueError):
         fuse_output_layer(model, layer, compiled=False)
 
 
-def fuse_output_layer(model: "PreTrainedModel", layer: str, compiled: bool) -> None:
+def fuse_output_layer(model: PreTrainedModel, layer: str, compiled: bool) -> None:
     """Puts a fused output layer in the place of the model's own, which `check_output_layer` must have let through."""
     own = model.get_output_embeddings()
     assert isinstance(own, torch.nn.Linear)
     model.set_output_embeddings(FusedOutputLayer(own, float8=layer == "fused_fp8", compiled=compiled))
 
 
-def with_lora(kind: ModelKind, model: "PreTrainedModel", rank: int, gradient_checkpointing: bool) -> Any:
+def with_lora(kind: ModelKind, model: PreTrainedModel, rank: int, gradient_checkpointing: bool) -> Any:
     """The model with low-rank adapters on all its linear layers; nothing else is trained any more."""
     import peft
 

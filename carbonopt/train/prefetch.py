@@ -1,22 +1,18 @@
 """What a trial's process does while it waits to be told which trial it is: it loads the kernels, and draws the random
 model that the trial will most likely train. On a CPU there is nothing to load, so that nothing here is called."""
 
-import json
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from transformers import AutoConfig, PreTrainedModel, set_seed
 
 from carbonopt.core.files import PreparedFolder
 from carbonopt.core.trial import Prepared, TrialSpec
 from carbonopt.train.model import parameter_count, random_model
-from carbonopt.train.tasks.base import task_for
 from carbonopt.train.tasks.trainer_task import TrainerTask
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 # Parameters beside another trial that runs; both are 1 GB.
 _MOST_PARAMETERS = 250_000_000  # of a model that waits in the host's memory, in float32
@@ -26,27 +22,15 @@ _MOST_WARMED_UP = 60_000_000  # of one that kernels are loaded by, with gradient
 class _Prefetched(NamedTuple):
     folder: PreparedFolder
     seed: int
-    model: "PreTrainedModel"
+    model: PreTrainedModel
     generators: tuple[Any, Any, torch.Tensor]  # Python's, NumPy's and torch's, as they stood afterwards
 
 
 _prefetched: _Prefetched | None = None
 
 
-def prefetch(folder: PreparedFolder, prepared: Prepared, seed: int | None, device: torch.device) -> None:
-    """All that can be done for a trial of the workload that the folder was made for; with a random model, of the seed
-    that it will most likely be drawn from."""
-    task = task_for(json.loads(folder.workload.read_text(encoding="utf-8")))
-    if isinstance(task, TrainerTask):
-        warm_up_kernels(task, folder, prepared, device)
-        if seed is not None:
-            prefetch_model(task, folder, prepared, seed)
-
-
 def prefetch_model(task: TrainerTask, folder: PreparedFolder, prepared: Prepared, seed: int) -> None:
     """Draws the model of the prepared configuration, unless it is too big to wait or needs code from elsewhere."""
-    from transformers import AutoConfig, set_seed
-
     global _prefetched
     config = AutoConfig.from_pretrained(folder.model_config)
     if hasattr(config, "auto_map") or prepared.model_parameters > _MOST_PARAMETERS:
@@ -56,7 +40,7 @@ def prefetch_model(task: TrainerTask, folder: PreparedFolder, prepared: Prepared
     _prefetched = _Prefetched(folder, seed, model, (random.getstate(), np.random.get_state(), torch.get_rng_state()))
 
 
-def take_prefetched_model(spec: TrialSpec) -> "PreTrainedModel | None":
+def take_prefetched_model(spec: TrialSpec) -> PreTrainedModel | None:
     """The model that was drawn, once, if it is the one that the trial would draw from its seed now. The generators then
     stand as if it just had."""
     global _prefetched
@@ -74,8 +58,6 @@ def take_prefetched_model(spec: TrialSpec) -> "PreTrainedModel | None":
 
 def warm_up_kernels(task: TrainerTask, folder: PreparedFolder, prepared: Prepared, device: torch.device) -> None:
     """One step of a model of the workload's kind with a single layer. Nothing that it draws or learns is kept."""
-    from transformers import AutoConfig
-
     config = AutoConfig.from_pretrained(folder.model_config)
     config.num_hidden_layers = 1
     kind = task.model_kind

@@ -23,12 +23,6 @@ _BYTES_PER_LOGIT = 6  # in half precision, and in float32 for the loss
 
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 Indices = npt.NDArray[np.int64]
-Pair = tuple[torch.Tensor, torch.Tensor]  # inputs and targets
-
-
-def smallest_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
-    """The smallest type that holds every token id."""
-    return np.uint16 if vocab_size <= 2**16 else np.uint32
 
 
 def open_tokens(path: Path) -> Tokens:
@@ -44,7 +38,7 @@ def sequence_count(tokens: int, sequence_length: int, keep_tail: bool) -> int:
     return -(-targets // sequence_length) if keep_tail else targets // sequence_length
 
 
-def sequences(tokens: Tokens, indices: Indices, length: int) -> Pair:
+def sequences(tokens: Tokens, indices: Indices, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs tokens[i·L : i·L+L] and targets tokens[i·L+1 : i·L+L+1] of sequences i, both int64 [len(indices), L]. What
     a ragged last sequence lacks, and all of an index −1, is filled with token 0 and the target IGNORED."""
     positions = indices[:, None] * length + np.arange(length + 1)
@@ -53,13 +47,6 @@ def sequences(tokens: Tokens, indices: Indices, length: int) -> Pair:
     inputs = np.where(present[:, :-1], window[:, :-1], 0)
     targets = np.where(present[:, 1:], window[:, 1:], IGNORED)
     return torch.from_numpy(inputs), torch.from_numpy(targets)
-
-
-def shifted_sequences(tokens: Tokens, indices: Indices, length: int, offset: int) -> Pair:
-    """As `sequences`, cut from token `offset` on; what lies before it follows the text's end, so none is lost."""
-    positions = offset + indices[:, None] * length + np.arange(length + 1)
-    window = tokens[positions % len(tokens)].astype(np.int64)
-    return torch.from_numpy(window[:, :-1].copy()), torch.from_numpy(window[:, 1:].copy())
 
 
 def total_steps(train_sequences: int, global_batch_size: int, epochs: float) -> int:
@@ -122,7 +109,7 @@ class MicroBatches(Dataset[dict[str, torch.Tensor]]):
     def __post_init__(self) -> None:
         self._accumulation_steps = self.global_batch_size // (self.micro_batch_size * self.world_size)
         self._sequences = sequence_count(len(self.tokens), self.sequence_length, keep_tail=False)
-        self._order: tuple[int, Indices, int] | None = None  # an epoch, its permutation, its offset
+        self._order: tuple[int, Indices, int] = (-1, np.arange(0), 0)  # an epoch, its permutation, its offset
 
     def __len__(self) -> int:
         return self.steps * self._accumulation_steps
@@ -131,8 +118,10 @@ class MicroBatches(Dataset[dict[str, torch.Tensor]]):
         if not 0 <= index < len(self):
             raise IndexError(index)
         indices, offset = self.indices(index)
-        inputs, targets = shifted_sequences(self.tokens, indices, self.sequence_length, offset)
-        return {"input_ids": inputs, "labels": targets}
+        positions = offset + indices[:, None] * self.sequence_length + np.arange(self.sequence_length + 1)
+        # What lies before the offset follows the text's end, so that no token is lost.
+        window = torch.from_numpy(self.tokens[positions % len(self.tokens)].astype(np.int64))
+        return {"input_ids": window[:, :-1].contiguous(), "labels": window[:, 1:].contiguous()}
 
     def indices(self, index: int) -> tuple[Indices, int]:
         """The sequences of micro batch `index` of this rank, and the offset of the epoch's cuts."""
@@ -140,14 +129,11 @@ class MicroBatches(Dataset[dict[str, torch.Tensor]]):
         epoch, step_of_epoch = divmod(step, self._sequences // self.global_batch_size)
         start = step_of_epoch * self.global_batch_size
         start += (accumulation * self.world_size + self.rank) * self.micro_batch_size
-        permutation, offset = self._epoch(epoch)
-        return permutation[start : start + self.micro_batch_size], offset
-
-    def _epoch(self, epoch: int) -> tuple[Indices, int]:
-        if self._order is None or self._order[0] != epoch:
+        if self._order[0] != epoch:
             random = np.random.default_rng((self.seed, epoch))
             self._order = epoch, random.permutation(self._sequences), int(random.integers(self.sequence_length))
-        return self._order[1:]
+        _, permutation, offset = self._order
+        return permutation[start : start + self.micro_batch_size], offset
 
 
 class PrefetchLoader(DataLoader[Any]):
