@@ -59,8 +59,7 @@ class SpinThrottle(threading.Thread):
             wait = CpuWait()
             wait.begin()
             self._ended.wait(_LOOK_EVERY_S)
-            wait.end()
-            if (wait.share or 0.0) > _CPU_CONTENTION_FROM:
+            if (wait.so_far() or 0.0) > _CPU_CONTENTION_FROM:
                 print("Other work wants this machine's cores: threads sleep sooner from now on.", flush=True)
                 torch.ones(_ENOUGH_FOR_A_TEAM).sum()  # in this thread, whose team it makes, and which has to stay
                 self._ended.wait()

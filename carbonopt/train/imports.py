@@ -31,12 +31,8 @@ def import_all() -> None:
         # task needs; what is missing here, a trial imports itself.
         if not module.startswith(("deepspeed.", "carbonopt.")) or importlib.util.find_spec(module) is not None:
             importlib.import_module(module)
-    _import_muon_uncompiled()
-
-
-def _import_muon_uncompiled() -> None:
-    """DeepSpeed's engine imports its Muon optimizer only to know whether ours is one, and decorates its kernels with
-    torch.compile, which loads all of the compiler: 1.2 s of a trial's 6 s of set-up, measured on a CPU."""
+    # DeepSpeed's engine imports its Muon optimizer only to know whether ours is one, and decorates its kernels with
+    # torch.compile, which loads all of the compiler: 1.2 s of a trial's 6 s of set-up, measured on a CPU.
     from deepspeed.runtime import compiler
 
     compile_decorator = compiler.compile

@@ -37,6 +37,8 @@ def prepare(spec: PrepareSpec) -> Prepared:
     """Makes the prepared folder, or takes it as it is when it was made for the same workload; DeepSpeed's operators are
     loaded in any case, and compiled where they aren't there. Raises BadInput for whatever in the workload would make
     every trial fail."""
+    from carbonopt.train import arguments, deepspeed_keys, ranks
+
     folder = PreparedFolder(Path(spec.prepared_dir))
     if (prepared := folder.made_for(spec.fingerprint)) is not None:
         _load_ops(spec)
@@ -45,31 +47,25 @@ def prepare(spec: PrepareSpec) -> Prepared:
         raise BadInput(f"{folder.root} must be a folder, but is a file; move it away.")
     if folder.root.exists() and not folder.summary.is_file() and any(folder.root.iterdir()):
         raise BadInput(f"{folder.root} must be empty or a prepared data set, but holds other files; move them away.")
+    ranks.check_devices()
+    task = task_for(spec.workload)
+    deepspeed_keys.check_deepspeed_keys(task.workload.deepspeed)
+    arguments.check_training_arguments(task.workload.training_arguments, spec.space)
     aside, old = (folder.root.with_name(f".{folder.root.name}.{os.getpid()}.{kind}") for kind in ("part", "old"))
     try:
         aside.mkdir(parents=True)
-        prepared = _make(spec, PreparedFolder(aside))
+        made = PreparedFolder(aside)
+        prepared = task.prepare(spec.space, made, spec.fingerprint)
+        write_json(made.workload, spec.workload)
+        _load_ops(spec)
+        prepared = prepared.model_copy(update={"files": made.sizes()})
+        write_json(made.summary, prepared.model_dump())
         if folder.root.exists():
             folder.root.rename(old)
         aside.rename(folder.root)  # a reader finds a whole folder there or none
     finally:
         for rest in (aside, old):
             shutil.rmtree(rest, ignore_errors=True)
-    return prepared
-
-
-def _make(spec: PrepareSpec, folder: PreparedFolder) -> Prepared:
-    from carbonopt.train import arguments, deepspeed_keys, ranks
-
-    ranks.check_devices()
-    task = task_for(spec.workload)
-    deepspeed_keys.check_deepspeed_keys(task.workload.deepspeed)
-    arguments.check_training_arguments(task.workload.training_arguments, spec.space)
-    prepared = task.prepare(spec.space, folder, spec.fingerprint)
-    write_json(folder.workload, spec.workload)
-    _load_ops(spec)
-    prepared = prepared.model_copy(update={"files": folder.sizes()})
-    write_json(folder.summary, prepared.model_dump())
     return prepared
 
 

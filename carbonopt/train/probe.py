@@ -45,15 +45,14 @@ def stack() -> Stack:
 
     from carbonopt.train.imports import package_versions
 
-    ops = tuple(map(_op, op_builders(with_cpu_adam=True)))
-    return Stack(versions=package_versions(), torch_cuda=torch.version.cuda, ops=ops, **_gpus(), **_nvcc())
+    cuda, ops = torch.version.cuda, tuple(map(_op, op_builders(with_cpu_adam=True)))
+    of_gpus = {} if cuda is None else {**_gpus(), **_nvcc()}
+    return Stack(versions=package_versions(), torch_cuda=cuda, ops=ops, **of_gpus)
 
 
 def _gpus() -> dict[str, Any]:
     import torch
 
-    if torch.version.cuda is None:
-        return {}
     try:
         torch.cuda.init()
     except RuntimeError as error:
@@ -64,11 +63,8 @@ def _gpus() -> dict[str, Any]:
 
 def _nvcc() -> dict[str, Any]:
     """The compiler's version and what DeepSpeed has against it, by DeepSpeed's own rule."""
-    import torch
     from deepspeed.ops.op_builder import builder
 
-    if torch.version.cuda is None:
-        return {}
     try:
         version = ".".join(map(str, builder.installed_cuda_version()))
     except builder.MissingCUDAException as error:
@@ -89,14 +85,6 @@ def _op(builder: Any) -> Op:
     folder = build_folder(builder)
     lock, library = folder / "lock", folder / f"{builder.name}{LIB_EXT}"  # torch's names for them
     return Op(name=builder.name, built=library.exists(), lock=str(lock) if lock.exists() else None)
-
-
-def build() -> None:
-    """Compiles what trials will load and isn't there yet. One that is locked is left alone."""
-    for builder in op_builders(with_cpu_adam=True):
-        op = _op(builder)
-        if not op.built and op.lock is None:
-            builder.load(verbose=False)
 
 
 def load(answers: TextIO) -> None:
@@ -130,7 +118,10 @@ def main(what: str) -> None:
             load(answers)
             return
         if what == "build":
-            build()
+            for builder in op_builders(with_cpu_adam=True):
+                op = _op(builder)
+                if not op.built and op.lock is None:
+                    builder.load(verbose=False)
         print(stack().model_dump_json(), file=answers)
 
 

@@ -55,17 +55,13 @@ def together() -> None:
         dist.barrier()
 
 
-def summed(values: list[float]) -> list[float]:
-    """Each value summed over all ranks, in float64."""
-    return _reduced(values, dist.ReduceOp.SUM)
-
-
 def largest(value: float) -> float:
-    """The largest over all ranks."""
-    return _reduced([value], dist.ReduceOp.MAX)[0]
+    """Over all ranks."""
+    return summed([value], dist.ReduceOp.MAX)[0]
 
 
-def _reduced(values: list[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
+def summed(values: list[float], operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> list[float]:
+    """Each value summed, or reduced by another operation, over all ranks, in float64."""
     if world_size() == 1:
         return values
     tensor = torch.tensor(values, dtype=torch.float64, device=device())
