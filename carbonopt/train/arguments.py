@@ -48,28 +48,23 @@ def check_training_arguments(given: dict[str, Any], space: Space) -> None:
         if key not in defaults:
             allowed = sorted(name for name in defaults if _why_owned(name) is None)
             raise BadInput(f"unknown key workload.training_arguments.{key}; {hint(key, allowed)}")
-        if isinstance(defaults[key], int | float):  # transformers itself looks at few of its values
-            _check_number(key, value, defaults[key])
+        if isinstance(default := defaults[key], int | float):  # transformers itself looks at few of its values
+            fits = isinstance(value, int | float) and isinstance(value, bool) == isinstance(default, bool)
+            if not fits or not math.isfinite(value) or value < min(0, default):
+                wanted = "true or false" if isinstance(default, bool) else f"a number from {min(0, default)}"
+                raise BadInput(f"workload.training_arguments.{key} must be {wanted}, but got {value!r}.")
     for name in space.domains():
         if (argument := DIMENSIONS[name].argument) in given:
-            raise BadInput(
-                f"{argument} must be in workload.training_arguments or, as {name}, in search.space, but is in both."
-            )
+            rule = f"{argument} must be in workload.training_arguments or, as {name}, in search.space"
+            raise BadInput(f"{rule}, but is in both.")
     with refused("workload.training_arguments is not what transformers takes: {}", ValueError, TypeError, ImportError):
         TrainingArguments(output_dir="unused", report_to="none", use_cpu=True, **given)
 
 
 def _why_owned(key: str) -> str | None:
     """None: the study may give it."""
-    matching = (why for why, patterns in _WHY_OWNED.items() if any(fnmatchcase(key, name) for name in patterns.split()))
-    return next(matching, None)
-
-
-def _check_number(key: str, value: Any, default: Any) -> None:
-    fits = isinstance(value, int | float) and isinstance(value, bool) == isinstance(default, bool)
-    if not fits or not math.isfinite(value) or value < min(0, default):
-        wanted = "true or false" if isinstance(default, bool) else f"a number from {min(0, default)}"
-        raise BadInput(f"workload.training_arguments.{key} must be {wanted}, but got {value!r}.")
+    owned = ((why, pattern) for why, patterns in _WHY_OWNED.items() for pattern in patterns.split())
+    return next((why for why, pattern in owned if fnmatchcase(key, pattern)), None)
 
 
 def training_arguments(

@@ -15,25 +15,6 @@ def deepspeed_config(params: TrialParams, workload: Workload, on_gpu: bool) -> d
     """DeepSpeed's settings for these parameters, the study's own (`workload.deepspeed`) merged in; plain numbers all.
     Raises BadInput as `check_deepspeed_keys` does, and if the offload doesn't go with the ZeRO stage."""
     check_deepspeed_keys(workload.deepspeed)
-    config = {
-        "train_batch_size": params.global_batch_size,
-        "train_micro_batch_size_per_gpu": params.micro_batch_size_per_gpu,
-        "gradient_accumulation_steps": params.gradient_accumulation_steps,
-        "gradient_clipping": float(workload.training_arguments.get("max_grad_norm", 1.0)),  # 1: the Trainer's default
-        "zero_optimization": _zero(params, on_gpu),
-        # The optimizer is the Trainer's choice: torch's AdamW, or DeepSpeed's CPU AdamW for a GPU's offload.
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-        # Looking for infinite gradients takes a thousand small kernels a step, for which the GPU waits: 7 % of the
-        # energy of GPT-2 124M on an H200. bf16 has the range of float32; a loss that is not finite ends the trial.
-        "bf16": {"enabled": params.precision == "bf16", "check_grad_overflow": False},
-        "fp16": {"enabled": params.precision == "fp16"},
-    }
-    merged: dict[str, Any] = _merged(config, workload.deepspeed)
-    return merged
-
-
-def _zero(params: TrialParams, on_gpu: bool) -> dict[str, Any]:
     if params.offload != "none" and params.zero_stage == 0:
         raise BadInput(f"offload needs zero_stage 1, 2 or 3, but got offload={params.offload} with zero_stage=0.")
     if params.offload == "parameters" and params.zero_stage != 3:
@@ -45,7 +26,22 @@ def _zero(params: TrialParams, on_gpu: bool) -> dict[str, Any]:
         zero["stage3_gather_16bit_weights_on_model_save"] = True  # or a saved model would have no weights
     for part in {"none": (), "optimizer": ("optimizer",), "parameters": ("optimizer", "param")}[params.offload]:
         zero[f"offload_{part}"] = {"device": "cpu", "pin_memory": on_gpu}
-    return zero
+    config = {
+        "train_batch_size": params.global_batch_size,
+        "train_micro_batch_size_per_gpu": params.micro_batch_size_per_gpu,
+        "gradient_accumulation_steps": params.gradient_accumulation_steps,
+        "gradient_clipping": float(workload.training_arguments.get("max_grad_norm", 1.0)),  # 1: the Trainer's default
+        "zero_optimization": zero,
+        # The optimizer is the Trainer's choice: torch's AdamW, or DeepSpeed's CPU AdamW for a GPU's offload.
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        # Looking for infinite gradients takes a thousand small kernels a step, for which the GPU waits: 7 % of the
+        # energy of GPT-2 124M on an H200. bf16 has the range of float32; a loss that is not finite ends the trial.
+        "bf16": {"enabled": params.precision == "bf16", "check_grad_overflow": False},
+        "fp16": {"enabled": params.precision == "fp16"},
+    }
+    merged: dict[str, Any] = _merged(config, workload.deepspeed)
+    return merged
 
 
 def _merged(base: Any, more: Any) -> Any:

@@ -10,8 +10,7 @@ from carbonopt.core.errors import BadInput
 from carbonopt.core.events import BAD_INPUT_EXIT, CRASH_EXIT, FINISHED_EXIT, OUT_OF_MEMORY_EXIT, FailureKind
 from carbonopt.train.client import Speaker
 
-# How an allocation that fails outside torch's own allocator is worded, in lower case; torch raises it as a plain
-# RuntimeError.
+# How a RuntimeError of torch words that memory ran out, on the GPU or the host, whichever layer noticed; in lower case.
 _OUT_OF_MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "_status_alloc_failed")
 
 
@@ -46,16 +45,10 @@ def _ending(error: Exception) -> tuple[FailureKind, int, str]:
         return "bad_input", BAD_INPUT_EXIT, str(error)
     if isinstance(error, Diverged):
         return "diverged", FINISHED_EXIT, str(error)
-    if _is_out_of_memory(error):
+    worded_so = isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY_WORDS)
+    if worded_so or isinstance(error, MemoryError):
         return "out_of_memory", OUT_OF_MEMORY_EXIT, _one_line(error)
     return "crash", CRASH_EXIT, f"{type(error).__name__}: {_one_line(error)}"
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether memory ran out, on the GPU or the host, however the layer below worded it."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY_WORDS)
 
 
 def _log(text: str) -> None:

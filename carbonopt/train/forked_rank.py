@@ -1,5 +1,6 @@
 """A rank that is forked from a process which has imported everything: the module of the fork server, whose forks call
-`run`. Importing touches no GPU: the forks of a process that has opened one can't use it."""
+`run`. Importing touches no GPU: the forks of a process that has opened one can't use it. While a fork waits to be told
+which trial it is, it loads the kernels, and draws the random model that the trial will most likely train."""
 
 import json
 import os
@@ -10,16 +11,19 @@ from pathlib import Path
 
 import deepspeed
 import torch
+from transformers import AutoConfig
 
 from carbonopt.core.events import CRASH_EXIT, FINGERPRINT, GATE_FD, GPU_UUIDS, LIKELY_SEED, PREPARED, SPEC_FD
 from carbonopt.core.files import PreparedFolder
 from carbonopt.core.trial import Prepared
-from carbonopt.train import prefetch, worker
+from carbonopt.train import worker
 from carbonopt.train.imports import import_all
+from carbonopt.train.model import parameter_count, prefetch_model
 from carbonopt.train.tasks.base import task_for
 from carbonopt.train.tasks.trainer_task import TrainerTask
 
 _LOOK_EVERY_S = 0.05
+_MOST_WARMED_UP = 60_000_000  # parameters, with gradients and optimizer 1 GB, beside another trial that runs
 
 import_all()
 
@@ -56,16 +60,37 @@ def _prepared(folder: PreparedFolder, gate: int) -> Prepared | None:
 
 
 def _prefetch(folder: PreparedFolder, prepared: Prepared, device: torch.device) -> None:
-    """What a trial's set-up and its first step would take longer for: loads the kernels, and draws a random model."""
     try:
         task = task_for(json.loads(folder.workload.read_text(encoding="utf-8")))
         if isinstance(task, TrainerTask):
-            prefetch.warm_up_kernels(task, folder, prepared, device)
+            _warm_up_kernels(task, folder, prepared, device)
             if seed := os.environ[LIKELY_SEED]:
-                prefetch.prefetch_model(task, folder, prepared, int(seed))
+                prefetch_model(task.model_kind, folder, prepared, int(seed))
     except Exception:  # noqa: BLE001, not every model can be cut down; the trial itself says what is wrong with one
         traceback.print_exc()
         print("The trial's beginning will take longer: not all of it could be done ahead.", file=sys.stderr)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
+
+
+def _warm_up_kernels(task: TrainerTask, folder: PreparedFolder, prepared: Prepared, device: torch.device) -> None:
+    """One step of a model of the workload's kind with a single layer. Nothing that it draws or learns is kept."""
+    config = AutoConfig.from_pretrained(folder.model_config)
+    config.num_hidden_layers = 1
+    kind = task.model_kind
+    if hasattr(config, "auto_map") or parameter_count(kind, config, trust_remote_code=False) > _MOST_WARMED_UP:
+        return
+    with device:
+        model = kind.auto().from_config(config, dtype=torch.bfloat16)
+    master = [parameter.detach().float().requires_grad_() for parameter in model.parameters()]
+    optimizer = torch.optim.AdamW(master, fused=True)
+    model.train()
+    task.example_loss(model, prepared).backward()
+    for weights, parameter in zip(master, model.parameters(), strict=True):
+        weights.grad = torch.zeros_like(weights) if parameter.grad is None else parameter.grad.float()
+    torch.nn.utils.clip_grad_norm_(master, 1.0)
+    optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        task.example_loss(model, prepared)

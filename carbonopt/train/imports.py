@@ -1,8 +1,5 @@
-"""What every rank needs and no rank changes, imported in one place, and its versions.
-
-Importing it takes seconds to tens of seconds. A process that imports it once and is then forked for each trial spares
-them that (see `forked_rank`); a trial that is a program of its own imports it itself.
-"""
+"""What every rank needs and no rank changes, imported in one place, and its versions. That takes seconds to tens of
+seconds, which a process that is forked for each trial spares them (see `forked_rank`)."""
 
 import importlib
 import importlib.util

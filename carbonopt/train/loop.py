@@ -23,7 +23,6 @@ from carbonopt.train.data.packing import PrefetchLoader, evaluation_steps
 from carbonopt.train.deepspeed_config import deepspeed_config
 from carbonopt.train.failures import Diverged
 from carbonopt.train.fast_step import install_fast_step
-from carbonopt.train.prefetch import take_prefetched_model
 from carbonopt.train.tasks.base import Trained, TrialRun
 from carbonopt.train.tasks.trainer_task import TrainerTask
 
@@ -86,10 +85,12 @@ class Evaluations(TrainerCallback):
                 self._speaker.stage(Stage.STEPS, _kernels())
             # The evaluations say it of all ranks; but a trial can be stopped before the first.
             told_later = step >= self._evaluation_steps[0]
-            self._speaker.progress(step, self._run.total_steps, None if told_later else self._cores.so_far)
+            self._speaker.progress(step, self._run.total_steps, None if told_later else self._cores.end)
         evaluates = step in self._evaluation_steps
         if evaluates or step % _LOSS_CHECK_STEPS == 0:
-            self._check_loss(step)
+            loss = self._trainer.last_loss
+            if ranks.largest(float(loss is None or not math.isfinite(loss))):
+                raise Diverged(f"the training loss was not finite at step {step} of {self._run.total_steps}.")
         if evaluates:
             control.should_training_stop |= self._evaluated(step)
         return control
@@ -108,12 +109,6 @@ class Evaluations(TrainerCallback):
             self._cores.end()
         ranks.together()
 
-    def _check_loss(self, step: int) -> None:
-        loss = self._trainer.last_loss
-        diverged = loss is None or not math.isfinite(loss)
-        if ranks.largest(float(diverged)):
-            raise Diverged(f"the training loss was not finite at step {step} of {self._run.total_steps}.")
-
     def _evaluated(self, step: int) -> bool:
         """Evaluates; returns whether to stop."""
         total_steps, stop = self._run.total_steps, False
@@ -125,8 +120,7 @@ class Evaluations(TrainerCallback):
             measured["cpu_wait_fraction"] = ranks.largest(share)
         self.last = EvalPoint.of(self._task.quality, total, count, step=step, tokens=step * self._run.tokens_per_step)
         if self._speaker is not None:
-            told = Evaluated(point=self.last, total_steps=total_steps, **measured)
-            stop = self._speaker.evaluated(told) is not None
+            stop = bool(self._speaker.evaluated(Evaluated(point=self.last, total_steps=total_steps, **measured)))
         stop = bool(ranks.largest(float(stop)))
         if self.last.value is None:
             raise Diverged(f"the evaluation loss was not finite at step {step} of {total_steps}.")
@@ -150,7 +144,7 @@ def train(task: TrainerTask, run: TrialRun, speaker: Speaker | None) -> Trained:
     # measured. On a CPU they are deterministic anyway; training_arguments.full_determinism asks for it on a GPU.
     set_seed(spec.seed)
     model: Any = None
-    if workload.model.from_config is not None and (model := take_prefetched_model(spec)) is None:
+    if workload.model.from_config is not None and (model := models.take_prefetched_model(spec)) is None:
         config = AutoConfig.from_pretrained(run.folder.model_config)
         model = models.random_model(kind, config, attention, workload.model.trust_remote_code)
     arguments = training_arguments(params, workload, run.total_steps, spec.seed, on_gpu, spec.trial_dir, settings)

@@ -1,56 +1,62 @@
 """The workload's model: its configuration, checked, and the model that a trial trains."""
 
 import inspect
+import random
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    set_seed,
+)
 
 from carbonopt.core.config import Model, Workload
 from carbonopt.core.errors import BadInput, hint
+from carbonopt.core.files import PreparedFolder
+from carbonopt.core.trial import Prepared, TrialSpec
 from carbonopt.train.failures import refused
 from carbonopt.train.output_layer import FusedOutputLayer
 from carbonopt.train.tasks.trainer_task import ModelKind
 
-_LORA_ALPHA_PER_RANK = 2  # lora_alpha = 2r keeps the adapters' scale as the rank changes; the usual choice
 _FLOAT8_CAPABILITY = (8, 9)
 _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_MOST_PREFETCHED = 250_000_000  # parameters in float32, 1 GB of the host's memory, beside another trial that runs
+
+# The next trial's random model, of this folder and seed, and how Python's, NumPy's and torch's generators then stood.
+_prefetched: tuple[tuple[PreparedFolder, int], PreTrainedModel, tuple[Any, Any, torch.Tensor]] | None = None
 
 
-def model_config(
-    kind: ModelKind, workload: Workload, tokenizer: PreTrainedTokenizerBase, vocab_size: int
-) -> PreTrainedConfig:
+def model_config(kind: ModelKind, workload: Workload, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
     """The model's configuration. One that is written in the study file gets the tokenizer's vocabulary and special
     tokens where it names none: the library's defaults belong to another tokenizer. Raises BadInput if there is no such
     model, model type or field, it is not of that kind, or can't read the tokenizer's ids or sequences of the workload's
     length."""
-    model, length = workload.model, workload.sequence_length
+    model, length, vocab_size = workload.model, workload.sequence_length, len(tokenizer)
     if model.from_config is None:
-        config = _pretrained_config(model)
+        name = str(model.name_or_path)
+        if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
+            raise BadInput(f"workload.model.name_or_path must be a model's folder, but {name} has no config.json.")
+        with unloadable("model", name):
+            config: PreTrainedConfig = _from_pretrained(AutoConfig, model)
     else:
         special_tokens = {name: getattr(tokenizer, name, None) for name in _SPECIAL_TOKENS}
         config = _written_config(kind, model.from_config, {"vocab_size": vocab_size, **special_tokens})
     text_config = config.get_text_config()
     if vocab_size > text_config.vocab_size:
-        raise BadInput(
-            "the model's vocab_size must be at least the tokenizer's vocabulary, "
-            f"but got {text_config.vocab_size} and {vocab_size}; use the model's own tokenizer or leave vocab_size out."
-        )
+        rule = "the model's vocab_size must be at least the tokenizer's vocabulary"
+        instead = "use the model's own tokenizer or leave vocab_size out"
+        raise BadInput(f"{rule}, but got {text_config.vocab_size} and {vocab_size}; {instead}.")
     positions = getattr(text_config, "max_position_embeddings", None)
     if isinstance(positions, int) and 0 < positions < length:
         rule = "workload.sequence_length must be at most the model's number of positions"
         raise BadInput(f"{rule}, but got {length} and {positions}.")
-    return config
-
-
-def _pretrained_config(model: Model) -> PreTrainedConfig:
-    name = str(model.name_or_path)
-    if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
-        raise BadInput(f"workload.model.name_or_path must be a model's folder, but {name} has no config.json.")
-    with unloadable("model", name):
-        config: PreTrainedConfig = _from_pretrained(AutoConfig, model)
     return config
 
 
@@ -72,9 +78,9 @@ def _written_config(kind: ModelKind, written: dict[str, Any], defaults: dict[str
     known |= config_class.attribute_map.keys()
     if "rope_parameters" in known:
         known |= {"rope_theta", "rope_scaling"}  # how it was written before transformers 5, and is still read
-    if unknown := next((name for name in fields if name not in known), None):
-        sentence = f"workload.model.from_config has the unknown field {unknown} for {model_type}"
-        raise BadInput(f"{sentence}; {hint(unknown, sorted(known))}")
+    if unknown := [name for name in fields if name not in known]:
+        sentence = f"workload.model.from_config has the unknown field {unknown[0]} for {model_type}"
+        raise BadInput(f"{sentence}; {hint(unknown[0], sorted(known))}")
     with refused(f"workload.model.from_config is not a {model_type}: {{}}.", TypeError, ValueError):
         return config_class(**(defaults | fields))
 
@@ -99,7 +105,7 @@ def fetch_weights(kind: ModelKind, model: Model) -> None:
 
 
 def parameter_count(kind: ModelKind, config: PreTrainedConfig, trust_remote_code: bool) -> int:
-    """The model's parameters, tied ones counted once. Takes no memory: the model is made without its numbers."""
+    """Tied ones counted once. Takes no memory: the model is made without its numbers."""
     sentence = f"transformers can't make a {kind.name} of this {config.model_type} configuration: {{}}."
     unmakeable = (ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError, AssertionError)
     with refused(sentence, *unmakeable), torch.device("meta"):
@@ -107,22 +113,45 @@ def parameter_count(kind: ModelKind, config: PreTrainedConfig, trust_remote_code
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def random_model(
-    kind: ModelKind, config: PreTrainedConfig, attention: str | None, trust_remote_code: bool
-) -> PreTrainedModel:
+def random_model(kind: ModelKind, config: PreTrainedConfig, attention: str | None, trust_remote_code: bool) -> Any:
     """A model with random weights, whole on every rank; draws from torch's global generator. It must be made before
     TrainingArguments: once those announce ZeRO-3 to transformers, the weights are drawn piecewise and in another order,
     and the same seed would mean another model for each ZeRO stage."""
     options = {"dtype": torch.float32, "trust_remote_code": trust_remote_code, **_attention(attention)}
-    model: PreTrainedModel = kind.auto().from_config(config, **options)
+    return kind.auto().from_config(config, **options)
+
+
+def prefetch_model(kind: ModelKind, folder: PreparedFolder, prepared: Prepared, seed: int) -> None:
+    """Draws the model of the prepared configuration, unless it is too big to wait or needs code from elsewhere."""
+    global _prefetched
+    config = AutoConfig.from_pretrained(folder.model_config)
+    if hasattr(config, "auto_map") or prepared.model_parameters > _MOST_PREFETCHED:
+        return
+    set_seed(seed)
+    model = random_model(kind, config, attention=None, trust_remote_code=False)
+    _prefetched = (folder, seed), model, (random.getstate(), np.random.get_state(), torch.get_rng_state())
+
+
+def take_prefetched_model(spec: TrialSpec) -> PreTrainedModel | None:
+    """The model that was drawn, once, if it is the one that the trial would draw from its seed now. The generators then
+    stand as if it just had."""
+    global _prefetched
+    prefetched, _prefetched = _prefetched, None
+    if prefetched is None or spec.params.attention_implementation is not None:
+        return None
+    drawn_of, model, (python, numpy, cpu) = prefetched
+    if drawn_of != (PreparedFolder(Path(spec.prepared_dir)), spec.seed):
+        return None
+    random.setstate(python)
+    np.random.set_state(numpy)
+    torch.set_rng_state(cpu)
     return model
 
 
-def pretrained_model(kind: ModelKind, model: Model, attention: str | None) -> PreTrainedModel:
+def pretrained_model(kind: ModelKind, model: Model, attention: str | None) -> Any:
     """The model with its trained weights, in float32: DeepSpeed makes the half-precision copy and keeps these as the
     master weights. It must be made after TrainingArguments, so that ZeRO-3 can partition while it loads."""
-    loaded: PreTrainedModel = _from_pretrained(kind.auto(), model, dtype=torch.float32, **_attention(attention))
-    return loaded
+    return _from_pretrained(kind.auto(), model, dtype=torch.float32, **_attention(attention))
 
 
 def _attention(name: str | None) -> dict[str, str]:
@@ -148,10 +177,8 @@ def check_output_layer(kind: ModelKind, config: PreTrainedConfig, layer: str, tr
         # With a cache, as models are saved without one by the Trainer: masks are then made without looking at data.
         logits = model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=True).logits
     if type(own) is not torch.nn.Linear or not given or logits is not given[-1]:
-        raise BadInput(
-            f"output_layer: {model_type} can't have a fused one: it scales or caps its logits, or makes them "
-            "with something else than a linear layer; use standard."
-        )
+        why = "it scales or caps its logits, or makes them with something else than a linear layer"
+        raise BadInput(f"output_layer: {model_type} can't have a fused one: {why}; use standard.")
     with refused(f"output_layer: that of {model_type} {{}}; use standard.", ValueError):
         fuse_output_layer(model, layer, compiled=False)
 
@@ -169,6 +196,6 @@ def with_lora(kind: ModelKind, model: PreTrainedModel, rank: int, gradient_check
 
     if gradient_checkpointing:
         model.enable_input_require_grads()  # or no gradient reaches the adapters through a frozen embedding
-    alpha = _LORA_ALPHA_PER_RANK * rank
+    alpha = 2 * rank  # keeps the adapters' scale as the rank changes; the usual choice
     config = peft.LoraConfig(task_type=kind.peft_task_type, r=rank, lora_alpha=alpha, target_modules="all-linear")
     return peft.get_peft_model(model, config)

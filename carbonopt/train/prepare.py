@@ -5,7 +5,6 @@ python -m carbonopt.train.prepare SPEC.json, which is a PrepareSpec.
 
 import gc
 import importlib
-import json
 import os
 import shutil
 import sys
@@ -83,8 +82,8 @@ def main(spec_path: str) -> int:
             importlib.import_module(module)
         gc.enable()
         speaker.phase(Phase.PREPARE)  # from its answer on the GPUs' idle power is known, and they may be touched
-        raw = json.loads(Path(spec_path).read_text(encoding="utf-8"))
-        speaker.finished(prepare(PrepareSpec(**raw)).model_dump())
+        spec = PrepareSpec.model_validate_json(Path(spec_path).read_bytes())
+        speaker.finished(prepare(spec).model_dump())
     return outcome.exit_code
 
 

@@ -1,9 +1,7 @@
-"""What a trial's process finds on this machine: torch, its GPUs, DeepSpeed's compilers and operators.
+"""What a trial's process, in its environment, finds on this machine: python -m carbonopt.train.probe stack|build|load
 
-    python -m carbonopt.train.probe stack|build|load
-
-In the environment that trials get. `stack` prints one JSON object, a Stack; `build` compiles first what is missing;
-`load` prints a line once it keeps all visible GPUs busy, and goes on until its standard input is closed.
+`stack` prints one JSON object, a Stack; `build` compiles first what is missing and isn't locked; `load` prints a line
+once it keeps all visible GPUs busy, and goes on until its standard input is closed.
 """
 
 import os
@@ -40,7 +38,7 @@ class Stack(Frozen):
 
 
 def stack() -> Stack:
-    """Looks at torch, its GPUs and DeepSpeed's compilers and operators; compiles nothing."""
+    """Compiles nothing."""
     import torch
 
     from carbonopt.train.imports import package_versions
@@ -65,13 +63,11 @@ def _nvcc() -> dict[str, Any]:
     """The compiler's version and what DeepSpeed has against it, by DeepSpeed's own rule."""
     from deepspeed.ops.op_builder import builder
 
+    version = None
     try:
         version = ".".join(map(str, builder.installed_cuda_version()))
-    except builder.MissingCUDAException as error:
-        return {"nvcc_error": str(error)}
-    try:
         builder.assert_no_cuda_mismatch()
-    except builder.CUDAMismatchException as error:
+    except (builder.MissingCUDAException, builder.CUDAMismatchException) as error:
         return {"nvcc": version, "nvcc_error": str(error).removeprefix(">- ")}
     return {"nvcc": version}
 
@@ -88,7 +84,7 @@ def _op(builder: Any) -> Op:
 
 
 def load(answers: TextIO) -> None:
-    """Keeps all visible GPUs busy until standard input is closed."""
+    """Keeps all visible GPUs busy until standard input is closed. Raises RuntimeError if torch sees none."""
     import torch
 
     devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())]

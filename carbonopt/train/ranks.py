@@ -35,11 +35,10 @@ def check_devices() -> None:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     seen = [str(torch.cuda.get_device_properties(index).uuid) for index in range(count)]
     if seen != measured:
-        raise BadInput(
-            f"PyTorch must train on the GPUs of launch.gpus ({', '.join(measured) or 'none'}), but PyTorch "
-            f"{torch.__version__} sees {', '.join(seen) or 'none'}; install a CUDA build that fits the driver "
-            "(`carbonopt doctor` says more), or set launch.gpus: [] for the CPU."
-        )
+        rule = f"PyTorch must train on the GPUs of launch.gpus ({', '.join(measured) or 'none'})"
+        but = f"PyTorch {torch.__version__} sees {', '.join(seen) or 'none'}"
+        build = "install a CUDA build that fits the driver (`carbonopt doctor` says more)"
+        raise BadInput(f"{rule}, but {but}; {build}, or set launch.gpus: [] for the CPU.")
 
 
 def wait_for_device() -> None:

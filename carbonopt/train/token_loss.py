@@ -1,7 +1,6 @@
 """The loss of tokens: negative log-likelihoods, summed, and divided by constants that don't depend on how the tokens
 are divided into micro batches and ranks."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,20 +13,12 @@ from carbonopt.train.loop import TrialTrainer
 from carbonopt.train.output_layer import FusedOutputLayer
 from carbonopt.train.tasks.base import TrialRun
 
-TokenNll = Callable[[torch.Tensor, torch.Tensor, str], torch.Tensor]
 
-
-def token_nll(compiled: bool) -> TokenNll:
-    """The negative log-likelihood of target tokens in nats, computed in float32: a function of the logits [batch,
-    length, vocabulary], the targets [batch, length] and the reduction: "sum", or "none" for each target (0 where it is
-    IGNORED). Compiled, it never writes the logits in float32, which for a vocabulary of 50,304 are six times the
-    model's activations."""
-
-    def nll(logits: torch.Tensor, targets: torch.Tensor, reduction: str) -> torch.Tensor:
-        flat = logits.float().flatten(0, 1)
-        return F.cross_entropy(flat, targets.flatten(), reduction=reduction, ignore_index=IGNORED)
-
-    return torch.compile(nll) if compiled else nll
+def token_nll(logits: torch.Tensor, targets: torch.Tensor, reduction: str) -> torch.Tensor:
+    """The negative log-likelihood of target tokens in nats, in float32, by logits [batch, length, vocabulary] and
+    targets [batch, length]. Reduction: "sum", or "none" for that of each target (0 where it is IGNORED)."""
+    flat = logits.float().flatten(0, 1)
+    return F.cross_entropy(flat, targets.flatten(), reduction=reduction, ignore_index=IGNORED)
 
 
 class TokenTrainer(TrialTrainer):
@@ -42,7 +33,8 @@ class TokenTrainer(TrialTrainer):
         batches = MicroBatches(tokens, *sizes, run.total_steps, run.spec.seed, ranks.rank(), params.world_size)
         self._loss_scale = params.world_size / run.tokens_per_step
         self._output_layer = model.get_output_embeddings()
-        self.token_nll = token_nll(arguments.torch_compile)
+        # Compiled, it never writes the logits in float32: for a vocabulary of 50,304 six times the model's activations.
+        self.token_nll = torch.compile(token_nll) if arguments.torch_compile else token_nll
         super().__init__(model, arguments, train_dataset=batches, compute_loss_func=self._scaled_nll_sum)
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:

@@ -10,27 +10,17 @@ import pytest
 import torch
 from transformers import GPT2Config, set_seed
 
-from carbonopt.core.config import Workload
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.events import FINGERPRINT
 from carbonopt.core.files import PreparedFolder
 from carbonopt.core.trial import Prepared, TrialSpec
-from carbonopt.train import forked_rank, prefetch
-from carbonopt.train.model import random_model
+from carbonopt.train import forked_rank
+from carbonopt.train import model as models
 from carbonopt.train.tasks.causal_lm import CausalLM
 
 SIZES = {"n_layer": 2, "n_head": 2, "n_embd": 64, "n_positions": 64, "vocab_size": 384}
 
-TASK = CausalLM(
-    Workload.model_validate(
-        {
-            "model": {"from_config": {"model_type": "gpt2"}},
-            "tokenizer": {"kind": "byte"},
-            "dataset": {"builtin": "python-docs"},
-            "sequence_length": 8,
-        }
-    )
-)
+KIND = CausalLM.model_kind
 SUMMARY = Prepared(
     fingerprint="f", train_sequences=1, eval_sequences=1, train_tokens=9, eval_tokens=9, sequence_length=8,
     vocab_size=384, model_parameters=130_000, versions={},
@@ -42,7 +32,7 @@ def prepared(tmp_path: Path):
     folder = PreparedFolder(tmp_path)
     GPT2Config(**SIZES).save_pretrained(folder.model_config)
     yield folder
-    prefetch._prefetched = None
+    models._prefetched = None
 
 
 def spec_of(prepared: PreparedFolder, seed: int, attention: str | None = None) -> TrialSpec:
@@ -65,38 +55,38 @@ def state(model: torch.nn.Module) -> list[torch.Tensor]:
 
 def test_it_is_the_model_that_the_trial_would_draw_and_so_is_all_that_follows(prepared: PreparedFolder) -> None:
     set_seed(7)
-    expected = state(random_model(CausalLM.model_kind, GPT2Config(**SIZES), attention=None, trust_remote_code=False))
-    prefetch.prefetch_model(TASK, prepared, SUMMARY, 7)
+    expected = state(models.random_model(KIND, GPT2Config(**SIZES), attention=None, trust_remote_code=False))
+    models.prefetch_model(KIND, prepared, SUMMARY, 7)
     random.random(), np.random.rand(), torch.rand(5)  # whatever the process does until it is told
     set_seed(7)
-    model = prefetch.take_prefetched_model(spec_of(prepared, 7))
+    model = models.take_prefetched_model(spec_of(prepared, 7))
     assert model is not None and model.training
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(state(model), expected, strict=True))
 
 
 @pytest.mark.parametrize("other", ["seed", "folder", "attention"])
 def test_another_trial_draws_its_own(other: str, prepared: PreparedFolder) -> None:
-    prefetch.prefetch_model(TASK, prepared, SUMMARY, 7)
+    models.prefetch_model(KIND, prepared, SUMMARY, 7)
     spec = spec_of(
         PreparedFolder(prepared.root / "other") if other == "folder" else prepared,
         8 if other == "seed" else 7,
         "eager" if other == "attention" else None,
     )
     before = torch.get_rng_state()
-    assert prefetch.take_prefetched_model(spec) is None
+    assert models.take_prefetched_model(spec) is None
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_it_is_given_once_for_it_will_be_trained(prepared: PreparedFolder) -> None:
-    prefetch.prefetch_model(TASK, prepared, SUMMARY, 7)
-    assert prefetch.take_prefetched_model(spec_of(prepared, 7)) is not None
-    assert prefetch.take_prefetched_model(spec_of(prepared, 7)) is None
+    models.prefetch_model(KIND, prepared, SUMMARY, 7)
+    assert models.take_prefetched_model(spec_of(prepared, 7)) is not None
+    assert models.take_prefetched_model(spec_of(prepared, 7)) is None
 
 
 def test_one_that_would_fill_the_memory_is_not_drawn(prepared: PreparedFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "_MOST_PARAMETERS", 100_000)
-    prefetch.prefetch_model(TASK, prepared, SUMMARY, 7)
-    assert prefetch.take_prefetched_model(spec_of(prepared, 7)) is None
+    monkeypatch.setattr(models, "_MOST_PREFETCHED", 100_000)
+    models.prefetch_model(KIND, prepared, SUMMARY, 7)
+    assert models.take_prefetched_model(spec_of(prepared, 7)) is None
 
 
 def test_a_process_waits_for_its_data_and_no_longer_than_for_its_trial(
@@ -122,5 +112,5 @@ def test_a_process_waits_for_its_data_and_no_longer_than_for_its_trial(
 def test_code_from_elsewhere_is_left_to_the_trial(prepared: PreparedFolder) -> None:
     config = GPT2Config(**SIZES, auto_map={"AutoModelForCausalLM": "modeling_own.Own"})
     config.save_pretrained(prepared.model_config)
-    prefetch.prefetch_model(TASK, prepared, SUMMARY, 7)
-    assert prefetch.take_prefetched_model(spec_of(prepared, 7)) is None
+    models.prefetch_model(KIND, prepared, SUMMARY, 7)
+    assert models.take_prefetched_model(spec_of(prepared, 7)) is None

@@ -21,8 +21,6 @@ class Text(NamedTuple):
 
 
 class TextDataset(Dataset, extra="forbid"):
-    """A data set of documents."""
-
     text_column: str = "text"
 
 

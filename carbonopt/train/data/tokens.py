@@ -22,12 +22,11 @@ class Encoder:
     """A tokenizer in Hugging Face's form, to be saved with the data, and the way to encode many documents."""
 
     tokenizer: PreTrainedTokenizerBase
-    vocab_size: int
     _ids: Callable[[list[str]], Iterable[np.ndarray]]
 
     def encode(self, documents: list[str]) -> Tokens:
         """All documents in one array, with the end-of-text token between two of them where the tokenizer has one."""
-        dtype = np.uint16 if self.vocab_size <= 2**16 else np.uint32
+        dtype = np.uint16 if len(self.tokenizer) <= 2**16 else np.uint32
         end = self.tokenizer.eos_token_id
         parts: list[np.ndarray] = []
         for ids in self._ids(documents):
@@ -58,7 +57,7 @@ def _from_hugging_face(tokenizer: PreTrainedTokenizerBase) -> Encoder:
             encoded = tokenizer(batch, add_special_tokens=False, return_attention_mask=False, verbose=False)
             yield from (np.array(document, np.uint32) for document in encoded["input_ids"])
 
-    return Encoder(tokenizer, len(tokenizer), ids)
+    return Encoder(tokenizer, ids)
 
 
 def _trained_bpe(train: list[str], vocab_size: int) -> PreTrainedTokenizerBase:
@@ -92,7 +91,7 @@ def _characters(train: list[str], evaluation: list[str]) -> Encoder:
             index = np.minimum(np.searchsorted(code_points, points), len(known) - 1)
             yield np.where(code_points[index] == points, index, len(known))
 
-    return Encoder(PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special_tokens), len(vocabulary), ids)
+    return Encoder(PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special_tokens), ids)
 
 
 def _bytes() -> Encoder:
@@ -104,4 +103,4 @@ def _bytes() -> Encoder:
     def ids(documents: list[str]) -> Iterable[np.ndarray]:
         return (np.frombuffer(document.encode("utf-8"), np.uint8) for document in documents)
 
-    return Encoder(PreTrainedTokenizerFast(tokenizer_object=tokenizer), 256, ids)
+    return Encoder(PreTrainedTokenizerFast(tokenizer_object=tokenizer), ids)

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 
 class CausalLMWorkload(Workload, extra="forbid"):
-    """A causal language model's part of the study file."""
-
     task: Literal["causal_lm"] = "causal_lm"
     dataset: TextDataset
 
@@ -57,17 +55,16 @@ class CausalLM(TrainerTask):
             encoder = tokens.make_encoder(workload, *documents)
             train, evaluation = encoder.encode(documents.train), encoder.encode(documents.evaluation)
         with as_bad_input("model"):
-            config = model.model_config(kind, workload, encoder.tokenizer, encoder.vocab_size)
+            config = model.model_config(kind, workload, encoder.tokenizer)
             for layer in values_of(space["output_layer"]):
                 model.check_output_layer(kind, config, str(layer), workload.model.trust_remote_code)
             model.fetch_weights(kind, workload.model)
             parameters = model.parameter_count(kind, config, workload.model.trust_remote_code)
         train_sequences = packing.sequence_count(len(train), length, keep_tail=False)
         if train_sequences == 0:
-            raise BadInput(
-                f"the training text must have at least one sequence of {length} tokens and one token more, "
-                f"but has {len(train)} tokens; give more text or a smaller workload.sequence_length."
-            )
+            rule = f"the training text must have at least one sequence of {length} tokens and one token more"
+            more = "give more text or a smaller workload.sequence_length"
+            raise BadInput(f"{rule}, but has {len(train)} tokens; {more}.")
         if len(evaluation) < 2:
             raise BadInput(f"the evaluation text must have at least 2 tokens, but has {len(evaluation)}.")
         eval_sequences = packing.sequence_count(len(evaluation), length, keep_tail=True)
@@ -89,7 +86,7 @@ class CausalLM(TrainerTask):
             train_tokens=len(train),
             eval_tokens=len(evaluation) - 1,
             sequence_length=length,
-            vocab_size=encoder.vocab_size,
+            vocab_size=len(encoder.tokenizer),
             model_parameters=parameters,
             versions=imports.package_versions(),
             eval_batch_size_per_gpu=eval_batch_size,
@@ -112,4 +109,4 @@ class CausalLM(TrainerTask):
         from carbonopt.train.token_loss import token_nll
 
         tokens = torch.zeros(2, prepared.sequence_length, dtype=torch.int64, device=model.device)
-        return token_nll(compiled=False)(model(input_ids=tokens).logits, tokens, "sum")
+        return token_nll(model(input_ids=tokens).logits, tokens, "sum")
