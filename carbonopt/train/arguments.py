@@ -98,10 +98,9 @@ def training_arguments(
 
 
 def offloaded_optimizer(params: TrialParams, workload: Workload, arguments: TrainingArguments) -> Any:
-    """Class and arguments of DeepSpeed's CPU AdamW where optimizer states leave a GPU, unless the study chose an
-    optimizer: torch's steps several times slower there. Given to the Trainer, not to DeepSpeed, it gets the same
-    parameter groups as torch's, so that offload changes no weight decay. None: `arguments.optim`; on a host without GPU
-    torch's AdamW needs no compiler."""
+    """DeepSpeed's CPU AdamW where states leave a GPU, unless the study chose an optimizer: torch's is several times
+    slower there. Given to the Trainer, not to DeepSpeed, it gets the same parameter groups as torch's, so that offload
+    changes no weight decay. None: `arguments.optim`; on a host without GPU torch's AdamW needs no compiler."""
     if params.offload == "none" or arguments.use_cpu or "optim" in workload.training_arguments:
         return None
     from deepspeed.ops.adam import DeepSpeedCPUAdam

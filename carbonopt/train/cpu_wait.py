@@ -38,11 +38,9 @@ class CpuWait:
 
 class SpinThrottle(threading.Thread):
     """Lets OpenMP's threads sleep sooner, to the trial's end, once other work wants their cores. Between two parallel
-    regions they look for the next one, GOMP_SPINCOUNT times, before they sleep. With 30,000 looks a trial alone on two
-    cores has 0.996 of a bare loop's tokens a second, with 1,000 it has 0.84; but beside one busy process its training
-    took 126.5 s instead of 9.4, and 17.2 s with both (reports/performance.md). A running process can't set the number,
-    but libgomp looks 1,000 times at most once its threads are more than the machine's cores (its
-    `gomp_throttled_spin_count_var`): hence a team of threads that does nothing."""
+    regions they look for the next one, GOMP_SPINCOUNT times, before they sleep: 30,000 are best for a trial alone, and
+    ruin one beside a busy process (reports/performance.md). A running process can't set the number, but libgomp looks
+    1,000 times at most (`gomp_throttled_spin_count_var`) once its threads outnumber the cores: hence an idle team."""
 
     def __init__(self) -> None:
         super().__init__(name="spin throttle", daemon=True)

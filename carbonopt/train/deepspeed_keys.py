@@ -63,7 +63,12 @@ def _sentence(error: ValidationError, watched: "_Watched") -> str:
     where = f"workload.deepspeed{within}.{'.'.join(map(str, place))}"
     model = next((model for model in DeepSpeedConfigModel.__subclasses__() if model.__name__ == error.title), None)
     if first["type"] == "extra_forbidden" and model is not None:
-        return f"unknown key {where}; {hint(str(place[-1]), sorted(_field_names(model, place[:-1])))}"
+        for part in place[:-1]:  # to the block that has the key
+            field = next(field for name, field in model.model_fields.items() if part in (name, field.alias))
+            kinds = (field.annotation, *getattr(field.annotation, "__args__", ()))
+            model = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
+        names = [field.alias or name for name, field in model.model_fields.items()]  # as they are written in a file
+        return f"unknown key {where}; {hint(str(place[-1]), sorted(names))}"
     return f"{where}: {first['msg']}, but got {first['input']!r:.80}."
 
 
@@ -71,15 +76,6 @@ def _has_path(value: Any, path: Sequence[int | str]) -> bool:
     if not path:
         return True
     return isinstance(value, dict) and path[0] in dict.keys(value) and _has_path(dict.get(value, path[0]), path[1:])
-
-
-def _field_names(model: type[BaseModel], place: Sequence[int | str]) -> list[str]:
-    """The keys that the block at `place` of `model` takes: its fields by the names that are written in a file."""
-    for part in place:
-        field = next(field for name, field in model.model_fields.items() if part in (name, field.alias))
-        kinds = (field.annotation, *getattr(field.annotation, "__args__", ()))
-        model = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
-    return [field.alias or name for name, field in model.model_fields.items()]
 
 
 class _Watched(dict[str, Any]):

@@ -5,9 +5,8 @@ from typing import Any
 
 
 def op_builders(with_cpu_adam: bool) -> list[Any]:
-    """DeepSpeed's builders of the operators that trials will load: on a host without GPU the shared-memory
-    communication that torch.distributed's DeepSpeed backend builds on its first start; with a GPU the CPU Adam that an
-    offloaded optimizer steps with."""
+    """Of the operators that trials will load: on a host without GPU the shared-memory communication that DeepSpeed's
+    backend of torch.distributed builds on its first start; with a GPU the CPU Adam of an offloaded optimizer."""
     import deepspeed
     import torch
     from deepspeed.accelerator import get_accelerator

@@ -1,6 +1,5 @@
 """A rank that is forked from a process which has imported everything: the module of the fork server, whose forks call
-`run`. Importing touches no GPU: the forks of a process that has opened one can't use it. While a fork waits to be told
-which trial it is, it loads the kernels, and draws the random model that the trial will most likely train."""
+`run`. Importing touches no GPU: the forks of a process that has opened one can't use it."""
 
 import json
 import os
@@ -60,6 +59,7 @@ def _prepared(folder: PreparedFolder, gate: int) -> Prepared | None:
 
 
 def _prefetch(folder: PreparedFolder, prepared: Prepared, device: torch.device) -> None:
+    """Loads the kernels, and draws the random model that the trial will most likely train."""
     try:
         task = task_for(json.loads(folder.workload.read_text(encoding="utf-8")))
         if isinstance(task, TrainerTask):

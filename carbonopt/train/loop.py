@@ -37,9 +37,9 @@ class TrialTrainer(Trainer):
     def get_train_dataloader(self) -> DataLoader[Any]:
         data: Any = self.train_dataset
         options: Any = {"num_workers": self.args.dataloader_num_workers, "pin_memory": self.args.dataloader_pin_memory}
-        if ranks.device().type == "cuda":
-            return PrefetchLoader(data, ranks.device(), **options)
-        return DataLoader(data, batch_size=None, **options)  # a thread would take a core from those that compute
+        # On a CPU a thread that prefetches would take a core from those that compute.
+        loader = PrefetchLoader if ranks.device().type == "cuda" else DataLoader
+        return loader(data, batch_size=None, **options)
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         return 0  # to count them the Trainer looks through the model's parameters at every micro batch
@@ -64,8 +64,8 @@ class Evaluations(TrainerCallback):
     """Evaluates at the planned steps, tells the study, and stops on all ranks when the study says so."""
 
     def __init__(self, task: TrainerTask, run: TrialRun, trainer: TrialTrainer, speaker: Speaker | None) -> None:
-        self._task, self._run, self._speaker = task, run, speaker  # the speaker is rank 0's
-        self._trainer = trainer  # its engine exists when training begins
+        # The trainer's engine exists when training begins; the speaker is rank 0's.
+        self._task, self._run, self._trainer, self._speaker = task, run, trainer, speaker
         self._evaluation_steps = evaluation_steps(run.total_steps, run.workload.evaluations)
         self._cores, self._spin_throttle = CpuWait(), SpinThrottle()
         self.last: EvalPoint | None = None

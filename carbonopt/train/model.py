@@ -26,7 +26,6 @@ from carbonopt.train.output_layer import FusedOutputLayer
 from carbonopt.train.tasks.trainer_task import ModelKind
 
 _FLOAT8_CAPABILITY = (8, 9)
-_SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _MOST_PREFETCHED = 250_000_000  # parameters in float32, 1 GB of the host's memory, beside another trial that runs
 
 # The next trial's random model, of this folder and seed, and how Python's, NumPy's and torch's generators then stood.
@@ -34,10 +33,9 @@ _prefetched: tuple[tuple[PreparedFolder, int], PreTrainedModel, tuple[Any, Any, 
 
 
 def model_config(kind: ModelKind, workload: Workload, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
-    """The model's configuration. One that is written in the study file gets the tokenizer's vocabulary and special
-    tokens where it names none: the library's defaults belong to another tokenizer. Raises BadInput if there is no such
-    model, model type or field, it is not of that kind, or can't read the tokenizer's ids or sequences of the workload's
-    length."""
+    """One that is written in the study file gets the tokenizer's vocabulary and special tokens where it names none: the
+    library's defaults belong to another tokenizer. Raises BadInput if there is no such model, model type or field, it
+    is not of that kind, or can't read the tokenizer's ids or sequences of the workload's length."""
     model, length, vocab_size = workload.model, workload.sequence_length, len(tokenizer)
     if model.from_config is None:
         name = str(model.name_or_path)
@@ -46,8 +44,10 @@ def model_config(kind: ModelKind, workload: Workload, tokenizer: PreTrainedToken
         with unloadable("model", name):
             config: PreTrainedConfig = _from_pretrained(AutoConfig, model)
     else:
-        special_tokens = {name: getattr(tokenizer, name, None) for name in _SPECIAL_TOKENS}
-        config = _written_config(kind, model.from_config, {"vocab_size": vocab_size, **special_tokens})
+        special_ids = {
+            name: getattr(tokenizer, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+        }
+        config = _written_config(kind, model.from_config, {"vocab_size": vocab_size, **special_ids})
     text_config = config.get_text_config()
     if vocab_size > text_config.vocab_size:
         rule = "the model's vocab_size must be at least the tokenizer's vocabulary"
@@ -72,7 +72,7 @@ def _written_config(kind: ModelKind, written: dict[str, Any], defaults: dict[str
     model_type = fields.pop("model_type")
     if model_type not in (types := kind.model_types()):
         rule = f"workload.model.from_config.model_type must be a {kind.name} that transformers knows"
-        raise BadInput(f"{rule}, but got {model_type!r}; {hint(str(model_type), sorted(types))}")
+        raise BadInput(f"{rule}, but got {model_type!r}; {hint(str(model_type), types)}")
     config_class = CONFIG_MAPPING[model_type]
     known = {name for name in inspect.signature(config_class.__init__).parameters if name not in ("self", "kwargs")}
     known |= config_class.attribute_map.keys()
@@ -92,8 +92,7 @@ def unloadable(what: str, name: str) -> AbstractContextManager[None]:
 
 
 def fetch_weights(kind: ModelKind, model: Model) -> None:
-    """Makes sure that a trained model's weights are there; a hub's are downloaded, so that no trial has to wait.
-    Raises BadInput if a folder has none or the hub doesn't give them."""
+    """Downloads a hub's, so that no trial has to wait. Raises BadInput if a folder has none or the hub gives none."""
     if model.from_config is not None:
         return
     name = str(model.name_or_path)

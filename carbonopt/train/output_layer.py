@@ -30,8 +30,7 @@ class FusedOutputLayer(torch.nn.Linear):
     the logits, which for a sum over tokens lies within [-1, 1], to E5M2 with a constant scale. As in Micikevicius et
     al., FP8 Formats for Deep Learning, 2022 (arXiv:2209.05433).
 
-    Raises ValueError if the layer has a bias or, with float8, inputs whose number is not a multiple of 16.
-    """
+    Raises ValueError if the layer has a bias or, with float8, inputs whose number is not a multiple of 16."""
 
     def __init__(self, layer: torch.nn.Linear, float8: bool, compiled: bool) -> None:
         if layer.bias is not None:

@@ -76,15 +76,16 @@ def _load_ops(spec: PrepareSpec) -> None:
 def main(spec_path: str) -> int:
     """The program: prepares what SPEC.json says and tells the study; returns the exit code."""
     speaker = Speaker.inherited()
-    with reported(speaker) as outcome:
+
+    def work() -> None:
         gc.disable()  # as in engines.process.fork_server
         for module in _IMPORTED_AHEAD:
             importlib.import_module(module)
         gc.enable()
         speaker.phase(Phase.PREPARE)  # from its answer on the GPUs' idle power is known, and they may be touched
-        spec = PrepareSpec.model_validate_json(Path(spec_path).read_bytes())
-        speaker.finished(prepare(spec).model_dump())
-    return outcome.exit_code
+        speaker.finished(prepare(PrepareSpec.model_validate_json(Path(spec_path).read_bytes())).model_dump())
+
+    return reported(work, speaker)
 
 
 if __name__ == "__main__":

@@ -44,32 +44,27 @@ def stack() -> Stack:
     from carbonopt.train.imports import package_versions
 
     cuda, ops = torch.version.cuda, tuple(map(_op, op_builders(with_cpu_adam=True)))
-    of_gpus = {} if cuda is None else {**_gpus(), **_nvcc()}
-    return Stack(versions=package_versions(), torch_cuda=cuda, ops=ops, **of_gpus)
+    return Stack(versions=package_versions(), torch_cuda=cuda, ops=ops, **(_cuda() if cuda else {}))
 
 
-def _gpus() -> dict[str, Any]:
+def _cuda() -> dict[str, Any]:
+    """torch's GPUs; the CUDA compiler, and what DeepSpeed has against it, by DeepSpeed's own rule."""
     import torch
-
-    try:
-        torch.cuda.init()
-    except RuntimeError as error:
-        return {"gpu_error": " ".join(str(error).split())}
-    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return {"gpus": tuple(TorchGpu(name=gpu.name, uuid=f"GPU-{gpu.uuid}") for gpu in gpus)}
-
-
-def _nvcc() -> dict[str, Any]:
-    """The compiler's version and what DeepSpeed has against it, by DeepSpeed's own rule."""
     from deepspeed.ops.op_builder import builder
 
-    version = None
+    found: dict[str, Any] = {}
     try:
-        version = ".".join(map(str, builder.installed_cuda_version()))
+        torch.cuda.init()
+        gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+        found["gpus"] = tuple(TorchGpu(name=gpu.name, uuid=f"GPU-{gpu.uuid}") for gpu in gpus)
+    except RuntimeError as error:
+        found["gpu_error"] = " ".join(str(error).split())
+    try:
+        found["nvcc"] = ".".join(map(str, builder.installed_cuda_version()))
         builder.assert_no_cuda_mismatch()
     except (builder.MissingCUDAException, builder.CUDAMismatchException) as error:
-        return {"nvcc": version, "nvcc_error": str(error).removeprefix(">- ")}
-    return {"nvcc": version}
+        found["nvcc_error"] = str(error).removeprefix(">- ")
+    return found
 
 
 def _op(builder: Any) -> Op:
@@ -106,8 +101,7 @@ def load(answers: TextIO) -> None:
 
 
 def main(what: str) -> None:
-    """The program: `what` is stack, build or load."""
-    # DeepSpeed and its compilers print; only the answer shall stand on standard output.
+    """The program: `what` is stack, build or load. Standard output has the answer only, not what DeepSpeed says."""
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
         if what == "load":

@@ -17,7 +17,7 @@ from carbonopt.core.dimensions import SEARCHED, TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import PreparedFolder, write_json
 from carbonopt.core.quality import PERPLEXITY
-from carbonopt.core.trial import EvalPoint, TrialSpec
+from carbonopt.core.trial import TrialSpec
 from carbonopt.train.failures import Diverged
 from carbonopt.train.tasks.base import Task, Trained, task_for
 
@@ -41,8 +41,18 @@ def rerun(folder: Path, places: dict[str, str]) -> None:
         trained = _trained(task_for(workload), params, recorded, output)
     except (BadInput, Diverged) as error:
         raise SystemExit(str(error)) from error
-    if int(os.environ.get("RANK", "0")) == 0:
-        _tell(trained.last, recorded, output)
+    if int(os.environ.get("RANK", "0")) != 0:
+        return
+    last, quality, with_seed = trained.last, recorded["quality"], f"with seed {recorded['seed']}"
+    value = last.value
+    assert value is not None  # else it had diverged
+    reached = {"name": quality, "value": value, "sum": last.sum, "count": last.count}
+    result = {"quality": reached, "steps": last.step}
+    if quality == PERPLEXITY.name:  # as in records, for those who read them from before there were other qualities
+        result |= {quality: value, "nll_sum": last.sum, "eval_tokens": last.count}
+    write_json(output / RESULT, result)
+    compared = f"recorded {with_seed}: {recorded['value']:.6g} ({value / recorded['value'] - 1:+.2g} relative)"
+    print(f"{quality} {value:.6g} {with_seed}; {compared}. Another seed gives another {quality}.")
 
 
 def _placed(value: Any, places: dict[str, str]) -> Any:
@@ -79,20 +89,3 @@ def _trained(task: Task, params: TrialParams, recorded: dict[str, Any], output: 
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     return trained
-
-
-def _tell(last: EvalPoint, recorded: dict[str, Any], output: Path) -> None:
-    quality, seed, value = recorded["quality"], recorded["seed"], last.value
-    assert value is not None  # else it had diverged
-    reached = {"name": quality, "value": value, "sum": last.sum, "count": last.count}
-    result = {"quality": reached, "steps": last.step}
-    if quality == PERPLEXITY.name:  # as in records, for those who read them from before there were other qualities
-        result |= {quality: value, "nll_sum": last.sum, "eval_tokens": last.count}
-    write_json(output / RESULT, result)
-    with_seed, as_recorded = (
-        f"with seed {seed}",
-        f"{recorded['value']:.6g} ({value / recorded['value'] - 1:+.2g} relative)",
-    )
-    print(
-        f"{quality} {value:.6g} {with_seed}; recorded {with_seed}: {as_recorded}. Another seed gives another {quality}."
-    )

@@ -1,5 +1,4 @@
-"""The loss of tokens: negative log-likelihoods, summed, and divided by constants that don't depend on how the tokens
-are divided into micro batches and ranks."""
+"""The loss of tokens, whichever way these are divided into micro batches and ranks."""
 
 from typing import Any
 

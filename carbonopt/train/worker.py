@@ -39,17 +39,20 @@ def run_trial(spec: TrialSpec, speaker: Speaker | None) -> Trained:
 def main(spec_json: str) -> int:
     """One rank's program: trains the trial of a TrialSpec in JSON; returns the exit code."""
     speaker = Speaker.inherited() if CHANNEL_FD in os.environ else None
-    with reported(speaker, ranks.peak_memory_gib) as outcome:
+
+    def work() -> None:
         spec = TrialSpec.model_validate_json(spec_json)
         trained = run_trial(spec, speaker)
         if os.environ.get("CARBONOPT_SAVE_MODEL") == "1":
             trained.save_model(Path(spec.trial_dir) / "model")
         if speaker is not None:
-            last = trained.last
-            speaker.finished({"step": last.step, "tokens": last.tokens, "versions": package_versions()})
-    if torch.distributed.is_initialized() and outcome.exit_code == 0:
+            reached = {"step": trained.last.step, "tokens": trained.last.tokens}
+            speaker.finished({**reached, "versions": package_versions()})
+
+    exit_code = reported(work, speaker, ranks.peak_memory_gib)
+    if torch.distributed.is_initialized() and exit_code == 0:
         torch.distributed.destroy_process_group()
-    return outcome.exit_code
+    return exit_code
 
 
 if __name__ == "__main__":

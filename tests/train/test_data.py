@@ -141,7 +141,7 @@ def test_an_evaluation_takes_as_many_sequences_as_pay_and_fit(memory_gib, vocab_
 def test_batches_made_ahead_are_the_same_in_the_same_order(tmp_path):
     np.save(tmp_path / "tokens.npy", np.arange(230, dtype=np.uint16))
     batches = MicroBatches(open_tokens(tmp_path / "tokens.npy"), 4, 8, 2, 5, 3, 1, 2)
-    ahead = PrefetchLoader(batches, torch.device("cpu"), num_workers=0)
+    ahead = PrefetchLoader(batches, batch_size=None)
     assert len(ahead) == len(batches) == 10
     for _ in range(2):
         for expected, found in zip(batches, ahead, strict=True):

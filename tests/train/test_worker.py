@@ -333,13 +333,12 @@ def raising(error: Exception):
 )
 def test_what_ends_a_process_is_reported(body, kind, exit_code, capfd):
     ours, theirs = socket.socketpair()
-    with reported(Speaker(theirs), lambda: 1.5) as outcome:
-        body()
+    exit_of_process = reported(body, Speaker(theirs), lambda: 1.5)
     listener = Listener(ours)
     failed = listener.receive(timeout_s=1)
     listener.close()
     assert isinstance(failed, Failed) and failed.kind == kind
-    assert outcome.exit_code == exit_code
+    assert exit_of_process == exit_code
     assert failed.peak_memory_gib == (1.5 if kind == "out_of_memory" else None)
     if kind == "crash":
         assert failed.text == "ValueError: shapes differ"
@@ -351,8 +350,9 @@ def test_what_ends_a_process_is_reported_also_where_the_log_is_full(error):
     script = f"""
 from carbonopt.train.client import Speaker
 from carbonopt.train.failures import BadInput, Diverged, reported
-with reported(Speaker.inherited()):
+def work():
     raise {error}("not as it should be")
+reported(work, Speaker.inherited())
 """
     ours, theirs = socket.socketpair()
     with Path("/dev/full").open("wb", buffering=0) as full, theirs:

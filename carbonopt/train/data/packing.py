@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from carbonopt.core.errors import BadInput
+from carbonopt.train import ranks
 
 IGNORED = -100  # a target that is not counted, as torch's cross entropy has it
 
@@ -32,8 +33,7 @@ def open_tokens(path: Path) -> Tokens:
 
 
 def sequence_count(tokens: int, sequence_length: int, keep_tail: bool) -> int:
-    """How many sequences so many tokens make. Every token but the first is a target, exactly once. Training drops the
-    ragged tail (keep_tail false), evaluation keeps it."""
+    """Every token but the first is a target, once. Training drops the ragged tail (keep_tail false), evaluation not."""
     targets = max(0, tokens - 1)
     return -(-targets // sequence_length) if keep_tail else targets // sequence_length
 
@@ -50,8 +50,7 @@ def sequences(tokens: Tokens, indices: Indices, length: int) -> tuple[torch.Tens
 
 
 def total_steps(train_sequences: int, global_batch_size: int, epochs: float) -> int:
-    """Optimizer steps of a trial: epochs × the whole global batches in an epoch, rounded, at least one. Raises BadInput
-    if one global batch needs more sequences than there are."""
+    """Epochs × the whole global batches in an epoch, rounded, at least one. Raises BadInput if there is none."""
     steps_per_epoch = train_sequences // global_batch_size
     if steps_per_epoch == 0:
         rule = f"global_batch_size must be at most the training set's {train_sequences} sequences"
@@ -65,18 +64,16 @@ def evaluation_steps(total_steps: int, evaluations: int) -> list[int]:
 
 
 def batch_size_that_fits(memory_bytes: int, vocab_size: int, sequence_length: int, count: int) -> int:
-    """Sequences in a forward pass of an evaluation on a GPU of so much memory, of `count` in all: as many as its tensor
-    cores have a use for, unless their logits took too much of it. The same for all trials, whatever else they hold, so
-    that their perplexities are computed alike."""
+    """Sequences in a forward pass of an evaluation, of `count`, on a GPU: as many as its tensor cores have a use for,
+    unless their logits took too much of its memory. All trials' perplexities are then computed alike."""
     tokens = min(_USEFUL_TOKENS, memory_bytes // _SHARE_FOR_LOGITS // (_BYTES_PER_LOGIT * vocab_size))
     largest = max(1, tokens // sequence_length)
     return -(-count // -(-count // largest))  # in passes of equal size
 
 
 def batches_of_rank(count: int, batch_size: int, rank: int, world_size: int) -> Indices:
-    """The sequences that a rank evaluates, int64 [batches, batch_size]: rank, rank + world size, …; −1 is none. Every
-    rank has as many batches as the others: under ZeRO-3 one that stopped early would leave the others waiting for its
-    part of the weights."""
+    """The sequences that a rank evaluates, int64 [batches, batch_size]: rank, rank + world size, …; −1 is none. Under
+    ZeRO-3 a rank with fewer batches would leave the others waiting for its part of the weights."""
     batches = -(-count // (world_size * batch_size))
     indices = np.full(batches * batch_size, -1, np.int64)
     own = np.arange(rank, count, world_size)
@@ -132,22 +129,18 @@ class MicroBatches(Dataset[dict[str, torch.Tensor]]):
 
 
 class PrefetchLoader(DataLoader[Any]):
-    """Micro batches on a device: made by a thread while the device computes, copied without waiting for it. Made
+    """Micro batches on this rank's device: made by a thread while it computes, copied without waiting for it. Made
     between two steps they left an H200 idle for 2 to 46 ms a step (GPT-2 124M, 4 micro batches of 128 x 512 tokens)."""
 
-    def __init__(self, dataset: Dataset[Any], device: torch.device, **options: Any) -> None:
-        super().__init__(dataset, batch_size=None, **options)
-        self._device = device
-
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:  # type: ignore[override]
-        batches = super().__iter__()
+        batches, device = super().__iter__(), ranks.device()
         # Pinning memory is an affair of the thread's current device, which else would be the first.
-        on_device = (torch.cuda.set_device, (self._device,)) if self._device.type == "cuda" else ()
+        on_device = (torch.cuda.set_device, (device,)) if device.type == "cuda" else ()
         thread = ThreadPoolExecutor(1, "batches", *on_device)
         try:
             ahead = deque(thread.submit(next, batches, None) for _ in range(_MICRO_BATCHES_AHEAD))
             while (batch := ahead.popleft().result()) is not None:
                 ahead.append(thread.submit(next, batches, None))
-                yield {name: tensor.to(self._device, non_blocking=True) for name, tensor in batch.items()}
+                yield {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
         finally:
             thread.shutdown(cancel_futures=True)

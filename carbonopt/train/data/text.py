@@ -10,8 +10,6 @@ from carbonopt.core.config import Dataset
 from carbonopt.core.errors import BadInput
 from carbonopt.train.failures import refused
 
-_CSV_FIELD_LIMIT_CHARACTERS = 2**31 - 1  # the csv module's own 131,072 is shorter than many documents
-
 
 class Text(NamedTuple):
     """Documents, none of them empty."""
@@ -106,7 +104,7 @@ def _jsonl(path: Path, column: str) -> Iterator[tuple[Any, str]]:
 
 
 def _csv(path: Path, column: str) -> Iterator[tuple[Any, str]]:
-    csv.field_size_limit(_CSV_FIELD_LIMIT_CHARACTERS)
+    csv.field_size_limit(2**31 - 1)  # characters; the module's own 131,072 is shorter than many documents
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows = csv.DictReader(file)
         _require_column(column, list(rows.fieldnames or ()), str(path))

@@ -43,14 +43,13 @@ def make_encoder(workload: Workload, train: list[str], evaluation: list[str]) ->
     if chosen is not None and chosen.kind is not None:
         return _characters(train, evaluation) if chosen.kind == "char" else _bytes()
     if chosen is not None and chosen.train_bpe is not None:
-        return _from_hugging_face(_trained_bpe(train, chosen.train_bpe))
-    name, revision = (model.name_or_path, model.revision) if chosen is None else (chosen.name_or_path, None)
-    with unloadable("tokenizer", str(name)):
-        loaded = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=model.trust_remote_code)
-    return _from_hugging_face(loaded)
+        tokenizer = _trained_bpe(train, chosen.train_bpe)
+    else:
+        name, revision = (model.name_or_path, model.revision) if chosen is None else (chosen.name_or_path, None)
+        options = {"revision": revision, "trust_remote_code": model.trust_remote_code}
+        with unloadable("tokenizer", str(name)):
+            tokenizer = AutoTokenizer.from_pretrained(name, **options)
 
-
-def _from_hugging_face(tokenizer: PreTrainedTokenizerBase) -> Encoder:
     def ids(documents: list[str]) -> Iterable[np.ndarray]:
         for start in range(0, len(documents), _DOCUMENTS_AT_ONCE):
             batch = documents[start : start + _DOCUMENTS_AT_ONCE]

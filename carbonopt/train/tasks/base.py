@@ -34,8 +34,6 @@ class Card:
 
 @dataclass(frozen=True)
 class TrialRun:
-    """One trial, as a task trains it."""
-
     spec: TrialSpec
     workload: Workload
     folder: PreparedFolder

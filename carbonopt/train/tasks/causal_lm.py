@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from pydantic import model_validator
 
 from carbonopt.core.config import Space, Workload, values_of
 from carbonopt.core.errors import BadInput
@@ -26,11 +25,9 @@ class CausalLMWorkload(Workload, extra="forbid"):
     task: Literal["causal_lm"] = "causal_lm"
     dataset: TextDataset
 
-    @model_validator(mode="after")
-    def _tokenizer_source(self) -> "CausalLMWorkload":
-        if self.tokenizer is None and self.model.name_or_path is None:
-            raise ValueError("a model from_config has no tokenizer of its own: give workload.tokenizer")
-        return self
+    def faults(self) -> dict[str, bool]:
+        untokenized = self.tokenizer is None and self.model.name_or_path is None
+        return {"a model from_config has no tokenizer of its own: give workload.tokenizer": untokenized}
 
 
 class CausalLM(TrainerTask):

@@ -1,7 +1,6 @@
 """Tasks that train with Hugging Face's Trainer on DeepSpeed."""
 
 from abc import abstractmethod
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -30,11 +29,10 @@ class ModelKind:
 
         return getattr(transformers, self.auto_class)
 
-    def model_types(self) -> Collection[str]:
+    def model_types(self) -> list[str]:
         from transformers.models.auto import modeling_auto
 
-        model_types: Collection[str] = getattr(modeling_auto, self.mapping).keys()
-        return model_types
+        return sorted(getattr(modeling_auto, self.mapping))
 
 
 class TrainerTask(Task):
@@ -55,8 +53,7 @@ class TrainerTask(Task):
 
     @abstractmethod
     def example_loss(self, model: "PreTrainedModel", prepared: Prepared) -> "torch.Tensor":
-        """The loss of a micro batch of the right shape, whatever is in it: a process that waits for its trial loads
-        the kernels by it."""
+        """Of a micro batch of the right shape, whatever is in it: by it a waiting process loads the kernels."""
 
     def train(self, run: TrialRun, speaker: Speaker | None) -> Trained:
         from carbonopt.train.loop import train
