@@ -42,7 +42,6 @@ def import_all() -> None:
 
 def package_versions() -> dict[str, str]:
     """By package, of those that are installed; also python, and cuda where torch was built with it."""
-    versions = {name: version(name) for name in _PACKAGES if importlib.util.find_spec(name)}
-    return (
-        {"python": platform.python_version()} | versions | ({"cuda": torch.version.cuda} if torch.version.cuda else {})
-    )
+    versions = {"python": platform.python_version()}
+    versions |= {name: version(name) for name in _PACKAGES if importlib.util.find_spec(name)}
+    return versions | ({"cuda": torch.version.cuda} if torch.version.cuda else {})

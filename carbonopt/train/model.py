@@ -8,14 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import (
-    CONFIG_MAPPING,
-    AutoConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    set_seed,
-)
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.trainer_utils import set_seed
 
 from carbonopt.core.config import Model, Workload
 from carbonopt.core.errors import BadInput, hint
@@ -44,10 +38,8 @@ def model_config(kind: ModelKind, workload: Workload, tokenizer: PreTrainedToken
         with unloadable("model", name):
             config: PreTrainedConfig = _from_pretrained(AutoConfig, model)
     else:
-        special_ids = {
-            name: getattr(tokenizer, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
-        }
-        config = _written_config(kind, model.from_config, {"vocab_size": vocab_size, **special_ids})
+        special = {name: getattr(tokenizer, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        config = _written_config(kind, model.from_config, {"vocab_size": vocab_size, **special})
     text_config = config.get_text_config()
     if vocab_size > text_config.vocab_size:
         rule = "the model's vocab_size must be at least the tokenizer's vocabulary"
