@@ -52,19 +52,19 @@ def _cuda() -> dict[str, Any]:
     import torch
     from deepspeed.ops.op_builder import builder
 
-    found: dict[str, Any] = {}
+    of_cuda: dict[str, Any] = {}
     try:
         torch.cuda.init()
         gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-        found["gpus"] = tuple(TorchGpu(name=gpu.name, uuid=f"GPU-{gpu.uuid}") for gpu in gpus)
+        of_cuda["gpus"] = tuple(TorchGpu(name=gpu.name, uuid=f"GPU-{gpu.uuid}") for gpu in gpus)
     except RuntimeError as error:
-        found["gpu_error"] = " ".join(str(error).split())
+        of_cuda["gpu_error"] = " ".join(str(error).split())
     try:
-        found["nvcc"] = ".".join(map(str, builder.installed_cuda_version()))
+        of_cuda["nvcc"] = ".".join(map(str, builder.installed_cuda_version()))
         builder.assert_no_cuda_mismatch()
     except (builder.MissingCUDAException, builder.CUDAMismatchException) as error:
-        found["nvcc_error"] = str(error).removeprefix(">- ")
-    return found
+        of_cuda["nvcc_error"] = str(error).removeprefix(">- ")
+    return of_cuda
 
 
 def _op(builder: Any) -> Op:
