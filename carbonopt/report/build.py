@@ -1,13 +1,17 @@
 """Makes a report from a study's records and writes all of its files."""
 
+import json
+import os
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from pydantic_core import to_json  # many times as fast as Python's own where lines are indented
 
+from carbonopt.core.errors import BadInput
 from carbonopt.core.files import REPORT_JSON, replaced, write_bytes
 from carbonopt.core.study import StudyData
 from carbonopt.export import winner
-from carbonopt.report import place
 from carbonopt.report.assemble import whole
 from carbonopt.report.data import NAMES as DATA_NAMES
 from carbonopt.report.data import data_files
@@ -34,7 +38,7 @@ def write_report(data: StudyData, folder: Path, *, winner_files: dict[str, str] 
     Raises:
         BadInput: if the folder can't be replaced, or holds another study's report.
     """
-    place.refuse(folder, data)
+    refuse_folder(folder, data)
     study = StudyView(data)
     document = whole(study)
     serious = [caveat.text for caveat in document.caveats if caveat.level is Level.CRITICAL]
@@ -45,7 +49,7 @@ def write_report(data: StudyData, folder: Path, *, winner_files: dict[str, str] 
         WINNER_FOLDER: {name: text.encode() for name, text in winner_texts.items()},
     }
     pictures = {figure.name: f"{PAPER_FOLDER}/figure-{figure.name}.png" for figure in document.paper_figures()}
-    results = {"study": place.identity(data), **study.results(), "document": document.as_json()}
+    results = {"study": _identity(data), **study.results(), "document": document.as_json()}
     files = {
         INDEX: html.render(document).encode(),
         MARKDOWN: markdown.render(document, pictures).encode(),
@@ -58,3 +62,40 @@ def write_report(data: StudyData, folder: Path, *, winner_files: dict[str, str] 
         if winner.SCRIPT in winner_texts:
             (new / WINNER_FOLDER / winner.SCRIPT).chmod(0o755)
     return folder / INDEX
+
+
+def _identity(data: StudyData) -> dict[str, Any]:
+    """What tells a study from others in report.json: two of one name began at different times."""
+    began = min((datetime.fromisoformat(session.started_at) for session in data.sessions), default=None)
+    return {"name": data.config.name, "began": began and began.isoformat(timespec="seconds")}
+
+
+def refuse_folder(folder: Path, data: StudyData) -> None:
+    """Before anything is computed.
+
+    Raises:
+        BadInput: if the folder can't be written, or holds another study's report: its files would be lost, and what the
+            user put beside them, such as that study's trained model, would seem to be this one's.
+    """
+    # The folder is made aside and renamed, so that it is the folder around it that counts.
+    parent = next(parent for parent in Path(os.path.realpath(folder)).parents if parent.exists())
+    if not os.access(parent, os.W_OK | os.X_OK):
+        why = "read-only file system" if os.statvfs(parent).f_flag & os.ST_RDONLY else "permission denied"
+        raise BadInput(f"the report can't be written to {folder}: {why}; give another --out.")
+    name, began = _name_and_begin(folder)
+    own_name, own_began = _identity(data).values()
+    if name is None or (name == own_name and (None in (began, own_began) or began == own_began)):
+        return
+    since = f", begun {ascii(began)[1:-1]}" if began is not None else ""
+    namesake = f"; this one, of the same name, began {own_began}" if name == own_name else ""
+    raise BadInput(f"{folder} holds the report of another study ({name!r}{since}{namesake}); give another --out.")
+
+
+def _name_and_begin(folder: Path) -> tuple[str | None, str | None]:
+    """Of the study whose report lies there; None: there is none, or nothing to tell it by."""
+    try:
+        content = json.loads((folder / REPORT_JSON).read_bytes())
+        study = content.get("study") or {"name": content["shown"]["name"]}  # older reports have the name alone
+        return str(study["name"]), None if study.get("began") is None else str(study["began"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None, None

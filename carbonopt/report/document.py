@@ -1,13 +1,14 @@
 """A report as frozen values that know nothing of what is reported: renderers show them, sections make them."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from enum import IntEnum
-from operator import attrgetter
-from typing import Any, Literal, NamedTuple
+from operator import attrgetter, itemgetter
+from typing import Any, Literal
 
 from pydantic import Field
 
+from carbonopt.core.format import Scale
 from carbonopt.core.values import Frozen
 
 MISSING = "–"
@@ -187,12 +188,9 @@ class Document(Frozen):
 
 # ------------------------------------------------------------------------------------------------------ making tables
 
-Of = str | Callable[[Any], Any]  # of a row: the path of an attribute, such as "params.epochs", or what makes it
-
-
-class Maker(NamedTuple):
-    column: Column
-    cell: Callable[[Any], Cell]
+# Of a row: the path of an attribute, such as "params.epochs", its place where rows are tuples, or what makes it.
+Of = str | int | Callable[[Any], Any]
+Maker = tuple[Column, Callable[[Any], Cell]]
 
 
 def num(
@@ -216,27 +214,29 @@ def num(
         interval = span(row) if span else None
         return Cell(text=said, sort=figure if known else None, share=bar, span=interval, strong=is_strong(row))
 
-    return Maker(Column(label=label, numeric=True), cell)
+    return Column(label=label, numeric=True), cell
+
+
+def scaled(
+    label: str, value: Of, scale_of: Callable[[Iterable[Any]], Scale], rows: Iterable[Any], **more: Any
+) -> Maker:
+    """A column of figures in the one unit that the largest of them asks for."""
+    scale = scale_of(map(_getter(value), rows))
+    return num(scale.label(label), value, scale.text, **more)
 
 
 def word(label: str, text: Of, *, strong: Of = lambda row: False) -> Maker:
     """A column of words, sorted by them."""
     text_of, is_strong = _getter(text), _getter(strong)
-
-    def cell(row: Any) -> Cell:
-        said = text_of(row)
-        return Cell(text=said, sort=said, strong=is_strong(row))
-
-    return Maker(Column(label=label), cell)
+    return Column(label=label), lambda row: Cell(text=text_of(row), sort=text_of(row), strong=is_strong(row))
 
 
 def _getter(of: Of) -> Callable[[Any], Any]:
-    return attrgetter(of) if isinstance(of, str) else of
+    return of if callable(of) else attrgetter(of) if isinstance(of, str) else itemgetter(of)
 
 
-def table(key: str, caption: str, rows: Iterable[Any], makers: Sequence[Maker | None], **more: Any) -> Table:
+def table(key: str, caption: str, rows: Iterable[Any], makers: Iterable[Maker | None], **more: Any) -> Table:
     """A row of the table for each of `rows`; columns that are None are left out."""
     kept = [maker for maker in makers if maker is not None]
-    columns = tuple(maker.column for maker in kept)
-    cells = tuple(tuple(maker.cell(row) for maker in kept) for row in rows)
-    return Table(key=key, caption=caption, columns=columns, rows=cells, **more)
+    cells = tuple(tuple(cell(row) for _, cell in kept) for row in rows)
+    return Table(key=key, caption=caption, columns=tuple(column for column, _ in kept), rows=cells, **more)

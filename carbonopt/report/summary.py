@@ -5,85 +5,77 @@ from carbonopt.analysis.confidence import LEVEL
 from carbonopt.analysis.recommend import Baseline, Recommendation
 from carbonopt.core import format as fmt
 from carbonopt.core.dimensions import TrialParams
-from carbonopt.report import quality_text
+from carbonopt.core.quality import Quality
 from carbonopt.report.document import Tile
 from carbonopt.report.study_view import StudyView
 
 SPREAD_UNKNOWN = "run-to-run spread not known"
-Interval = tuple[float, float] | None
+AT_LEVEL = f"with {fmt.percent_text(LEVEL)} confidence"
 
 
 def headline(study: StudyView) -> str:
     """One number, and at most one qualification."""
-    rec, quality, saving = study.recommendation, study.quality, study.recommendation.saving_fraction
+    rec, quality = study.recommendation, study.quality
     if rec.params is None:
-        missed = f"No trial reached the target, {quality.name} {_target(study)}"
-        if rec.closest is None:
-            return f"{missed}; none was evaluated"
-        return f"{missed}; the closest had {quality.text(quality_text.known(rec.closest))}"
-    at_quality = f"at the target quality{_qualification(rec, study.comparison)}: {short_params(rec.params)}"
-    if rec.baseline is None or saving is None:
+        closest = f"the closest had {quality.text(rec.closest.value)}" if rec.closest else "none was evaluated"
+        return f"No trial reached the target, {quality.name} {_target(study)}; {closest}"
+    at_quality = f"at the target quality{_qualification(study)}: {short_params(rec.params)}"
+    if rec.baseline is None or rec.saving_fraction is None:
         return f"The least CO2e {at_quality}"
     if rec.trial == rec.baseline.trial:
         return f"Nothing emits less CO2e than the baseline {at_quality}"
-    return f"{less_text(saving)} CO2e {at_quality}"
+    return f"{less_text(rec.saving_fraction)} CO2e {at_quality}"
 
 
 def less_text(saving: float) -> str:
     return f"{fmt.percent_text(abs(saving))} {'less' if saving >= 0 else 'more'}"
 
 
-def _qualification(rec: Recommendation, comparison: Comparison | None) -> str:
+def _qualification(study: StudyView) -> str:
+    rec = study.recommendation
     if rec.confidence is not None and not rec.confidence.confirmed:
         return ", not confirmed"
     if is_within_noise(rec.saving_interval):
         return ", within the noise"
-    if turned(comparison) is not None:
+    if turned(study.comparison) is not None:
         return ", though not against a baseline stopped there"
     return "" if rec.baseline is None or rec.baseline.meets_target else ", which the baseline misses"
 
 
 def details(study: StudyView) -> tuple[str, ...]:
     """How sure the headline is: the interval, the seeds, what is compared and with what."""
-    rec, closest = study.recommendation, study.recommendation.closest
-    if rec.params is not None:
-        reached = f"{study.quality.label}: {_reached(study)}."
-        if rec.baseline is None or rec.trial == rec.baseline.trial:
-            return (reached,)
-        return f"Saving: {sure_text(study)}; against {baseline_text(rec.baseline)}.", reached
-    if closest is None:
+    rec, closest, sure = study.recommendation, study.recommendation.closest, study.recommendation.confidence
+    if closest is not None:
+        came_closest = f"Trial {closest.trial} ({fmt.params_text(closest.params)}) came closest"
+        return (f"{came_closest}: {closest.why}{_mean_of(rec)}.",)
+    if not rec.met:
         return ()
-    config = fmt.params_text(closest.params)
-    return (f"Trial {closest.trial} ({config}) came closest: {closest.why}{_mean_of(rec)}.",)
+    runs = runs_of_value(study.quality, sure.seeds, sure.value_bound) if sure else "one run"
+    if sure is not None and sure.value_bound is not None:
+        runs += f": {'confirmed' if sure.confirmed else 'not confirmed'}"
+    reached = f"{study.quality.label}: {study.quality.text(rec.value)}, target {_target(study)}; {runs}."
+    if rec.baseline is None or rec.trial == rec.baseline.trial:
+        return (reached,)
+    return f"Saving: {sure_text(study)}; against {baseline_text(rec.baseline)}.", reached
 
 
-def _reached(study: StudyView) -> str:
-    """The quality against its target, of how many runs, and whether that is confirmed."""
-    rec, quality, sure = study.recommendation, study.quality, study.recommendation.confidence
-    text = f"{quality.text(rec.value)}, target {_target(study)}"
-    if sure is None or sure.seeds == 1:
-        return f"{text}; one run"
-    text += f"; mean of {sure.seeds} seeds"
-    if sure.value_bound is None:
-        return text
-    at_level = f"with {fmt.percent_text(sure.level)} confidence: {'confirmed' if sure.confirmed else 'not confirmed'}"
-    return f"{text}, {quality.bound_word} {quality.text(sure.value_bound)} {at_level}"
+def runs_of_value(quality: Quality, seeds: int, bound: float | None) -> str:
+    """Of how many runs a value is the mean, and the bound of that mean over all seeds."""
+    runs = "one run" if seeds == 1 else f"mean of {seeds} seeds"
+    return runs if bound is None else f"{runs}, {quality.bound_word} {quality.text(bound)} {AT_LEVEL}"
 
 
 def sure_text(study: StudyView) -> str:
     saving = study.comparison.saving if study.comparison else None
     if saving is None or saving.lowest is None or saving.highest is None:
         return SPREAD_UNKNOWN
-    runs = f"{saving.seeds} runs, {saving.baseline_seeds} of the baseline"
-    if saving.seeds == saving.baseline_seeds:
-        runs = f"{fmt.count_text(saving.seeds, 'seed')} each"
+    ours, theirs = saving.seeds, saving.baseline_seeds
+    runs = f"{fmt.count_text(ours, 'seed')} each" if ours == theirs else f"{ours} runs, {theirs} of the baseline"
     return f"{confidence_text((saving.lowest, saving.highest))}, {runs}"
 
 
-def confidence_text(interval: Interval) -> str:
-    if interval is None:
-        return SPREAD_UNKNOWN
-    return f"{fmt.interval_text(*interval, fmt.percent_text)} with {fmt.percent_text(LEVEL)} confidence"
+def confidence_text(interval: tuple[float, float] | None) -> str:
+    return f"{fmt.interval_text(*interval, fmt.percent_text)} {AT_LEVEL}" if interval else SPREAD_UNKNOWN
 
 
 def runs_text(interval: tuple[int, int | None] | None) -> str:
@@ -91,11 +83,10 @@ def runs_text(interval: tuple[int, int | None] | None) -> str:
     if interval is None:
         return ""
     fewest, most = interval
-    ends = f"{fewest:,} or more" if most is None else f"{fewest:,} to {most:,}"
-    return f"{ends} with {fmt.percent_text(LEVEL)} confidence"
+    return f"{fewest:,} {'or more' if most is None else f'to {most:,}'} {AT_LEVEL}"
 
 
-def is_within_noise(interval: Interval) -> bool:
+def is_within_noise(interval: tuple[float, float] | None) -> bool:
     return interval is not None and interval[0] <= 0 <= interval[1]
 
 
@@ -129,21 +120,21 @@ def trials_text(rec: Recommendation) -> str:
 
 
 def tiles(study: StudyView) -> tuple[Tile, ...]:
-    rec, quality = study.recommendation, study.quality
+    rec, quality, mean_of = study.recommendation, study.quality, _mean_of(study.recommendation)
     again = f"; the repeats: {fmt.emissions_text(rec.repeats_emissions_kg_co2e)} of it" if rec.repeats else ""
     spent = f"{fmt.energy_text(rec.study_energy_kwh)}, {trials_text(rec)}{again}"
     own = Tile(label="The study itself", text=fmt.emissions_text(rec.study_emissions_kg_co2e), note=spent)
     chosen, label = (rec, "Recommended") if rec.met else (rec.closest, "Closest")
     if chosen is None or chosen.params is None:
         return (own,)
-    reached = f"target: {_target(study)}{_mean_of(rec)}"
+    reached = f"target: {_target(study)}{mean_of}"
     shown = (
         Tile(label=label, text=f"Trial {chosen.trial}", note=fmt.params_text(chosen.params)),
         Tile(label=quality.label, text=quality.text(chosen.value), note=reached),
     )
     if not rec.met:
         return (*shown, own)
-    used = f"{fmt.energy_text(rec.energy_kwh)} in training{_mean_of(rec)}"
+    used = f"{fmt.energy_text(rec.energy_kwh)} in training{mean_of}"
     against = "its own baseline"
     if study.comparison:
         against = f"against trial {study.comparison.baseline_trial}: {sure_text(study)}"

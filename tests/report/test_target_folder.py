@@ -11,8 +11,7 @@ from small_studies import study, trial
 
 from carbonopt.core.errors import BadInput
 from carbonopt.core.study import SessionLedger
-from carbonopt.report import place
-from carbonopt.report.build import write_report
+from carbonopt.report.build import refuse_folder, write_report
 
 MET = study(trial(0), trial(1, 2e-3, 4.0))
 LATER = "2026-01-02T00:00:00+00:00"
@@ -86,7 +85,7 @@ def test_what_says_nothing_of_its_study_is_replaced(tmp_path):
     (tmp_path / "data").mkdir()
     for damaged in ("{", "[1]", '{"study": 1}', '{"shown": {}}', "[" * 100_000):
         (tmp_path / "data" / "report.json").write_text(damaged)
-        place.refuse(tmp_path, MET)
+        refuse_folder(tmp_path, MET)
     write_report(MET, tmp_path)
 
 

@@ -11,10 +11,9 @@ from carbonopt.analysis.recommend import Baseline, Recommendation
 from carbonopt.analysis.replicates import Repeats
 from carbonopt.core.quality import Quality
 from carbonopt.core.study import StudyData
-from carbonopt.core.trial import TrialRecord, TrialState
+from carbonopt.core.trial import EvalPoint, TrialRecord, TrialState
 from carbonopt.core.units import emissions_unit
 from carbonopt.core.values import Frozen
-from carbonopt.report import quality_text
 
 Group = Literal["complete", "front", "stopped", "failed"]
 GROUPS: tuple[Group, ...] = get_args(Group)
@@ -104,7 +103,7 @@ def scatter(data: StudyData, rec: Recommendation, repeated: tuple[Repeats, ...],
     ]
     for config in on_front:
         if config.n > 1:
-            emissions, mean = config.emissions_kg_co2e * per_kg, quality_text.known(config)
+            emissions, mean = config.emissions_kg_co2e * per_kg, config.value
             unsorted.append(Point(trial=config.first.trial, group="front", emissions=emissions, quality=mean))
     points = sorted(unsorted, key=lambda point: (point.emissions, point.trial))
     framed = [point for point in points if point.group in ("complete", "front")] or points
@@ -142,15 +141,22 @@ def layers(plot: Scatter, rec: Recommendation, knee: int | None = None) -> dict[
 
 
 def _of_answer(plot: Scatter, chosen: Recommendation | Baseline) -> list[Point]:
-    if chosen.trial is None or chosen.emissions_kg_co2e is None:
+    if chosen.trial is None or chosen.emissions_kg_co2e is None or chosen.value is None:
         return []
     at = chosen.emissions_kg_co2e * plot.per_kg
-    return [Point(trial=chosen.trial, group="complete", emissions=at, quality=quality_text.known(chosen))]
+    return [Point(trial=chosen.trial, group="complete", emissions=at, quality=chosen.value)]
+
+
+def last_value(record: TrialRecord) -> tuple[float | None, EvalPoint | None]:
+    """A complete trial's, and None; else its last evaluation's, and that one; (None, None): it has none."""
+    if record.state is TrialState.COMPLETE:
+        return record.value, None
+    return (record.evals[-1].value, record.evals[-1]) if record.evals else (None, None)
 
 
 def _coordinates(record: TrialRecord) -> tuple[float, float] | None:
     """(emissions in kg, quality), or None where one of them is not known."""
-    reached, _ = quality_text.last_value(record)
+    reached, _ = last_value(record)
     if record.emissions_kg_co2e is None or reached is None:
         return None
     return (record.emissions_kg_co2e, reached) if is_finite(record.emissions_kg_co2e + reached) else None

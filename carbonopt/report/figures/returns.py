@@ -6,7 +6,7 @@ from typing import Any
 from carbonopt.analysis.diminishing_returns import ENOUGH, DiminishingReturns, Milestone
 from carbonopt.core.format import emissions_scale, percent_text
 from carbonopt.core.quality import Quality
-from carbonopt.report import document, quality_text
+from carbonopt.report import document
 from carbonopt.report.figures import style
 from carbonopt.report.figures.points import wants_log
 
@@ -58,4 +58,4 @@ def _milestones(diminishing: DiminishingReturns) -> list[tuple[Milestone, list[s
 
 
 def _places(points: Sequence[Milestone], per_kg: float) -> tuple[list[float], list[float]]:
-    return [point.emissions_kg_co2e * per_kg for point in points], [quality_text.known(point) for point in points]
+    return [point.emissions_kg_co2e * per_kg for point in points], [point.value for point in points]

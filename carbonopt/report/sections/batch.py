@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from carbonopt.analysis.batch import AtBatch, Spanned
+from carbonopt.analysis.batch import AtBatch
 from carbonopt.core import format as fmt
 from carbonopt.report.document import MISSING, Maker, Section, num, table
 from carbonopt.report.figures.batch import batch as batch_figure
@@ -36,28 +36,23 @@ def section(study: StudyView) -> Section | None:
 
 def _spanned(label: str, at: str, text: Callable[[Any], str], least: int | None) -> Maker:
     def shown(row: AtBatch) -> str:
-        span: Spanned | None = getattr(row, at)
+        span = getattr(row, at)
         if span is None or text(span.lowest) == text(span.highest):
             return MISSING if span is None else text(span.lowest)
         return f"{text(span.lowest)} ({fmt.interval_text(span.median, span.highest, text)})"
 
-    def lowest(row: AtBatch) -> float | None:
-        span: Spanned | None = getattr(row, at)
-        return None if span is None else span.lowest
+    def lowest(row: AtBatch) -> Any:
+        return (span := getattr(row, at)) and span.lowest
 
     return num(label, lowest, shown=shown, strong=lambda row: row.global_batch_size == least)
 
 
 def _from_end_to_end(batches: tuple[AtBatch, ...]) -> str:
     small, large = batches[0], batches[-1]
-    changes = {
-        "memory": (small.peak_memory_gib, large.peak_memory_gib),
-        "time": (small.duration_s, large.duration_s),
-        "energy and emissions": (small.energy_kwh, large.energy_kwh),
-    }
+    names = {"memory": "peak_memory_gib", "time": "duration_s", "energy and emissions": "energy_kwh"}
     said = [
         f"{what} {fmt.difference_text(after.lowest / before.lowest - 1)}"
-        for what, (before, after) in changes.items()
-        if before is not None and after is not None and before.lowest
+        for what, name in names.items()
+        if (before := getattr(small, name)) and (after := getattr(large, name)) and before.lowest
     ]
     return f"From batch {small.global_batch_size} to {large.global_batch_size}: {', '.join(said)}." if said else ""

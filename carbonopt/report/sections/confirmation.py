@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator
 from operator import attrgetter
-from typing import NamedTuple
 
 from carbonopt.analysis.confidence import Standing
 from carbonopt.analysis.replicates import Repeats, repeats_of
@@ -13,21 +12,13 @@ from carbonopt.report.document import MISSING, Caveat, Maker, Section, Table, nu
 from carbonopt.report.study_view import StudyView
 
 STANDINGS = {
+    None: MISSING,
     Standing.CONFIRMED: "confirmed",
     Standing.INCONCLUSIVE: "in doubt",
     Standing.UNREPLICATED: "in doubt",
     Standing.REJECTED: "refuted",
 }
 NEAR_TARGET = 0.01  # of the target: a rule of thumb for what another seed can change, from recorded runs on an H200
-
-
-class _Considered(NamedTuple):
-    trial: int
-    why: str
-    seeds: int | None = None
-    value_mean: float | None = None
-    value_bound: float | None = None
-    emissions_difference: float | None = None
 
 
 def section(study: StudyView) -> Section | None:
@@ -38,16 +29,16 @@ def section(study: StudyView) -> Section | None:
 def _considered(study: StudyView) -> Table:
     """The recommended configuration and those beside it, where repeats decided between them."""
     rec, quality, sure = study.recommendation, study.quality, study.recommendation.confidence
-    rows = []
-    if sure is not None and rec.trial is not None:
-        rows.append(_Considered(rec.trial, "recommended", sure.seeds, sure.value_mean, sure.value_bound))
+    rows: list[tuple[object, ...]] = []  # trial, role, seeds, mean of the quality, its bound, emissions above
+    if sure is not None:
+        rows.append((rec.trial, "recommended", sure.seeds, sure.value_mean, sure.value_bound, None))
         if safer := sure.safer_alternative:
             figures = safer.seeds, safer.value_mean, safer.value_bound, safer.emissions_difference
-            rows.append(_Considered(safer.trial, "surer to meet the target", *figures))
-        rows += [_Considered(trial, "a tie, within the error") for trial in rec.ties]
+            rows.append((safer.trial, "surer to meet the target", *figures))
+        rows += [(trial, "a tie, within the error", *[None] * 4) for trial in rec.ties]
     for rejected in rec.rejected:
         why = "failed with another seed" if rejected.failed_replicate else "cheaper, but its mean misses the target"
-        rows.append(_Considered(rejected.trial, why, rejected.seeds, rejected.value))
+        rows.append((rejected.trial, why, rejected.seeds, rejected.value, None, None))
     spread = ""
     if sure is not None and sure.value_deviation is not None:
         spread = f"One run of the recommendation: {quality.name} "
@@ -58,18 +49,14 @@ def _considered(study: StudyView) -> Table:
             spread += f", {kg} {scale.unit}"
         spread += " (mean ± standard deviation, pooled or its own, the larger)."
     columns = [
-        num("Trial", "trial", strong=lambda row: row.trial == rec.trial),
-        word("Role", "why"),
-        num("Seeds", "seeds"),
-        num(f"Mean {quality.name}", "value_mean", quality.text),
-        num(_bound_label(study), "value_bound", quality.text),
-        num("Emits more by", "emissions_difference", fmt.percent_text),
+        num("Trial", 0, strong=lambda row: row[0] == rec.trial),
+        word("Role", 1),
+        num("Seeds", 2),
+        num(f"Mean {quality.name}", 3, quality.text),
+        num(f"Its mean {quality.bound_word}", 4, quality.text),
+        num("Emits more by", 5, fmt.percent_text),
     ]
     return table("considered", "Configurations that the repeats decided between", rows, columns, note=spread)
-
-
-def _bound_label(study: StudyView) -> str:
-    return f"Its mean {study.quality.bound_word}"
 
 
 def _repeats(study: StudyView) -> Table:
@@ -79,29 +66,23 @@ def _repeats(study: StudyView) -> Table:
     def chosen(row: Repeats) -> bool:
         return row.params == rec.params
 
-    def standing(row: Repeats) -> str:
-        reached = row.standing(rec.target)
-        return MISSING if reached is None else STANDINGS[reached]
-
     def mean_and_range(label: str, at: str, scale: fmt.Scale | None, text: Callable[[float], str]) -> Iterator[Maker]:
         spread, ends = attrgetter(at), attrgetter(f"{at}.lowest", f"{at}.highest")
         yield num(label, f"{at}.mean", shown=lambda row: fmt.spread_text(spread(row), scale), strong=chosen)
         yield num("Range", lambda row: None, shown=lambda row: fmt.interval_text(*ends(row), text))
 
-    note = ""
+    bound_label, note = f"Its mean {quality.bound_word}", ""
     if judged := [row for row in repeated if row.standing(rec.target) is not None]:
-        note = (
-            f"{_bound_label(study)}: over all seeds, with {fmt.percent_text(judged[0].level)} confidence. Confirmed: "
-            f"this bound meets the target of {quality.text(rec.target.value)}; in doubt: the mean of the runs does; "
-            "refuted: the mean doesn't, or a run diverged or did not fit in memory."
-        )
+        note = f"{bound_label}: over all seeds, with {fmt.percent_text(judged[0].level)} confidence. Confirmed: this "
+        note += f"bound meets the target of {quality.text(rec.target.value)}; in doubt: the mean of the runs does; "
+        note += "refuted: the mean doesn't, or a run diverged or did not fit in memory."
     columns = [
         word("Trials", lambda row: ", ".join(map(str, row.trials)), strong=chosen),
         num("n", "n"),
         word("Seeds", lambda row: ", ".join(map(str, row.seeds))),
         *mean_and_range(quality.label, "value", None, quality.text),
-        num(_bound_label(study), "value_bound", quality.text),
-        word("Holds the target", standing),
+        num(bound_label, "value_bound", quality.text),
+        word("Holds the target", lambda row: STANDINGS[row.standing(rec.target)]),
         *mean_and_range(scale.label("Emissions"), "emissions_kg_co2e", scale, scale.text),
     ]
     caption = "Configurations that completed more than once: mean ± its own standard deviation, and range"

@@ -1,17 +1,17 @@
 """Where the study's energy went, how each part is known, how sure it is, and what the figures can't tell."""
 
+import math
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any
 
 from carbonopt.analysis.footprint import summed
 from carbonopt.core import format as fmt
-from carbonopt.core import units
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import COMPARED_FROM_S, COMPONENTS, LARGEST_DISAGREEMENT, GpuEnergy, Phase, TrialRecord
 from carbonopt.energy.codecarbon import FRESH_AFTER_S
 from carbonopt.export.settings import has_own_step
-from carbonopt.report.document import MISSING, Block, Caveat, Maker, Section, Table, num, table, word
+from carbonopt.report.document import MISSING, Caveat, Section, Table, num, scaled, table, word
 from carbonopt.report.figures.energy import PHASES
 from carbonopt.report.figures.energy import energy as energy_figure
 from carbonopt.report.study_view import StudyView
@@ -24,73 +24,45 @@ NET_NOTE = (
 )
 
 
-class _Part(NamedTuple):
-    what: str
-    energy_kwh: float
-    gpu_kwh: float | None = None
-    total: bool = False
-
-
-class _Reading(NamedTuple):
-    phase: str
-    gpu: GpuEnergy
-    total: bool = False
-
-
 def section(study: StudyView) -> Section:
     figure = energy_figure(study.spent)
-    tables = (_by_phase, _by_state, _closure, _by_component, _readings, _components)
-    blocks: list[Block] = [figure] if figure else []
-    blocks += [made(study) for made in tables]
-    return Section(key="energy", title="Where the energy went", blocks=tuple(blocks))
+    tables = (*_by_phase_and_state(study), *(made(study) for made in (_closure, _by_component, _readings, _components)))
+    return Section(key="energy", title="Where the energy went", blocks=(figure, *tables) if figure else tables)
 
 
-def _by_phase(study: StudyView) -> Table:
-    """With the GPUs' part of each, which their counters' reading of the whole checks, where not only the GPUs count."""
-    spent = study.spent
-    parts = [_Part(PHASES[phase], kwh, spent.gpu_parts_kwh.get(phase)) for phase, kwh in spent.by_phase_kwh.items()]
-    if spent.earlier_attempts_kwh:
-        what = "attempts that were interrupted and run again"
-        parts.append(_Part(what, spent.earlier_attempts_kwh, spent.gpu_earlier_attempts_kwh))
-    split = study.data.config.carbon.objective == "all" and spent.outer_gpu_kwh is not None
-    columns = _energy_columns(study, "Phase", split=split)
-    return table("by-phase", "Energy of the study by phase", [*parts, _whole(study)], columns, paper="energy")
-
-
-def _by_state(study: StudyView) -> Table:
-    spent, counts = study.spent, study.recommendation.trials_by_state
-    parts = [
-        _Part(f"{state.value} ({fmt.count_text(counts[state], 'trial')})", kwh)
-        for state, kwh in spent.by_state_kwh.items()
-    ]
+def _by_phase_and_state(study: StudyView) -> Iterator[Table]:
+    """By phase with the GPUs' part of each, which their counters' reading of the whole checks, where not only the GPUs
+    count."""
+    spent, counts, data = study.spent, study.recommendation.trials_by_state, study.data
+    whole, note = ("sum", spent.energy_kwh, spent.gpu_kwh), ""
+    phases = [(PHASES[phase], kwh, spent.gpu_parts_kwh.get(phase)) for phase, kwh in spent.by_phase_kwh.items()]
+    if earlier_kwh := spent.earlier_attempts_kwh:
+        phases.append(("attempts that were interrupted and run again", earlier_kwh, spent.gpu_earlier_attempts_kwh))
+        note = "A trial counts with its earlier attempts that were interrupted."
+    trials = {state: fmt.count_text(counts[state], "trial") for state in spent.by_state_kwh}
+    states = [(f"{state.value} ({trials[state]})", kwh) for state, kwh in spent.by_state_kwh.items()]
     between_kwh = spent.by_phase_kwh[Phase.PREPARE] + spent.by_phase_kwh[Phase.GAP]
-    parts += [_Part("no trial: preparation and pauses", between_kwh), _whole(study)]
-    note = "A trial counts with its earlier attempts that were interrupted." if spent.earlier_attempts_kwh else ""
-    columns = _energy_columns(study, "State", split=False)
-    return table("by-state", "Energy by what became of the trials", parts, columns, note=note)
+    states.append(("no trial: preparation and pauses", between_kwh))
+    scale = fmt.energy_scale([spent.energy_kwh])
+    energy = num(scale.label("Energy"), 1, scale.text, strong=_is_sum)
+    gpus = num(scale.label("of it GPUs"), 2, scale.text, strong=_is_sum)
+    kg = scaled("Emissions", lambda row: data.emissions_kg_co2e(row[1]), fmt.emissions_scale, [whole], strong=_is_sum)
+    of_all = partial(_ratio, whole=spent.energy_kwh)
+    share = num("Share", lambda row: of_all(row[1]), fmt.percent_text, share=lambda row: not _is_sum(row))
+    split = data.config.carbon.objective == "all" and spent.outer_gpu_kwh is not None
+    columns = [word("Phase", 0, strong=_is_sum), energy, gpus if split else None, kg, share]
+    yield table("by-phase", "Energy of the study by phase", [*phases, whole], columns, paper="energy")
+    columns = [word("State", 0, strong=_is_sum), energy, kg, share]
+    yield table("by-state", "Energy by what became of the trials", [*states, whole], columns, note=note)
 
 
-def _whole(study: StudyView) -> _Part:
-    return _Part("sum", study.spent.energy_kwh, study.spent.gpu_kwh, total=True)
+def _is_sum(row: tuple[Any, ...]) -> bool:
+    return bool(row[0] == "sum")
 
 
-def _energy_columns(study: StudyView, first: str, *, split: bool) -> list[Maker | None]:
-    spent, intensity = study.spent, study.data.provenance.intensity.g_co2e_per_kwh
-
-    def kg(row: _Part) -> float:
-        return units.emissions_kg_co2e(row.energy_kwh, intensity, study.data.config.carbon.pue)
-
-    def share(row: _Part) -> float | None:
-        return row.energy_kwh / spent.energy_kwh if spent.energy_kwh else None
-
-    energy, emissions = fmt.energy_scale([spent.energy_kwh]), fmt.emissions_scale([kg(_whole(study))])
-    return [
-        word(first, "what", strong="total"),
-        num(energy.label("Energy"), "energy_kwh", energy.text, strong="total"),
-        num(energy.label("of it GPUs"), "gpu_kwh", energy.text, strong="total") if split else None,
-        num(emissions.label("Emissions"), kg, emissions.text, strong="total"),
-        num("Share", share, fmt.percent_text, share=lambda row: not row.total),
-    ]
+def _ratio(part: float, whole: float) -> float:
+    """Not a number, which tables show as not known, of nothing."""
+    return part / whole if whole else math.nan
 
 
 def _closure(study: StudyView) -> Table:
@@ -100,11 +72,10 @@ def _closure(study: StudyView) -> Table:
     if study.data.config.carbon.objective == "all" or spent.gpu_closure is None:
         checks.append(("all that counts", spent.outer_kwh, spent.closure))
     known = [check for check in checks if check[2] is not None and not study.data.provenance.is_replay]
-    scale = fmt.energy_scale(kwh for _, kwh, _ in known)
     columns = [
-        word("Of", lambda row: row[0]),
-        num(scale.label("One reading"), lambda row: row[1], scale.text),
-        num("The parts add up to", lambda row: row[2], fmt.two_decimals_text),
+        word("Of", 0),
+        scaled("One reading", 1, fmt.energy_scale, known),
+        num("The parts add up to", 2, fmt.two_decimals_text),
     ]
     note = "Checks the book-keeping, that no window was lost or counted twice, not the sensors: both sides read "
     note += "the same counters and models."
@@ -115,20 +86,15 @@ def _by_component(study: StudyView) -> Table:
     """A share is of what the objective counts."""
     data, energies = study.data, study.spent.train_by_component_kwh
     known = data.provenance.energy_source
-    scale = fmt.energy_scale(energies.values())
-    counted_kwh = sum(kwh for component, kwh in energies.items() if is_counted(data, component))
-
-    def share(component: str) -> float | None:
-        counts = component in energies and counted_kwh and is_counted(data, component)
-        return energies[component] / counted_kwh if counts else None
-
+    rows = [component for component in COMPONENTS if component in known or component in energies]
+    counted = {component: kwh for component, kwh in energies.items() if is_counted(data, component)}
+    counted_kwh = sum(counted.values())
     columns = [
         word("Component", str.upper),
         word("How known", lambda row: known.get(row, MISSING) + _not_counted(data, row)),
-        num(scale.label("Energy"), energies.get, scale.text),
-        num("Share", share, fmt.percent_text, share=lambda row: True),
+        scaled("Energy", energies.get, fmt.energy_scale, rows),
+        num("Share", lambda row: _ratio(counted.get(row, math.nan), counted_kwh), fmt.percent_text, share=bool),
     ]
-    rows = [component for component in COMPONENTS if component in known or component in energies]
     note = "Of each trial's last attempt: earlier ones that were interrupted are not in it."
     caption = "Training energy of all trials by component"
     return table("by-component", caption, rows, columns, note=note if study.spent.earlier_attempts_kwh else "")
@@ -136,36 +102,31 @@ def _by_component(study: StudyView) -> Table:
 
 def _readings(study: StudyView) -> Table:
     by_phase = study.spent.gpu_by_phase_kwh
-    rows = [_Reading(PHASES[phase], gpu) for phase, gpu in by_phase.items()]
+    rows = [(PHASES[phase], gpu) for phase, gpu in by_phase.items()]
     if rows:
-        rows.append(_Reading("sum", summed(by_phase.values()), total=True))
-    scale = fmt.energy_scale(kwh for row in rows for kwh in (row.gpu.counter, row.gpu.codecarbon))
+        rows.append(("sum", summed(by_phase.values())))
+    scale = fmt.energy_scale(kwh for _, gpu in rows for kwh in (gpu.counter, gpu.codecarbon))
 
-    def difference(row: _Reading) -> float | None:
-        return row.gpu.codecarbon / row.gpu.counter - 1 if row.gpu.counter else None
-
-    def idle_share(row: _Reading) -> float | None:
-        return row.gpu.idle / row.gpu.counter if row.gpu.counter and row.gpu.net_of_idle is not None else None
+    def idle_share(row: tuple[str, GpuEnergy]) -> float | None:
+        return _ratio(row[1].idle, row[1].counter) if row[1].net_of_idle is not None else None
 
     columns = [
-        word("Phase", "phase", strong="total"),
-        num(scale.label("Counters"), "gpu.counter", scale.text, strong="total"),
-        num("±", lambda row: _uncertainty(row.gpu), fmt.uncertainty_text),
-        num(scale.label("CodeCarbon"), "gpu.codecarbon", scale.text, strong="total"),
-        num("Difference", difference, fmt.difference_text),
+        word("Phase", 0, strong=_is_sum),
+        num(scale.label("Counters"), lambda row: row[1].counter, scale.text, strong=_is_sum),
+        num("±", lambda row: _uncertainty(row[1]), fmt.uncertainty_text),
+        num(scale.label("CodeCarbon"), lambda row: row[1].codecarbon, scale.text, strong=_is_sum),
+        num("Difference", lambda row: _ratio(row[1].codecarbon, row[1].counter) - 1, fmt.difference_text),
         num("Idle share", idle_share, fmt.percent_text),
-        num(scale.label("Net of idle"), "gpu.net_of_idle", scale.text, strong="total"),
+        num(scale.label("Net of idle"), lambda row: row[1].net_of_idle, scale.text, strong=_is_sum),
     ]
-    note = "The GPUs' own counters are the figure that is used; CodeCarbon read the same windows, but not twice "
-    note += (
-        f"within {FRESH_AFTER_S * 1000:g} ms: a shorter evaluation is in its figure of the training beside it. Idle "
-    )
+    note = "The GPUs' own counters are the figure that is used; CodeCarbon read the same windows, but not twice within "
+    note += f"{FRESH_AFTER_S * 1000:g} ms: a shorter evaluation is in its figure of the training beside it. Idle "
     note += f"share: what the same GPUs use idle in as much time. {UNCERTAINTY_NOTE}{_net_note(by_phase.values())}"
     return table("readings", "GPU energy of the trials, read twice", rows, columns, note=note)
 
 
-def _uncertainty(gpu: GpuEnergy | None) -> float | None:
-    return gpu.uncertainty / gpu.counter if gpu and gpu.counter else None
+def _uncertainty(gpu: GpuEnergy) -> float:
+    return _ratio(gpu.uncertainty, gpu.counter)
 
 
 def _components(study: StudyView) -> Table:
@@ -173,30 +134,26 @@ def _components(study: StudyView) -> Table:
     data = study.data
     measured = [record for record in data.records if record.energy_kwh is not None]
     names = [name for name in COMPONENTS if any(_component_kwh(record, name) is not None for record in measured)]
-    twice = any(record.gpu_energy_kwh is not None for record in measured)
+    trainings = [gpu for record in measured if (gpu := _training(record))]  # that were read twice
     scale = fmt.energy_scale(_component_kwh(record, name) for record in measured for name in names)
-
-    def net_kwh(row: TrialRecord) -> float | None:
-        return gpu.net_of_idle if (gpu := _training(row)) else None
-
-    columns = [num("Trial", "trial")]
+    columns, note = [num("Trial", "trial")], ""
     for name in names:
-        by_counter = name == "gpu" and twice
+        by_counter = name == "gpu" and trainings
         how = "by its counter" if by_counter else data.provenance.energy_source.get(name, "not known how")
         label = scale.label(f"{name.upper()} {how}{_not_counted(data, name)}")
         columns.append(num(label, partial(_component_kwh, component=name), scale.text))
         if by_counter:
+            net_label = scale.label("GPU net of idle")
             columns += [
-                num("±", lambda row: _uncertainty(_training(row)), fmt.uncertainty_text),
-                num(scale.label("GPU net of idle"), net_kwh, scale.text),
+                num("±", lambda row: (gpu := _training(row)) and _uncertainty(gpu), fmt.uncertainty_text),
+                num(net_label, lambda row: (gpu := _training(row)) and gpu.net_of_idle, scale.text),
                 num("CodeCarbon differs by", "gpu_disagreement", fmt.difference_text, strong=_disagrees),
             ]
-    note = ""
-    if twice:
+    if trainings:
         note = f"{UNCERTAINTY_NOTE} CodeCarbon differs by: the largest over single windows of {COMPARED_FROM_S:g} s "
         note += f"and more and over the whole trial, in bold above {fmt.percent_text(LARGEST_DISAGREEMENT)}."
-        note += _net_note(gpu for record in measured if (gpu := _training(record)))
-    rows = measured if twice or len(names) > 1 else []
+        note += _net_note(trainings)
+    rows = measured if trainings or len(names) > 1 else []
     caption = "Training energy of each trial by component"
     return table("components", caption, rows, columns, note=note, long=True, folded=True)
 
@@ -252,8 +209,8 @@ def _of_the_meters(study: StudyView) -> Iterator[Caveat]:
         yield study.caveat("no_gpu")
     if differing := list(filter(_disagrees, data.records)):
         worst = max(differing, key=lambda record: abs(record.gpu_disagreement or 0.0))
-        numbers = {"trial": worst.trial, "difference": worst.gpu_disagreement}
-        yield study.caveat("readings_disagree", count=len(differing), **numbers)
+        difference = worst.gpu_disagreement
+        yield study.caveat("readings_disagree", count=len(differing), trial=worst.trial, difference=difference)
     if study.spent.gpu_by_phase_kwh:
         yield study.caveat("counter_accuracy")
     yield study.caveat("meter_setup")

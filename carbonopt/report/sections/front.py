@@ -5,15 +5,14 @@ from collections import Counter
 from collections.abc import Iterator
 
 from carbonopt.analysis.by_target import TargetRange, target_range_for
-from carbonopt.analysis.confidence import LEVEL, Configuration, configurations
+from carbonopt.analysis.confidence import Configuration, configurations
 from carbonopt.core import format as fmt
-from carbonopt.report import quality_text
-from carbonopt.report.document import Block, Paragraph, Section, Step, Steps, Table, num, table
+from carbonopt.report.document import Block, Paragraph, Section, Step, Steps, Table, num, scaled, table
 from carbonopt.report.figures.pareto import interactive_pareto, pareto
 from carbonopt.report.figures.points import GROUPS
 from carbonopt.report.sections.trials import ALL_TRIALS, shared_settings
 from carbonopt.report.study_view import StudyView
-from carbonopt.report.summary import confidence_text, runs_text, short_params
+from carbonopt.report.summary import confidence_text, runs_of_value, runs_text, short_params
 
 
 def section(study: StudyView) -> Section:
@@ -43,7 +42,7 @@ def _left_out(study: StudyView) -> Iterator[str]:
 
 def _steps(study: StudyView) -> Steps:
     quality, ranges, own = study.quality, study.recommendation_by_target, study.recommendation.target
-    rows = {record.trial: row for row, record in enumerate(study.data.records)}
+    rows: dict[int | None, int] = {record.trial: row for row, record in enumerate(study.data.records)}
     return Steps(
         label=f"Another target, {quality.name} {quality.bound_word}",
         steps=tuple(_step(study, index, rows) for index in range(len(ranges))),
@@ -56,7 +55,7 @@ def _steps(study: StudyView) -> Steps:
     )
 
 
-def _step(study: StudyView, index: int, rows: dict[int, int]) -> Step:
+def _step(study: StudyView, index: int, rows: dict[int | None, int]) -> Step:
     ranges = study.recommendation_by_target
     answer, number = ranges[index], _number(ranges, index)
     following = next((at for at in range(index + 1, len(ranges)) if not ranges[at].study_target_only), None)
@@ -64,15 +63,15 @@ def _step(study: StudyView, index: int, rows: dict[int, int]) -> Step:
     if answer.study_target_only:
         label = f"the study's own target, {study.quality.text(answer.from_value)}, alone"
     place = None
-    if answer.emissions_kg_co2e is not None and answer.trial is not None:
-        place = answer.emissions_kg_co2e * study.plot.per_kg, quality_text.known(answer)
+    if answer.emissions_kg_co2e is not None and answer.value is not None:
+        place = answer.emissions_kg_co2e * study.plot.per_kg, answer.value
     return Step(
         begins=answer.from_value,
         alone=answer.study_target_only,
         number=number,
         label=label,
         text=_text(study, answer),
-        row=rows.get(answer.trial) if answer.trial is not None else None,
+        row=rows.get(answer.trial),
         place=place,
     )
 
@@ -89,13 +88,10 @@ def _text(study: StudyView, answer: TargetRange) -> str:
     record, quality = study.record(answer.trial), study.quality
     if record is None:
         return "No trial meets such a target."
-    sure = "one run" if answer.seeds == 1 else f"mean of {answer.seeds} seeds"
-    if answer.value_bound is not None:
-        bound = f"{quality.bound_word} {quality.text(answer.value_bound)}"
-        sure += f", {bound} with {fmt.percent_text(LEVEL)} confidence"
+    runs = runs_of_value(quality, answer.seeds, answer.value_bound)
     parts = [
         f"Trial {answer.trial} ({short_params(record.params)})",
-        f"{quality.name} {quality.text(answer.value)}, {sure}",
+        f"{quality.name} {quality.text(answer.value)}, {runs}",
         f"{fmt.emissions_text(answer.emissions_kg_co2e)} a run ({fmt.energy_text(answer.energy_kwh)})",
     ]
     if answer.saving_fraction is not None and answer.trial != answer.baseline_trial:
@@ -103,8 +99,8 @@ def _text(study: StudyView, answer: TargetRange) -> str:
         parts.append(f"{saves} ({confidence_text(answer.saving_interval)})")
     if answer.break_even_runs is not None:
         interval = runs_text(answer.break_even_interval)
-        runs = fmt.count_text(answer.break_even_runs, "run")
-        parts.append(f"pays back after {runs}{f' ({interval})' if interval else ''}")
+        after = f"pays back after {fmt.count_text(answer.break_even_runs, 'run')}"
+        parts.append(f"{after} ({interval})" if interval else after)
     return " · ".join(parts)
 
 
@@ -113,15 +109,11 @@ def _trade_offs(study: StudyView) -> Table:
     rec, quality = study.recommendation, study.quality
     by_trial = {found.first.trial: found for found in configurations(study.data.records)}
     front = [by_trial[trial] for trial in rec.pareto_front]
-    scale = fmt.emissions_scale(row.emissions_kg_co2e for row in front)
-    best = min(front, key=lambda row: quality.worse_by(quality_text.known(row), 1.0), default=None)
-    best_value, best_kg = (quality_text.known(best), best.emissions_kg_co2e) if best else (math.nan, 0.0)
+    best = min(front, key=lambda row: quality.worse_by(row.value, 1.0), default=None)
+    best_value, best_kg = (best.value, best.emissions_kg_co2e) if best else (math.nan, 0.0)
 
     def chosen(row: Configuration) -> bool:
         return row.first.trial == rec.trial
-
-    def worse(row: Configuration) -> float:
-        return quality.worse_by(quality_text.known(row), best_value)
 
     def saves(row: Configuration) -> float | None:
         return 1 - row.emissions_kg_co2e / best_kg if best_kg else None
@@ -130,8 +122,10 @@ def _trade_offs(study: StudyView) -> Table:
         num("Trial", "first.trial", strong=chosen),
         num("Runs", "n"),
         num(quality.label, "value", quality.text, strong=chosen),
-        num(f"Worse than the best {quality.name}", worse, fmt.percent_text),
-        num(scale.label("Emissions of a run"), "emissions_kg_co2e", scale.text, strong=chosen),
+        num(
+            f"Worse than the best {quality.name}", lambda row: quality.worse_by(row.value, best_value), fmt.percent_text
+        ),
+        scaled("Emissions of a run", "emissions_kg_co2e", fmt.emissions_scale, front, strong=chosen),
         num("Saves against the most accurate", saves, fmt.percent_text),
         num("Global batch", "first.params.global_batch_size"),
         num("Learning rate", "first.params.learning_rate", fmt.value_text),

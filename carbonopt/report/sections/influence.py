@@ -1,8 +1,10 @@
 """What each parameter does to the objectives."""
 
-from carbonopt.analysis.influence import Effect, Gap, Influence, NotKnown, Parameter
+from operator import attrgetter
+
+from carbonopt.analysis.influence import Gap, Influence, NotKnown
 from carbonopt.core import format as fmt
-from carbonopt.report.document import MISSING, Block, Paragraph, Section, Table, num, table, word
+from carbonopt.report.document import Block, Paragraph, Section, Table, num, table, word
 from carbonopt.report.figures.influence import effect_scale, effects, importance
 from carbonopt.report.study_view import StudyView
 
@@ -26,16 +28,15 @@ def section(study: StudyView) -> Section | None:
 
 
 def _importance(influence: Influence) -> Table:
-    def interval(row: Parameter) -> str:
-        return _between(_share(row.importance_lowest), _share(row.importance_highest))
-
-    def span(row: Parameter) -> tuple[float, float]:
-        return row.importance_lowest, row.importance_highest
-
+    ends = attrgetter("importance_lowest", "importance_highest")
     columns = [
         word("Parameter", "name"),
-        num("Importance", "importance", _share, share=lambda row: True, span=span),
-        num(f"{fmt.percent_text(influence.level)} interval", "importance_lowest", shown=interval),
+        num("Importance", "importance", _share, share=lambda row: True, span=ends),
+        num(
+            f"{fmt.percent_text(influence.level)} interval",
+            "importance_lowest",
+            shown=lambda row: _between(*map(_share, ends(row))),
+        ),
     ]
     caption = f"Importance of each parameter for {influence.objective}"
     return table(f"importance-{influence.objective}", caption, influence.parameters, columns, paper="influence")
@@ -53,17 +54,18 @@ def _between(lowest: str, highest: str) -> str:
 def _effects(study: StudyView, influence: Influence) -> Table:
     scale = effect_scale(influence)
     text = scale.text if scale else study.quality.text
-    rows = [(parameter.name, effect) for parameter in influence.parameters for effect in parameter.effects]
-
-    def interval(row: tuple[str, Effect]) -> str:
-        return fmt.interval_text(row[1].lowest, row[1].highest, text)
-
+    of_effect = attrgetter("value", "trials", "expected", "lowest", "highest")
+    rows = [(parameter.name, *of_effect(effect)) for parameter in influence.parameters for effect in parameter.effects]
     columns = [
-        word("Parameter", lambda row: row[0]),
-        word("Value", lambda row: fmt.value_text(row[1].value)),
-        num("Trials", lambda row: row[1].trials),
-        num(scale.label("Emissions") if scale else study.quality.label, lambda row: row[1].expected, text),
-        num(f"{fmt.percent_text(influence.level)} interval", lambda row: row[1].lowest, shown=interval),
+        word("Parameter", 0),
+        word("Value", lambda row: fmt.value_text(row[1])),
+        num("Trials", 2),
+        num(scale.label("Emissions") if scale else study.quality.label, 3, text),
+        num(
+            f"{fmt.percent_text(influence.level)} interval",
+            4,
+            shown=lambda row: fmt.interval_text(row[4], row[5], text),
+        ),
     ]
     expected = "what to expect at each value, the other parameters as they were tried"
     caption = f"Marginal effect on {influence.objective}: {expected}"
@@ -76,7 +78,7 @@ def _how_well(analyses: tuple[Influence | NotKnown, ...]) -> Table:
     def explained(row: Influence | NotKnown) -> str:
         if isinstance(row, NotKnown):
             return f"not known: it takes {row.needed} configurations that differ"
-        return MISSING if row.explained is None else fmt.percent_text(row.explained)
+        return fmt.percent_text(row.explained)
 
     columns = [
         word("Objective", "objective"),

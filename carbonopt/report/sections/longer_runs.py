@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from carbonopt.analysis.amortisation import WORTH_SAYING, Amortisation, CheapestFrom
 from carbonopt.core import format as fmt
-from carbonopt.report.document import MISSING, Caveat, Section, Table, num, table, word
+from carbonopt.report.document import MISSING, Caveat, Section, Table, num, scaled, table, word
 from carbonopt.report.study_view import StudyView
 from carbonopt.report.summary import confidence_text
 
@@ -16,30 +16,29 @@ def section(study: StudyView) -> Section | None:
     amortisation = study.amortisation
     if amortisation is None:
         return None
-    return Section(
-        key="longer-runs", title="Longer runs", blocks=(_by_length(amortisation), _first_steps(amortisation)), level=3
-    )
+    tables = _by_length(amortisation), _first_steps(amortisation)
+    return Section(key="longer-runs", title="Longer runs", blocks=tables, level=3)
 
 
 def _by_length(amortisation: Amortisation) -> Table:
-    excess = fmt.energy_scale(row.excess_kwh for row in amortisation.cheapest)
-    rest = fmt.energy_scale(row.energy_per_length_kwh for row in amortisation.cheapest)
     starts = [_length(row.from_length) for row in amortisation.cheapest]
     labels = [low if low == high else f"{low} to {high}" for low, high in pairwise(starts)]
     labels.append("any" if len(starts) == 1 else f"beyond {starts[-1]}")
 
-    def own(row: tuple[str, CheapestFrom]) -> bool:
-        return row[1].trial == amortisation.trial
+    label_of = {row.trial: label for row, label in zip(amortisation.cheapest, labels, strict=True)}
 
-    def less(row: tuple[str, CheapestFrom]) -> float | None:
-        return None if own(row) else row[1].less_in_the_limit
+    def own(row: CheapestFrom) -> bool:
+        return row.trial == amortisation.trial
 
-    interval = word("Interval", lambda row: MISSING if own(row) else confidence_text(row[1].less_interval))
+    def less(row: CheapestFrom) -> float | None:
+        return None if own(row) else row.less_in_the_limit
+
+    interval = word("Interval", lambda row: MISSING if own(row) else confidence_text(row.less_interval))
     columns = [
-        num("Times the steps", lambda row: row[1].from_length, shown=lambda row: row[0]),
-        num("Cheapest: trial", lambda row: row[1].trial, strong=own),
-        num(excess.label("Its first step's excess"), lambda row: row[1].excess_kwh, excess.text),
-        num(rest.label("The rest"), lambda row: row[1].energy_per_length_kwh, rest.text),
+        num("Times the steps", "from_length", shown=lambda row: label_of[row.trial]),
+        num("Cheapest: trial", "trial", strong=own),
+        scaled("Its first step's excess", "excess_kwh", fmt.energy_scale, amortisation.cheapest),
+        scaled("The rest", "energy_per_length_kwh", fmt.energy_scale, amortisation.cheapest),
         num(f"Less than trial {amortisation.trial} in the limit", less, fmt.percent_text),
         interval if len(amortisation.cheapest) > 1 else None,
     ]
@@ -49,7 +48,7 @@ def _by_length(amortisation: Amortisation) -> Table:
     note += ". A run of k times the steps is taken to use its first step's excess once and the rest k times; which "
     note += "quality runs of that length reach is not known."
     caption = "Which configuration takes the least training energy where all runs are longer"
-    return table("by-length", caption, zip(labels, amortisation.cheapest, strict=True), columns, note=note)
+    return table("by-length", caption, amortisation.cheapest, columns, note=note)
 
 
 def _length(times: float) -> str:
@@ -62,16 +61,16 @@ def _first_steps(amortisation: Amortisation) -> Table:
         rows.append(("the largest of those that compile the same", first.like, first.excess_kwh))
         rows.append(("its training, charged with that", amortisation.trial, first.energy_kwh))
         rows.append(("the cheapest once each is charged so", first.cheapest, first.cheapest_energy_kwh))
-    scale = fmt.energy_scale(energy_kwh for _, _, energy_kwh in rows)
-
-    def share(row: tuple[str, int, float]) -> float | None:
-        return row[2] / amortisation.energy_kwh if amortisation.energy_kwh else None
-
+    whole_kwh = amortisation.energy_kwh
     columns = [
-        word("What", lambda row: row[0]),
-        num("Trial", lambda row: row[1]),
-        num(scale.label("Energy"), lambda row: row[2], scale.text),
-        num(f"of trial {amortisation.trial}'s training", share, fmt.percent_text),
+        word("What", 0),
+        num("Trial", 1),
+        scaled("Energy", 2, fmt.energy_scale, rows),
+        num(
+            f"of trial {amortisation.trial}'s training",
+            lambda row: row[2] / whole_kwh if whole_kwh else None,
+            fmt.percent_text,
+        ),
     ]
     why = "compiling and warming up" if amortisation.compiles else "warming up"
     caption = f"The first step of trial {amortisation.trial}, for {why}"

@@ -27,7 +27,7 @@ def _milestones(study: StudyView, diminishing: DiminishingReturns) -> Table:
         note += " Its learning rate falls over the run, so a run planned to be that short would probably end better "
         note += "than this one stood there."
     columns = [
-        word("Evaluation", lambda row: row[0]),
+        word("Evaluation", 0),
         num("Step", lambda row: row[1].step),
         num(quality.label, lambda row: row[1].value, quality.text),
         num(scale.label("Emissions"), lambda row: row[1].emissions_kg_co2e, scale.text),

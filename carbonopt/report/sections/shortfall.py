@@ -7,7 +7,6 @@ from carbonopt.analysis.shortfall import Shortfall
 from carbonopt.core.config import Fixed
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import StopReason, TrialState
-from carbonopt.report import quality_text
 from carbonopt.report.document import Caveat
 from carbonopt.report.study_view import StudyView
 
@@ -24,7 +23,7 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
     if rec.met:
         return
     if rec.closest is not None:
-        worse = study.quality.worse_by(quality_text.known(rec.closest), rec.target.value)
+        worse = study.quality.worse_by(rec.closest.value, rec.target.value)
         if worse > 0:
             yield study.caveat("target_missed", trial=rec.closest.trial, worse=worse)
         else:

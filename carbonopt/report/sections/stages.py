@@ -3,7 +3,7 @@
 from carbonopt.analysis.stages import Stages, StoppedEarly
 from carbonopt.core import format as fmt
 from carbonopt.core.trial import Kernels, Stage
-from carbonopt.report.document import MISSING, Section, Table, num, table, word
+from carbonopt.report.document import MISSING, Section, Table, num, scaled, table, word
 from carbonopt.report.study_view import StudyView
 
 NAMES = {
@@ -32,7 +32,6 @@ def section(study: StudyView) -> Section | None:
 
 
 def _by_stage(stages: Stages) -> Table:
-    scale = fmt.energy_scale(row.energy_kwh for row in stages.shares)
     names = NAMES | ({Stage.COMPILE: f"{NAMES[Stage.COMPILE]}, compilation in it"} if stages.compiles else {})
     imports_s = next((row.median_s for row in stages.shares if row.stage is Stage.IMPORTS), None)
     note = "Of each trial's last attempt. Energies of stages that last a few tenths of a second are no sharper than "
@@ -44,14 +43,13 @@ def _by_stage(stages: Stages) -> Table:
         num("Median of a trial (s)", "median_s", fmt.seconds_text),
         num("All trials (s)", "duration_s", fmt.seconds_text),
         num("Share of time", "duration_share", fmt.percent_text),
-        num(scale.label("Energy"), "energy_kwh", scale.text),
+        scaled("Energy", "energy_kwh", fmt.energy_scale, stages.shares),
         num("Share of energy", "energy_share", fmt.percent_text, share=lambda row: True),
     ]
     return table("by-stage", "Time and energy of the trials by stage", stages.shares, columns, note=note)
 
 
 def _speeds(stages: Stages) -> Table:
-    scale = fmt.energy_scale(row.first_step_excess_kwh for row in stages.speeds)
     known = {name for name in UTILISATIONS.values() for row in stages.speeds if getattr(row, name) is not None}
     note = "Of the steps after the first. Its excess: what the first step used beyond a mean one, once a run."
     if stages.compiles:
@@ -65,7 +63,7 @@ def _speeds(stages: Stages) -> Table:
         num("mJ a token", "millijoules_per_token", fmt.rate_text),
         kernels if any(row.kernels for row in stages.speeds) else None,
         num("First step (s)", "first_step_s", fmt.seconds_text),
-        num(scale.label("Its excess"), "first_step_excess_kwh", scale.text),
+        scaled("Its excess", "first_step_excess_kwh", fmt.energy_scale, stages.speeds),
         num("of the training", "first_step_excess_share", fmt.percent_text),
         *(num(label, name, fmt.percent_text) for label, name in UTILISATIONS.items() if name in known),
     ]
@@ -73,8 +71,6 @@ def _speeds(stages: Stages) -> Table:
 
 
 def _stopped_early(stages: Stages) -> Table:
-    """Trials that a rule stopped when most of what they had used was their first step."""
-
     def after(row: StoppedEarly) -> str:
         return f"{row.steps_done:,}" + ("" if row.total_steps is None else f" of {row.total_steps:,}")
 

@@ -8,8 +8,20 @@ from carbonopt.core import format as fmt
 from carbonopt.core import units
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.trial import StopReason, TrialRecord, TrialState
-from carbonopt.report import quality_text
-from carbonopt.report.document import Caveat, Cell, Column, Maker, Paragraph, RowFilter, Section, num, table, word
+from carbonopt.report.document import (
+    Caveat,
+    Cell,
+    Column,
+    Maker,
+    Paragraph,
+    RowFilter,
+    Section,
+    num,
+    scaled,
+    table,
+    word,
+)
+from carbonopt.report.figures.points import last_value
 from carbonopt.report.study_view import StudyView
 
 ALL_TRIALS = "all-trials"
@@ -30,25 +42,21 @@ def section(study: StudyView) -> Section:
     order = [*TrialParams.model_fields, "gradient_accumulation_steps"]
     settings = {record.trial: record.params.as_record() for record in records}
     names = {name for params in settings.values() for name in params} - _shared(list(settings.values())).keys()
-    emissions = fmt.emissions_scale(record.emissions_kg_co2e for record in records)
     energy = fmt.energy_scale(record.energy_kwh.total for record in records if record.energy_kwh)
     columns = [
         num("Trial", "trial", strong=lambda row: row.trial == rec.trial),
         word("State", lambda row: state_text(row, rec)),
-        num(quality.label, lambda row: quality_text.last_value(row)[0], shown=lambda row: _reached(study, row)),
-        num(emissions.label("Emissions"), "emissions_kg_co2e", emissions.text),
+        num(quality.label, lambda row: last_value(row)[0], shown=lambda row: _reached(study, row)),
+        scaled("Emissions", "emissions_kg_co2e", fmt.emissions_scale, records),
         num(energy.label("Training energy"), lambda row: row.energy_kwh and row.energy_kwh.train, energy.text),
         num(energy.label("All energy"), lambda row: row.energy_kwh and row.energy_kwh.total, energy.text),
         num("Time", lambda row: row.duration_s and row.duration_s.total, units.human_duration),
         num("Memory (GiB)", "peak_memory_gib", fmt.memory_text),
         *(_setting(name, settings) for name in sorted(names, key=order.index)),
     ]
-    row_filter = RowFilter(
-        label="State",
-        groups=tuple(record.state.value for record in records),
-        values_label="meets the target of",
-        values=tuple(map(quality_text.reached, records)),
-    )
+    states = tuple(row.state.value for row in records)
+    values = tuple(row.value if row.state is TrialState.COMPLETE else None for row in records)
+    row_filter = RowFilter(label="State", groups=states, values_label="meets the target of", values=values)
     every = table(ALL_TRIALS, "Every trial", records, columns, long=True, filter=row_filter)
     notes = [Paragraph(text=text, style="note")] if (text := shared_settings(study)) else []
     return Section(key="trials", title="Every trial", blocks=(every, *notes))
@@ -70,9 +78,8 @@ def _shared(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _reached(study: StudyView, record: TrialRecord) -> str:
-    reached, last = quality_text.last_value(record)
-    text = study.quality.text(reached)
-    return text if last is None else f"{text} at step {last.step}"
+    value, last = last_value(record)
+    return study.quality.text(value) + (f" at step {last.step}" if last else "")
 
 
 def setting_text(setting: object) -> str:
@@ -85,7 +92,7 @@ def _setting(name: str, settings: Mapping[int, Mapping[str, Any]]) -> Maker:
         text = setting_text(setting)
         return Cell(text=text, sort=text if setting is None or isinstance(setting, bool | str) else setting)
 
-    return Maker(Column(label=name, numeric=True), cell)
+    return Column(label=name, numeric=True), cell
 
 
 def state_text(record: TrialRecord, rec: Recommendation) -> str:
