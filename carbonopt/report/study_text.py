@@ -36,9 +36,8 @@ def pruning_text(search: Search) -> str:
 
 
 def budget_text(budget: Budget) -> str:
-    figures = {"trials": budget.trials, "hours": budget.hours, "kWh": budget.energy_kwh}
-    figures["kg CO2e"] = budget.emissions_kg_co2e
-    limits = [f"{value:g} {unit}" for unit, value in figures.items() if value is not None]
+    units = {"trials": "trials", "hours": "hours", "energy_kwh": "kWh", "emissions_kg_co2e": "kg CO2e"}
+    limits = [f"{getattr(budget, key):g} {unit}" for key, unit in units.items() if getattr(budget, key) is not None]
     ends = [f"after {' or '.join(limits)}"] if limits else []
     if budget.until is not None:
         runs = "one run" if budget.reuses == 1 else f"{budget.reuses} runs"

@@ -11,8 +11,7 @@ from carbonopt.report.study_view import StudyView
 
 
 def section(study: StudyView) -> Section | None:
-    effect = study.batch
-    if effect is None:
+    if (effect := study.batch) is None:
         return None
     energy = fmt.energy_scale(row.energy_kwh.highest for row in effect.batches)
     emissions = fmt.emissions_scale(row.emissions_kg_co2e.highest for row in effect.batches)
@@ -26,9 +25,18 @@ def section(study: StudyView) -> Section | None:
     ]
     least_energy = min(effect.batches, key=lambda row: row.energy_kwh.median).global_batch_size
     least_time = min(effect.batches, key=lambda row: row.duration_s.median).global_batch_size
-    note = f"{_from_end_to_end(effect.batches)} By the medians, slow runs included: least energy at {least_energy}, "
-    note += f"least time at {least_time}. Less energy an epoch is not less energy to the target: a larger batch takes "
-    note += "fewer steps an epoch."
+    small, large = effect.batches[0], effect.batches[-1]
+    names = {"memory": "peak_memory_gib", "time": "duration_s", "energy and emissions": "energy_kwh"}
+    changes = [
+        f"{what} {fmt.difference_text(after.lowest / before.lowest - 1)}"
+        for what, name in names.items()
+        if (before := getattr(small, name)) and (after := getattr(large, name)) and before.lowest
+    ]
+    note = f"From batch {small.global_batch_size} to {large.global_batch_size}: {', '.join(changes)}. By the medians, "
+    note += (
+        f"slow runs included: least energy at {least_energy}, least time at {least_time}. Less energy an epoch is not "
+    )
+    note += "less energy to the target: a larger batch takes fewer steps an epoch."
     caption = "An epoch's training by global batch size: the lowest of its trials (their median to their highest), the "
     made = table("batch", f"{caption}minimum in bold", effect.batches, columns, note=note)
     return Section(key="batch", title="The batch size", blocks=(batch_figure(effect), made))
@@ -45,14 +53,3 @@ def _spanned(label: str, at: str, text: Callable[[Any], str], least: int | None)
         return (span := getattr(row, at)) and span.lowest
 
     return num(label, lowest, shown=shown, strong=lambda row: row.global_batch_size == least)
-
-
-def _from_end_to_end(batches: tuple[AtBatch, ...]) -> str:
-    small, large = batches[0], batches[-1]
-    names = {"memory": "peak_memory_gib", "time": "duration_s", "energy and emissions": "energy_kwh"}
-    said = [
-        f"{what} {fmt.difference_text(after.lowest / before.lowest - 1)}"
-        for what, name in names.items()
-        if (before := getattr(small, name)) and (after := getattr(large, name)) and before.lowest
-    ]
-    return f"From batch {small.global_batch_size} to {large.global_batch_size}: {', '.join(said)}." if said else ""

@@ -39,10 +39,9 @@ def sentence(study: StudyView) -> str | None:
 
 
 def _where(study: StudyView) -> str:
-    hardware = study.data.provenance.hardware
     if study.data.provenance.is_replay:
         return "that replay recorded runs"
-    if hardware is None:
+    if (hardware := study.data.provenance.hardware) is None:
         return "on hardware that was not recorded"
     gpus = [f"{count} × {name}" for name, count in Counter(hardware.gpus).items()]
     return f"on {' and '.join(gpus) or f'{hardware.cpu} (no GPU)'}"

@@ -28,26 +28,17 @@ def _runs(study: StudyView) -> Table | None:
     base = rec.baseline
     if found is None or base is None or rec.value is None:
         return None
-    saving = found.saving
+    saving, ends = found.saving, (found.saving.lowest, found.saving.highest)
     # What, its quality, kg CO2e, what the recommendation saves and the ends of that.
     rows: list[tuple[Any, ...]] = [
         (f"recommended (trial {rec.trial})", rec.value, rec.emissions_kg_co2e, None, None, None),
-        (
-            f"baseline (trial {base.trial})",
-            base.value,
-            base.emissions_kg_co2e,
-            saving.fraction,
-            saving.lowest,
-            saving.highest,
-        ),
+        (f"baseline (trial {base.trial})", base.value, base.emissions_kg_co2e, saving.fraction, *ends),
     ]
     if equal := found.equal_quality:
         stopped = f"baseline, up to where it met the target (step {equal.baseline_step})"
         rows.append((stopped, None, equal.baseline_emissions_kg_co2e, equal.saving_fraction, None, None))
-        before_kg = equal.baseline_emissions_before_kg_co2e
-        rows.append(
-            ("baseline, up to the evaluation before", None, before_kg, equal.saving_fraction_before, None, None)
-        )
+        before = equal.baseline_emissions_before_kg_co2e, equal.saving_fraction_before
+        rows.append(("baseline, up to the evaluation before", None, *before, None, None))
         if both := equal.both_stopped:
             stopped = f"recommended, up to where it met the target (step {both.step}), against the baseline up to there"
             rows.append((stopped, None, both.emissions_kg_co2e, both.saving_fraction, both.lowest, both.highest))

@@ -11,13 +11,7 @@ from carbonopt.core.trial import TrialState
 from carbonopt.report.document import MISSING, Caveat, Maker, Section, Table, num, table, word
 from carbonopt.report.study_view import StudyView
 
-STANDINGS = {
-    None: MISSING,
-    Standing.CONFIRMED: "confirmed",
-    Standing.INCONCLUSIVE: "in doubt",
-    Standing.UNREPLICATED: "in doubt",
-    Standing.REJECTED: "refuted",
-}
+STANDINGS = {None: MISSING, Standing.CONFIRMED: "confirmed", Standing.REJECTED: "refuted"}  # all others: in doubt
 NEAR_TARGET = 0.01  # of the target: a rule of thumb for what another seed can change, from recorded runs on an H200
 
 
@@ -41,13 +35,13 @@ def _considered(study: StudyView) -> Table:
         rows.append((rejected.trial, why, rejected.seeds, rejected.value, None, None))
     spread = ""
     if sure is not None and sure.value_deviation is not None:
-        spread = f"One run of the recommendation: {quality.name} "
-        spread += fmt.plus_minus_text(sure.value_mean, sure.value_deviation)
+        run = fmt.plus_minus_text(sure.value_mean, sure.value_deviation)
         if sure.emissions_deviation_kg_co2e is not None and rec.emissions_kg_co2e is not None:
             scale = fmt.emissions_scale([rec.emissions_kg_co2e])
             kg = fmt.plus_minus_text(rec.emissions_kg_co2e, sure.emissions_deviation_kg_co2e, scale)
-            spread += f", {kg} {scale.unit}"
-        spread += " (mean ± standard deviation, pooled or its own, the larger)."
+            run += f", {kg} {scale.unit}"
+        spread = f"One run of the recommendation: {quality.name} {run} "
+        spread += "(mean ± standard deviation, pooled or its own, the larger)."
     columns = [
         num("Trial", 0, strong=lambda row: row[0] == rec.trial),
         word("Role", 1),
@@ -82,7 +76,7 @@ def _repeats(study: StudyView) -> Table:
         word("Seeds", lambda row: ", ".join(map(str, row.seeds))),
         *mean_and_range(quality.label, "value", None, quality.text),
         num(bound_label, "value_bound", quality.text),
-        word("Holds the target", lambda row: STANDINGS[row.standing(rec.target)]),
+        word("Holds the target", lambda row: STANDINGS.get(row.standing(rec.target), "in doubt")),
         *mean_and_range(scale.label("Emissions"), "emissions_kg_co2e", scale, scale.text),
     ]
     caption = "Configurations that completed more than once: mean ± its own standard deviation, and range"
@@ -103,12 +97,10 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
         if sure.confirmed:
             tried = {record.repeat_of for record in study.data.records} - {None}
             yield study.caveat("many_confirmed", tried=len(tried))
-    if rec.failed_replicates:
-        yield study.caveat("failed_replicates", trials=rec.failed_replicates)
-    if rec.rejected:
-        yield study.caveat("rejected", trials=[rejected.trial for rejected in rec.rejected])
-    if rec.ties:
-        yield study.caveat("ties", trials=rec.ties)
+    rejected = [rejected.trial for rejected in rec.rejected]
+    for key, trials in (("failed_replicates", rec.failed_replicates), ("rejected", rejected), ("ties", rec.ties)):
+        if trials:
+            yield study.caveat(key, trials=trials)
     if study.repeated and all(len(row.seeds) == 1 for row in study.repeated):
         yield study.caveat("one_seed", quality=quality.name)
     if rec.met and repeats_of(rec.params, study.repeated) is None:

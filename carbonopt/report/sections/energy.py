@@ -96,15 +96,14 @@ def _by_component(study: StudyView) -> Table:
         num("Share", lambda row: _ratio(counted.get(row, math.nan), counted_kwh), fmt.percent_text, share=bool),
     ]
     note = "Of each trial's last attempt: earlier ones that were interrupted are not in it."
-    caption = "Training energy of all trials by component"
-    return table("by-component", caption, rows, columns, note=note if study.spent.earlier_attempts_kwh else "")
+    note = note if study.spent.earlier_attempts_kwh else ""
+    return table("by-component", "Training energy of all trials by component", rows, columns, note=note)
 
 
 def _readings(study: StudyView) -> Table:
     by_phase = study.spent.gpu_by_phase_kwh
-    rows = [(PHASES[phase], gpu) for phase, gpu in by_phase.items()]
-    if rows:
-        rows.append(("sum", summed(by_phase.values())))
+    whole = [("sum", summed(by_phase.values()))] if by_phase else []
+    rows = [*((PHASES[phase], gpu) for phase, gpu in by_phase.items()), *whole]
     scale = fmt.energy_scale(kwh for _, gpu in rows for kwh in (gpu.counter, gpu.codecarbon))
 
     def idle_share(row: tuple[str, GpuEnergy]) -> float | None:

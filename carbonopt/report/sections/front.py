@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 
 from carbonopt.analysis.by_target import TargetRange, target_range_for
 from carbonopt.analysis.confidence import Configuration, configurations
@@ -23,7 +24,7 @@ def section(study: StudyView) -> Section:
         figure = interactive_pareto(study, printed, rows_in=ALL_TRIALS, row_note=shared_settings(study))
         blocks = [figure, Paragraph(text=" ".join([better, *_left_out(study)]), style="note")]
     title = f"Pareto front: emissions against {study.quality.name}"
-    return Section(key="front", title=title, blocks=(*blocks, _steps(study), _trade_offs(study)))
+    return Section(key="front", title=title, blocks=(*blocks, _slider(study), _trade_offs(study)))
 
 
 def _left_out(study: StudyView) -> Iterator[str]:
@@ -40,14 +41,13 @@ def _left_out(study: StudyView) -> Iterator[str]:
         yield f"Not drawn, because they lie under other marks of their kind: {fmt.count_text(hidden, 'trial')}."
 
 
-def _steps(study: StudyView) -> Steps:
-    quality, ranges, own = study.quality, study.recommendation_by_target, study.recommendation.target
-    rows: dict[int | None, int] = {record.trial: row for row, record in enumerate(study.data.records)}
+def _slider(study: StudyView) -> Steps:
+    quality, own = study.quality, study.recommendation.target
     return Steps(
         label=f"Another target, {quality.name} {quality.bound_word}",
-        steps=tuple(_step(study, index, rows) for index in range(len(ranges))),
+        steps=tuple(_steps(study)),
         own=own.value,
-        chosen=ranges.index(target_range_for(ranges, own)),
+        chosen=study.recommendation_by_target.index(target_range_for(study.recommendation_by_target, own)),
         lowest=quality.lowest,
         highest=quality.highest if math.isfinite(quality.highest) else None,
         rising=quality.direction == "minimize",
@@ -55,33 +55,21 @@ def _steps(study: StudyView) -> Steps:
     )
 
 
-def _step(study: StudyView, index: int, rows: dict[int | None, int]) -> Step:
-    ranges = study.recommendation_by_target
-    answer, number = ranges[index], _number(ranges, index)
-    following = next((at for at in range(index + 1, len(ranges)) if not ranges[at].study_target_only), None)
-    label = f"targets from {number} {'on' if following is None else f'to {_number(ranges, following)}'}"
-    if answer.study_target_only:
-        label = f"the study's own target, {study.quality.text(answer.from_value)}, alone"
-    place = None
-    if answer.emissions_kg_co2e is not None and answer.value is not None:
-        place = answer.emissions_kg_co2e * study.plot.per_kg, answer.value
-    return Step(
-        begins=answer.from_value,
-        alone=answer.study_target_only,
-        number=number,
-        label=label,
-        text=_text(study, answer),
-        row=rows.get(answer.trial),
-        place=place,
-    )
-
-
-def _number(ranges: tuple[TargetRange, ...], index: int) -> str:
-    begin = ranges[index].from_value
-    if ranges[index].study_target_only:
-        return repr(begin)
-    later = (answer.from_value for answer in ranges[index + 1 :] if not answer.study_target_only)
-    return fmt.number_from(begin, next(later, math.inf))
+def _steps(study: StudyView) -> Iterator[Step]:
+    row_of: dict[int | None, int] = {record.trial: row for row, record in enumerate(study.data.records)}
+    general = [answer.from_value for answer in study.recommendation_by_target if not answer.study_target_only]
+    numbers = [fmt.number_from(begin, below) for begin, below in pairwise([*general, math.inf])]
+    bounds = dict(zip(general, zip(numbers, [*numbers[1:], None], strict=True), strict=True))
+    for answer in study.recommendation_by_target:
+        begins, alone, place = answer.from_value, answer.study_target_only, None
+        number, label = repr(begins), f"the study's own target, {study.quality.text(begins)}, alone"
+        if not alone:
+            number, following = bounds[begins]
+            label = f"targets from {number} {'on' if following is None else f'to {following}'}"
+        if answer.emissions_kg_co2e is not None and answer.value is not None:
+            place = answer.emissions_kg_co2e * study.plot.per_kg, answer.value
+        text, row = _text(study, answer), row_of.get(answer.trial)
+        yield Step(begins=begins, alone=alone, number=number, label=label, text=text, row=row, place=place)
 
 
 def _text(study: StudyView, answer: TargetRange) -> str:

@@ -4,7 +4,7 @@ from operator import attrgetter
 
 from carbonopt.analysis.influence import Gap, Influence, NotKnown
 from carbonopt.core import format as fmt
-from carbonopt.report.document import Block, Paragraph, Section, Table, num, table, word
+from carbonopt.report.document import Paragraph, Section, Table, num, table, word
 from carbonopt.report.figures.influence import effect_scale, effects, importance
 from carbonopt.report.study_view import StudyView
 
@@ -19,12 +19,12 @@ def section(study: StudyView) -> Section | None:
     if not known:
         return Section(key="influence", title=title, blocks=(fit,))
     figure = importance(analyses)
-    blocks: list[Block] = [figure, *effects(analyses, study.quality)] if figure else []
-    blocks += [*map(_importance, known), *(_effects(study, part) for part in known), fit, _untried(known[0].gaps)]
+    figures = [figure, *effects(analyses, study.quality)] if figure else []
+    tables = [*map(_importance, known), *(_effects(study, part) for part in known), fit, _untried(known[0].gaps)]
     weak = [part.objective for part in known if part.explained is None or part.explained < WELL_EXPLAINED]
     doubt = f" Of {' and '.join(weak)} the model explains little or was not checked: take it as a hint." if weak else ""
     text = f"Importance is a share of the variation among this study's trials, and no proof of cause.{doubt}"
-    return Section(key="influence", title=title, blocks=(Paragraph(text=text), *blocks))
+    return Section(key="influence", title=title, blocks=(Paragraph(text=text), *figures, *tables))
 
 
 def _importance(influence: Influence) -> Table:
@@ -32,14 +32,14 @@ def _importance(influence: Influence) -> Table:
     columns = [
         word("Parameter", "name"),
         num("Importance", "importance", _share, share=lambda row: True, span=ends),
-        num(
-            f"{fmt.percent_text(influence.level)} interval",
-            "importance_lowest",
-            shown=lambda row: _between(*map(_share, ends(row))),
-        ),
+        num(_interval(influence), "importance_lowest", shown=lambda row: _between(*map(_share, ends(row)))),
     ]
     caption = f"Importance of each parameter for {influence.objective}"
     return table(f"importance-{influence.objective}", caption, influence.parameters, columns, paper="influence")
+
+
+def _interval(influence: Influence) -> str:
+    return f"{fmt.percent_text(influence.level)} interval"
 
 
 def _share(share: float) -> str:
@@ -61,11 +61,7 @@ def _effects(study: StudyView, influence: Influence) -> Table:
         word("Value", lambda row: fmt.value_text(row[1])),
         num("Trials", 2),
         num(scale.label("Emissions") if scale else study.quality.label, 3, text),
-        num(
-            f"{fmt.percent_text(influence.level)} interval",
-            4,
-            shown=lambda row: fmt.interval_text(row[4], row[5], text),
-        ),
+        num(_interval(influence), 4, shown=lambda row: fmt.interval_text(row[4], row[5], text)),
     ]
     expected = "what to expect at each value, the other parameters as they were tried"
     caption = f"Marginal effect on {influence.objective}: {expected}"

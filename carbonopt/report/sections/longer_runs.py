@@ -13,8 +13,7 @@ SHARE_TO_TELL = 0.05  # of a training's energy: a first step that took as much c
 
 
 def section(study: StudyView) -> Section | None:
-    amortisation = study.amortisation
-    if amortisation is None:
+    if (amortisation := study.amortisation) is None:
         return None
     tables = _by_length(amortisation), _first_steps(amortisation)
     return Section(key="longer-runs", title="Longer runs", blocks=tables, level=3)
@@ -61,16 +60,12 @@ def _first_steps(amortisation: Amortisation) -> Table:
         rows.append(("the largest of those that compile the same", first.like, first.excess_kwh))
         rows.append(("its training, charged with that", amortisation.trial, first.energy_kwh))
         rows.append(("the cheapest once each is charged so", first.cheapest, first.cheapest_energy_kwh))
-    whole_kwh = amortisation.energy_kwh
+    whole_kwh, of_training = amortisation.energy_kwh, f"of trial {amortisation.trial}'s training"
     columns = [
         word("What", 0),
         num("Trial", 1),
         scaled("Energy", 2, fmt.energy_scale, rows),
-        num(
-            f"of trial {amortisation.trial}'s training",
-            lambda row: row[2] / whole_kwh if whole_kwh else None,
-            fmt.percent_text,
-        ),
+        num(of_training, lambda row: row[2] / whole_kwh if whole_kwh else None, fmt.percent_text),
     ]
     why = "compiling and warming up" if amortisation.compiles else "warming up"
     caption = f"The first step of trial {amortisation.trial}, for {why}"
@@ -78,8 +73,7 @@ def _first_steps(amortisation: Amortisation) -> Table:
 
 
 def caveats(study: StudyView) -> Iterator[Caveat]:
-    amortisation = study.amortisation
-    if amortisation is None:
+    if (amortisation := study.amortisation) is None:
         return
     if amortisation.met and amortisation.largest_excess_share > SHARE_TO_TELL and len(amortisation.cheapest) > 1:
         second, share = amortisation.cheapest[1], amortisation.largest_excess_share

@@ -4,8 +4,6 @@ Files by name only: a report is for others, a path tells of its maker's machine.
 """
 
 import json
-from itertools import groupby
-from operator import attrgetter
 from pathlib import Path
 
 from carbonopt.core.config import Carbon
@@ -19,15 +17,15 @@ from carbonopt.report.study_view import StudyView
 
 
 def section(study: StudyView) -> Section:
-    columns = [word("What", lambda row: row[0]), word("Value", lambda row: row[1])]
-    stated_here = table("provenance", "Where the figures come from", stated(study.data).items(), columns)
+    rows, columns = stated(study.data).items(), [word("What", 0), word("Value", 1)]
+    stated_here = table("provenance", "Where the figures come from", rows, columns)
     file = Code(title="The study file", text=study.data.provenance.study_file, language="yaml")
     return Section(key="provenance", title="Provenance", blocks=(stated_here, file))
 
 
 def stated(data: StudyData) -> dict[str, str]:
     versions = ", ".join(f"{name} {version}" for name, version in data.provenance.versions.items())
-    parts = (_workload, _prepared, _machine, _search, _carbon, _trace, _energy)
+    parts = (_workload, _machine, _search, _carbon, _energy)
     rows = {label: text for part in parts for label, text in part(data).items()} | {"Versions": versions}
     return {label: text for label, text in rows.items() if text}
 
@@ -46,17 +44,11 @@ def _workload(data: StudyData) -> dict[str, str]:
     if tokenizer is not None:
         bpe = f"byte-level BPE of {tokenizer.train_bpe} tokens" if tokenizer.train_bpe else None
         rows["Tokenizer"] = tokenizer.name_or_path or bpe or f"one token a {tokenizer.kind}"
+    if (prepared := data.prepared) is not None:
+        rows["Parameters"] = f"{prepared.model_parameters:,}"
+        rows["Training data"] = f"{prepared.train_tokens:,} tokens in {prepared.train_sequences:,} sequences"
+        rows["Evaluation data"] = f"{prepared.eval_tokens:,} target tokens"
     return rows
-
-
-def _prepared(data: StudyData) -> dict[str, str]:
-    if (prepared := data.prepared) is None:
-        return {}
-    return {
-        "Parameters": f"{prepared.model_parameters:,}",
-        "Training data": f"{prepared.train_tokens:,} tokens in {prepared.train_sequences:,} sequences",
-        "Evaluation data": f"{prepared.eval_tokens:,} target tokens",
-    }
 
 
 def _machine(data: StudyData) -> dict[str, str]:
@@ -93,20 +85,16 @@ def _carbon(data: StudyData) -> dict[str, str]:
     place = intensity.place or ", ".join(part for part in (carbon.region, carbon.country) if part)
     source = ", ".join(part for part in (place, intensity.source) if part)
     given = "given or the default" if carbon.pue == Carbon.model_fields["pue"].default else "given"
-    return {
+    rows = {
         "Carbon intensity": f"{intensity_text(intensity.g_co2e_per_kwh)} g CO2e/kWh ({source})",
         "Year of that intensity": str(intensity.year or "not given"),
         "PUE": f"{carbon.pue:.3g} ({given}, not measured)",
     }
-
-
-def _trace(data: StudyData) -> dict[str, str]:
-    if (trace := data.trace) is None:
-        return {}
-    hours = trace.g_co2e_per_kwh
-    without = hours.count(None)
-    holes = f", {without:,} of them without a value" if without else ""
-    return {"Carbon trace": f"{trace.source}: {count_text(len(hours), 'hour')} from {trace.start} on{holes}"}
+    if (trace := data.trace) is not None:
+        hours, without = trace.g_co2e_per_kwh, trace.g_co2e_per_kwh.count(None)
+        holes = f", {without:,} of them without a value" if without else ""
+        rows["Carbon trace"] = f"{trace.source}: {count_text(len(hours), 'hour')} from {trace.start} on{holes}"
+    return rows
 
 
 def _energy(data: StudyData) -> dict[str, str]:
@@ -121,9 +109,9 @@ def _energy(data: StudyData) -> dict[str, str]:
         counts = "the GPUs alone (carbon.objective: gpu)"
     how = [f"{name.upper()} {known[name]}{models.get(name, '')}" for name in names]
     rows = {"Energy of": ", ".join(how), "Emissions count": counts}
-    measured = sorted((idle for session in data.sessions for idle in session.idle), key=attrgetter("gpu"))
-    for gpu, group in groupby(measured, key=attrgetter("gpu")):
-        idles = list(group)
+    measured = [idle for session in data.sessions for idle in session.idle]
+    for gpu in sorted({idle.gpu for idle in measured}):
+        idles = [idle for idle in measured if idle.gpu == gpu]
         powers = ", then ".join(f"{idle.power_w:.1f} ± {idle.spread_w:.1f} W" for idle in idles)
         windows = count_text(idles[0].windows, "window")
         rows[f"Idle power of GPU {gpu}"] = f"{powers} (mean ± standard deviation of {windows} of a second)"

@@ -4,19 +4,17 @@ from collections.abc import Iterator
 
 from carbonopt.analysis.diminishing_returns import ENOUGH, DiminishingReturns, Milestone
 from carbonopt.core import format as fmt
-from carbonopt.report.document import Block, Section, Table, num, table, word
+from carbonopt.report.document import Section, Table, num, table, word
 from carbonopt.report.figures.returns import returns as returns_figure
 from carbonopt.report.study_view import StudyView
 
 
 def section(study: StudyView) -> Section | None:
-    diminishing = study.diminishing_returns
-    if diminishing is None:
+    if (diminishing := study.diminishing_returns) is None:
         return None
     figure = returns_figure(diminishing, study.recommendation.target.value, study.quality)
-    blocks: list[Block] = [figure] if figure else []
-    blocks += [_milestones(study, diminishing), _evaluations(study, diminishing)]
-    return Section(key="returns", title="Diminishing returns", blocks=tuple(blocks))
+    tables = _milestones(study, diminishing), _evaluations(study, diminishing)
+    return Section(key="returns", title="Diminishing returns", blocks=(figure, *tables) if figure else tables)
 
 
 def _milestones(study: StudyView, diminishing: DiminishingReturns) -> Table:
@@ -49,18 +47,15 @@ def _evaluations(study: StudyView, diminishing: DiminishingReturns) -> Table:
     scale, energy = fmt.emissions_scale([last.emissions_kg_co2e]), fmt.energy_scale([last.energy_kwh])
     special = {milestone.step for _, milestone in _named(diminishing, quality.name)}
 
-    def marked(row: Milestone) -> bool:
-        return row.step in special
-
     def gained(row: Milestone) -> float | None:
-        return None if row.gained_per_kg_co2e is None else row.gained_per_kg_co2e / scale.per_base
+        return row.gained_per_kg_co2e and row.gained_per_kg_co2e / scale.per_base
 
     columns = [
-        num("Step", "step", strong=marked),
+        num("Step", "step", strong=lambda row: row.step in special),
         num("Share of the run", "share", fmt.percent_text),
         num(energy.label("Energy"), "energy_kwh", energy.text),
         num(scale.label("Emissions"), "emissions_kg_co2e", scale.text),
-        num(quality.label, "value", quality.text, strong=marked),
+        num(quality.label, "value", quality.text, strong=lambda row: row.step in special),
         num(f"{quality.label} gained per {scale.unit}", gained, fmt.rate_text),
     ]
     caption = f"Evaluations of trial {diminishing.trial}: what each further step bought"

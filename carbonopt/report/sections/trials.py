@@ -8,19 +8,7 @@ from carbonopt.core import format as fmt
 from carbonopt.core import units
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.trial import StopReason, TrialRecord, TrialState
-from carbonopt.report.document import (
-    Caveat,
-    Cell,
-    Column,
-    Maker,
-    Paragraph,
-    RowFilter,
-    Section,
-    num,
-    scaled,
-    table,
-    word,
-)
+from carbonopt.report.document import Caveat, Cell, Column, Maker, Paragraph, Section, num, scaled, table, word
 from carbonopt.report.figures.points import last_value
 from carbonopt.report.study_view import StudyView
 
@@ -56,7 +44,7 @@ def section(study: StudyView) -> Section:
     ]
     states = tuple(row.state.value for row in records)
     values = tuple(row.value if row.state is TrialState.COMPLETE else None for row in records)
-    row_filter = RowFilter(label="State", groups=states, values_label="meets the target of", values=values)
+    row_filter = {"label": "State", "groups": states, "values_label": "meets the target of", "values": values}
     every = table(ALL_TRIALS, "Every trial", records, columns, long=True, filter=row_filter)
     notes = [Paragraph(text=text, style="note")] if (text := shared_settings(study)) else []
     return Section(key="trials", title="Every trial", blocks=(every, *notes))
