@@ -38,11 +38,8 @@ def data_files(records: Iterable[TrialRecord]) -> dict[str, bytes]:
 
 def csv_text(records: Iterable[dict[str, Any]]) -> str:
     """Records as one CSV table: nested fields by dotted names, lists as JSON text."""
-    return _csv([{name: _no_list(value) for name, value in _flat(record).items()} for record in records])
-
-
-def _no_list(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, list) else value
+    rows = map(_flat, records)
+    return _csv([{key: json.dumps(v) if isinstance(v, list) else v for key, v in row.items()} for row in rows])
 
 
 def _columns(rows: list[dict[str, Any]]) -> list[str]:

@@ -291,3 +291,11 @@ PERCENTS = {
 @pytest.mark.parametrize(("fraction", "text"), PERCENTS.items())
 def test_percent(fraction, text):
     assert percent_text(fraction) == text
+
+
+def test_a_repeat_of_the_recommendation_that_failed_is_said():
+    failed = trial(
+        2, 1e-4, None, state=TrialState.FAILED, repeat_of=1, seed=4, evals=(), params={"learning_rate": 2e-3}
+    )
+    caveat = caveats_of(study(trial(0, 2e-3), trial(1), failed))["failed_replicates"]
+    assert caveat.text.endswith("without a result: trials 2.")

@@ -32,11 +32,10 @@ def section(study: StudyView) -> Section | None:
         for what, name in names.items()
         if (before := getattr(small, name)) and (after := getattr(large, name)) and before.lowest
     ]
-    note = f"From batch {small.global_batch_size} to {large.global_batch_size}: {', '.join(changes)}. By the medians, "
-    note += (
-        f"slow runs included: least energy at {least_energy}, least time at {least_time}. Less energy an epoch is not "
-    )
-    note += "less energy to the target: a larger batch takes fewer steps an epoch."
+    ends = f"From batch {small.global_batch_size} to {large.global_batch_size}: {', '.join(changes)}."
+    note = f"{ends if changes else ''} By the medians, slow runs included: least energy at {least_energy}, least time "
+    note += f"at {least_time}. Less energy an epoch is not less energy to the target: a larger batch takes fewer steps "
+    note += "an epoch."
     caption = "An epoch's training by global batch size: the lowest of its trials (their median to their highest), the "
     made = table("batch", f"{caption}minimum in bold", effect.batches, columns, note=note)
     return Section(key="batch", title="The batch size", blocks=(batch_figure(effect), made))
