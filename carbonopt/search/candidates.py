@@ -1,9 +1,8 @@
-"""Configurations that could be tried next: all that are left, where they are few, else random ones and neighbours of
-the best."""
+"""Configurations that could be tried next: all that are left, or if there are many, random ones and neighbours."""
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,9 @@ class Candidates:
     Args:
         valid: whether a combination of values can exist.
         listed: all combinations that can exist, where they are known; they may have further, constant dimensions.
+
+    Attributes:
+        listed: the same, without those dimensions; None: there are too many.
     """
 
     def __init__(
@@ -35,51 +37,34 @@ class Candidates:
     ) -> None:
         self._distributions, self._valid = distributions, valid
         if listed is None:
-            self._listed = self._product()
+            self.listed = self._product()
         else:
-            self._listed = [{name: values[name] for name in distributions} for values in listed]
-
-    @property
-    def infinite(self) -> bool:
-        """Whether there are more configurations than can be listed."""
-        return self._listed is None
+            self.listed = [{name: values[name] for name in distributions} for values in listed]
 
     def untried(
         self, tried: Collection[tuple[Any, ...]], centres: Sequence[Values], rng: np.random.Generator
     ) -> list[Values]:
         """Configurations that can exist and are not among `tried` (tuples of their values, in the dimensions' order).
 
-        Args:
-            centres: good configurations, near which more of a large space are taken.
+        Of a large space more are taken near the `centres`: good configurations.
         """
-
-        def new(drawn: Iterable[Values]) -> dict[tuple[Any, ...], Values]:
-            keyed = ((tuple(values.values()), values) for values in drawn)
-            return {key: values for key, values in keyed if key not in tried and self._valid(values)}
-
-        if self._listed is None:
-            drawn_so_far: dict[tuple[Any, ...], Values] = {}
-            for _ in range(ROUNDS):
-                drawn = (
-                    {name: draw(distribution, rng) for name, distribution in self._distributions.items()}
-                    for _ in range(DRAWN)
-                )
-                drawn_so_far |= new([*drawn, *self._neighbours(centres, rng)])
-                if len(drawn_so_far) >= ENOUGH:
-                    break
-            return list(drawn_so_far.values())
-        left = [values for values in self._listed if tuple(values.values()) not in tried]
-        if len(left) <= ENUMERATED:
-            return left
-        some = {tuple(left[index].values()): left[index] for index in rng.choice(len(left), DRAWN, replace=False)}
-        return list((some | new(self._neighbours(centres, rng))).values())
+        left = None
+        if self.listed is not None:
+            left = [values for values in self.listed if tuple(values.values()) not in tried]
+            if len(left) <= ENUMERATED:
+                return left
+        new: dict[tuple[Any, ...], Values] = {}
+        for _ in range(ROUNDS):
+            for values in (*self._drawn(left, rng), *self._neighbours(centres, rng)):
+                key = tuple(values.values())
+                if key not in tried and self._valid(values):
+                    new[key] = values
+            if len(new) >= ENOUGH:
+                break
+        return list(new.values())
 
     def any(self, rng: np.random.Generator) -> Values:
-        """One that can exist, tried or not.
-
-        Raises:
-            ValueError: if none was found.
-        """
+        """One that can exist, tried or not; ValueError if none was found."""
         if untried := self.untried((), (), rng):
             return untried[int(rng.integers(len(untried)))]
         raise ValueError("valid must allow some combination of the search space, but it refused all that were drawn.")
@@ -90,6 +75,11 @@ class Candidates:
             return None
         combinations = (dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values()))
         return [values for values in combinations if self._valid(values)]
+
+    def _drawn(self, left: Sequence[Values] | None, rng: np.random.Generator) -> list[Values]:
+        if left is not None:
+            return [left[index] for index in rng.choice(len(left), DRAWN, replace=False)]
+        return [{name: draw(dist, rng) for name, dist in self._distributions.items()} for _ in range(DRAWN)]
 
     def _neighbours(self, centres: Sequence[Values], rng: np.random.Generator) -> Iterator[Values]:
         names = list(self._distributions)

@@ -1,6 +1,7 @@
 """Proposals: Optuna's samplers, kept to configurations that can exist and were not run before."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 from optuna.study import Study
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
 from carbonopt.core.config import Choices
 from carbonopt.core.dimensions import DIMENSIONS
@@ -19,6 +20,12 @@ from carbonopt.search.candidates import Distributions
 # where nothing new can exist would be asked for ever, and a Gaussian process is fitted anew each time.
 ATTEMPTS = 8
 RANDOM_ATTEMPTS = 50
+INNER: dict[str, Callable[..., BaseSampler]] = {
+    "tpe": partial(TPESampler, multivariate=True),
+    "nsga2": partial(NSGAIISampler, population_size=10),
+    "gp": partial(GPSampler, n_startup_trials=10),
+    "random": RandomSampler,
+}
 
 
 def distributions(space: SearchSpace) -> Distributions:
@@ -28,36 +35,17 @@ def distributions(space: SearchSpace) -> Distributions:
         if isinstance(domain, Choices):
             by_name[name] = CategoricalDistribution(domain.choices)
         elif DIMENSIONS[name].integer:
-            low, high, step = int(domain.low), int(domain.high), int(domain.step or 1)
-            by_name[name] = IntDistribution(low, high, log=domain.log, step=step)
+            by_name[name] = IntDistribution(int(domain.low), int(domain.high), domain.log, int(domain.step or 1))
         else:
-            by_name[name] = FloatDistribution(domain.low, domain.high, log=domain.log, step=domain.step)
+            by_name[name] = FloatDistribution(domain.low, domain.high, domain.log, domain.step)
     return by_name
 
 
 def exhausted(study: Study, space: SearchSpace) -> bool:
     """Whether every configuration of a finite space has been run or is running."""
-    if space.combinations is None:
-        return False
     names = list(space.space.free())
     run = {_key(names, trial.params) for trial in study.get_trials(deepcopy=False) if trial.params or not names}
-    return all(_key(names, values) in run for values in space.combinations)
-
-
-def make_sampler(name: str, space: SearchSpace, seed: int, trial_number: int) -> "ValidSampler":
-    """One of Optuna's samplers, for one proposal.
-
-    It is seeded by the study's seed and the trial's number, so that an interrupted study proposes what the
-    uninterrupted one would have.
-    """
-    trial_seed = int(np.random.default_rng([seed, trial_number]).integers(2**31))
-    samplers: dict[str, Callable[[], BaseSampler]] = {
-        "tpe": lambda: TPESampler(seed=trial_seed, multivariate=True),
-        "nsga2": lambda: NSGAIISampler(seed=trial_seed, population_size=10),
-        "gp": lambda: GPSampler(seed=trial_seed, n_startup_trials=10),
-        "random": lambda: RandomSampler(seed=trial_seed),
-    }
-    return ValidSampler(samplers[name](), space, trial_seed)
+    return space.combinations is not None and all(_key(names, values) in run for values in space.combinations)
 
 
 def next_of_grid(study: Study, space: SearchSpace, seed: int, trial_number: int) -> dict[str, Any]:
@@ -87,27 +75,23 @@ class Planned(BaseSampler):
         raise AssertionError(f"{param_name} was not planned")
 
 
-class ValidSampler(BaseSampler):
-    """Asks the inner sampler again until its proposal can exist and is new: Optuna's samplers know no constraint that
-    joins dimensions, and TPE proposes failed and known configurations again. Training here is deterministic, so a
-    repeat would cost its energy for nothing."""
+class ValidSampler(Planned):
+    """Asks one of Optuna's samplers again until its proposal can exist and is new: they know no constraint that joins
+    dimensions, and TPE proposes failed and known configurations again. Training here is deterministic, so a repeat
+    would cost its energy for nothing. It is seeded by the study's seed and the trial's number, so that an interrupted
+    study proposes what the uninterrupted one would have."""
 
-    def __init__(self, inner: BaseSampler, space: SearchSpace, seed: int) -> None:
-        self._inner, self._space = inner, space
-        self._distributions = distributions(space)
-        self._fallback = RandomSampler(seed=seed)
-        self._rng = np.random.default_rng(seed)
-
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> Distributions:
-        return self._distributions
+    def __init__(self, name: str, space: SearchSpace, seed: int, trial_number: int) -> None:
+        super().__init__({}, distributions(space))
+        self._space, self._seed = space, int(np.random.default_rng([seed, trial_number]).integers(2**31))
+        self._inner = INNER[name](seed=self._seed)
 
     def sample_relative(self, study: Study, trial: FrozenTrial, search_space: Distributions) -> dict[str, Any]:
-        names = list(self._distributions)
-        trials = study.get_trials(deepcopy=False)
+        names, trials = list(search_space), study.get_trials(deepcopy=False)
         known = {_key(names, other.params) for other in trials if other.number != trial.number}
         # Single-valued distributions carry nothing to learn from, and some samplers refuse them.
         movable = {name: dist for name, dist in search_space.items() if not dist.single()}
-        for sampler in [self._inner] * ATTEMPTS + [self._fallback] * RANDOM_ATTEMPTS:
+        for sampler in [self._inner] * ATTEMPTS + [RandomSampler(seed=self._seed)] * RANDOM_ATTEMPTS:
             values = sampler.sample_relative(study, trial, movable)
             for name, distribution in search_space.items():
                 if name not in values:
@@ -117,18 +101,7 @@ class ValidSampler(BaseSampler):
         combinations = self._space.combinations or []
         left = [values for values in combinations if _key(names, values) not in known]
         # Nothing new is left only for an interrupted trial that is asked for again, with its own values already set.
-        return left[int(self._rng.integers(len(left)))] if left else {}
-
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        return self._fallback.sample_independent(study, trial, param_name, param_distribution)
-
-    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        self._inner.before_trial(study, trial)
-
-    def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Any) -> None:
-        self._inner.after_trial(study, trial, state, values)
+        return left[int(np.random.default_rng(self._seed).integers(len(left)))] if left else {}
 
 
 def _key(names: list[str], values: Mapping[str, Any]) -> tuple[Any, ...]:

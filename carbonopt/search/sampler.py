@@ -7,10 +7,11 @@ attributes that let it learn from unfinished trials, too.
 
 import math
 import time
-import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
+from zlib import crc32
 
 import numpy as np
 from optuna.distributions import BaseDistribution
@@ -53,25 +54,22 @@ class CarbonSampler(BaseSampler):
     Args:
         quality: the second objective, by its name in `carbonopt.core.quality.QUALITIES`.
         target: what a trial has to reach.
-        goal: "recommend": the cheapest configuration that meets the target. "front": the whole trade-off of cost
-            and quality, whatever the target; see `front`.
+        goal: "recommend": the cheapest configuration that meets the target. "front": the whole trade-off; see `front`.
         valid: whether a combination of values can exist; None: all can.
         listed: all combinations that can exist, where they are known.
         complete: adds what is fixed to the values of the dimensions that move.
-        confirmed: whether the answer will be run again with other seeds before it is believed: a configuration's mean
-            has to meet the target then, as the model knows it, and one lucky run is no answer.
+        confirmed: whether the answer will be run again with other seeds: then a configuration's mean has to meet the
+            target, as the model knows it, and one lucky run is no answer.
         memory_gib: of a device, to stay away from configurations that don't fit.
-        search_space: the dimensions. None: they are those of the trials that have ended; until one has, values are
-            random, and workers that begin at once may take the same.
+        search_space: the dimensions. None: those of the trials that have ended; until one has, values are random, and
+            workers that begin at once may take the same.
         seed: of the draws; with the trials' numbers it decides every proposal. None: another one each time.
 
-    Several workers, threads or processes, can work on one study: no two run the same configuration while others are
-    left.
+    Several workers can share a study: no two run the same configuration while others are left.
 
     Raises:
         ValueError: if an argument is out of its range; later, when a trial is asked for, if the study has not these two
-            objectives, `valid` refuses everything, or a dimension's values or a trial's user attributes can't be what
-            their names say.
+            objectives, `valid` refuses everything, or a dimension's values or a trial's user attributes can't be.
     """
 
     def __init__(
@@ -105,12 +103,11 @@ class CarbonSampler(BaseSampler):
         self._search_space = IntersectionSearchSpace(include_pruned=True)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> Distributions:
-        needed = ["minimize", self._quality.direction]
-        directions = [direction.name.lower() for direction in study.directions]
-        if directions != needed:
+        needed, told = ["minimize", self._quality.direction], [way.name.lower() for way in study.directions]
+        if told != needed:
+            rule = f"two objectives, cost to minimize and {self._quality.name} to {needed[1]}"
             raise ValueError(
-                f"the study must have two objectives, cost to minimize and {self._quality.name} to "
-                f"{self._quality.direction}, but has {', '.join(directions)}; create it with directions={needed}."
+                f"the study must have {rule}, but has {', '.join(told)}; create it with directions={needed}."
             )
         space = self._search_space.calculate(study) if self._given_space is None else self._given_space
         check_dimensions(space)
@@ -120,23 +117,21 @@ class CarbonSampler(BaseSampler):
         if search_space.keys() <= trial.system_attrs.get("fixed_params", {}).keys():
             return {}  # in the queue with all its values
         while True:
-            trials = [other for other in study.get_trials(deepcopy=False) if other.number != trial.number]
-            values = self.plan(trials, search_space, trial.number).values
+            others = [other for other in study.get_trials(deepcopy=False) if other.number != trial.number]
+            values = self.plan(others, search_space, trial.number).values
             if values is None:  # nothing can be the answer any more, but the study goes on
                 rng = np.random.default_rng([self._seed, trial.number])
-                candidates = Candidates(search_space, self._valid, self._listed)
-                untried = candidates.untried(_tried(trials, search_space), (), rng)
-                if not untried:
-                    return candidates.any(rng)
-                values = untried[0]
+                space = Candidates(search_space, self._valid, self._listed)
+                values = next(iter(space.untried(_tried(others, search_space), (), rng)), None)
+                if values is None:
+                    return space.any(rng)
             if _claim(study, trial, values):
                 return values
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        rng = np.random.default_rng([self._seed, trial.number, zlib.crc32(param_name.encode())])
-        return draw(param_distribution, rng)
+        return draw(param_distribution, np.random.default_rng([self._seed, trial.number, crc32(param_name.encode())]))
 
     def knowledge(self, trials: Sequence[FrozenTrial], distributions: Mapping[str, BaseDistribution]) -> Knowledge:
         """What these trials have taught."""
@@ -158,33 +153,28 @@ class CarbonSampler(BaseSampler):
             number: that the trial will have; it decides the draws.
             refuted: numbers of trials that don't count as meeting the target, since repeats of them missed it.
         """
-        rng = np.random.default_rng([self._seed, number])
+        rng, names = np.random.default_rng([self._seed, number]), distributions.keys()
         knowledge = self.knowledge(trials, distributions)
         costs = self.meeting(knowledge, refuted)
-        cheapest = sorted(costs, key=lambda number: (costs[number], number))
+        good = sorted(costs, key=lambda number: (costs[number], number))
+        best_cost = costs[good[0]] if good else math.inf
         if self._goal == "front":
-            good = rng.permutation([trial.number for trial in on_front(knowledge)])[:CENTRES].tolist()
-        else:
-            good = cheapest[:CENTRES]
-        best = (trial.params for trial in trials if trial.number in good)
-        names = distributions.keys()
+            good = rng.permutation([trial.number for trial in on_front(knowledge)]).tolist()
+        best = (trial.params for trial in trials if trial.number in good[:CENTRES])
         centres = [{name: params[name] for name in names} for params in best if names <= params.keys()]
         space = Candidates(distributions, self._valid, self._listed)
         candidates = space.untried(_tried(trials, distributions), centres, rng)
-        if not candidates:
-            return NextTrial(None, None, knowledge, 0, frozenset(costs))
         completed = [{**values, **self._complete(values)} for values in candidates]
         index, proposal = None, None
-        if not any(trial.curve for trial in knowledge.observations):
+        if candidates and not any(trial.curve for trial in knowledge.observations):
             likely = np.flatnonzero(knowledge.likely_to_fit(completed))
             index = likely[first([completed[place] for place in likely], rng)]
-        elif self._goal == "front":
+        elif candidates and self._goal == "front":
             index = propose_for_front(completed, knowledge)
-        else:
-            best_cost = costs[cheapest[0]] if cheapest else math.inf
-            by_mean = self._confirmed or space.infinite
+        elif candidates:
+            by_mean = self._confirmed or space.listed is None
             proposal = propose(completed, knowledge, self._target_loss, best_cost, rng, by_mean=by_mean)
-            index = None if proposal is None else proposal.index
+            index = proposal and proposal.index
         values = None if index is None else candidates[index]
         return NextTrial(values, proposal, knowledge, len(candidates), frozenset(costs))
 
@@ -200,9 +190,8 @@ def _tried(trials: Sequence[FrozenTrial], distributions: Mapping[str, BaseDistri
 
 def _values_of(trial: FrozenTrial) -> Values:
     """Those that a trial has; of one that has not ended, those that it is going to have, too."""
-    if trial.state.is_finished():
-        return trial.params
-    return {**trial.system_attrs.get(CLAIM, {}), **trial.system_attrs.get("fixed_params", {}), **trial.params}
+    coming = {} if trial.state.is_finished() else trial.system_attrs
+    return {**coming.get(CLAIM, {}), **coming.get("fixed_params", {}), **trial.params}
 
 
 def _claim(study: Study, trial: FrozenTrial, values: Values) -> bool:
@@ -211,18 +200,17 @@ def _claim(study: Study, trial: FrozenTrial, values: Values) -> bool:
     Of two workers that claim the same, the one that writes last sees the other's claim. The higher number withdraws at
     once; the lower one waits for that, and withdraws itself where the higher one had been first.
     """
-
-    def claim(values: Values) -> None:
-        study._storage.set_trial_system_attr(trial._trial_id, CLAIM, values)
-
+    claim = partial(study._storage.set_trial_system_attr, trial._trial_id, CLAIM)
     claim(values)
     deadline = time.monotonic() + WITHDRAW_S
     while True:
-        others = (other for other in study.get_trials(deepcopy=False) if other.number != trial.number)
-        same_claims = [other.number for other in others if values.items() <= _values_of(other).items()]
-        if not same_claims:
+        same = [
+            other.number for other in study.get_trials(deepcopy=False) if values.items() <= _values_of(other).items()
+        ]
+        rivals = [number for number in same if number != trial.number]
+        if not rivals:
             return True
-        if min(same_claims) < trial.number or time.monotonic() > deadline:
+        if min(rivals) < trial.number or time.monotonic() > deadline:
             claim({})
             return False
         time.sleep(0.05)

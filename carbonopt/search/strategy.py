@@ -17,12 +17,11 @@ from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.space import SearchSpace
 from carbonopt.core.trial import EvalPoint, TrialRecord
 from carbonopt.core.units import human_energy
-from carbonopt.search.optuna_samplers import Planned, distributions, exhausted, make_sampler, next_of_grid
+from carbonopt.search.optuna_samplers import Planned, ValidSampler, distributions, exhausted, next_of_grid
 from carbonopt.search.pruning import should_prune
 from carbonopt.search.sampler import CarbonSampler, NextTrial
 
 PruningRule = Callable[[Sequence[EvalPoint], int], bool]  # by a trial's evaluations and its number of steps
-
 _AUDIT = 1  # keeps the audits' draws apart from the proposals'
 
 
@@ -80,13 +79,11 @@ class Strategy:
         if name == "grid":
             return Planned(next_of_grid(study, self._space, seed, number), self.distributions)
         if name != "carbon" or not self._movable:
-            return make_sampler("random" if name == "carbon" else name, self._space, seed, number)
+            return ValidSampler("random" if name == "carbon" else name, self._space, seed, number)
         values = self._plan(study, number).values
         return Planned({} if values is None else {**self._single, **values}, self.distributions)
 
-    def should_prune(
-        self, study: Study, number: int, params: TrialParams
-    ) -> Callable[[Sequence[EvalPoint], int], bool]:
+    def should_prune(self, study: Study, number: int, params: TrialParams) -> PruningRule:
         """Whether trial `number` can't matter any more."""
         target, front = self._config.target, self._config.search.goal == "front"
         target_loss = None if front else target.quality.loss_of(target.value)
