@@ -15,6 +15,8 @@ from carbonopt.core.quality import Quality
 from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.core.values import Finite, Frozen
 
+Values = Mapping[str, Any]  # of a configuration, by its dimensions' names
+
 # User attributes of a trial in a study that is not carbonopt's. Only `values` of complete trials are needed; with
 # these, stopped and running trials teach as well.
 CURVE = "curve"  # [[optimizer step, sum ÷ count of the quality], ...]: mean NLL in nats, accuracy; NaN: it diverged
@@ -55,7 +57,7 @@ class Observation:
     """One trial. Costs are in the study's own unit: kWh of training in carbonopt's, else the first objective's."""
 
     number: int
-    params: Mapping[str, Any]
+    params: Values
     curve: tuple[tuple[float, float], ...]  # share of all steps, loss (see `Quality`); rising shares
     total_steps: int | None
     cost_per_step: float | None = None
@@ -135,7 +137,7 @@ def of_record(record: TrialRecord) -> Observation:
     )
 
 
-def trial_params(values: Mapping[str, Any]) -> TrialParams:
+def trial_params(values: Values) -> TrialParams:
     """The configuration as far as the models look into it."""
     known = {name: values.get(name, default) for name, default in _MODELLED.items()}
     if known["lr_scheduler"] not in LR_SCHEDULERS:  # of another library: taken for one that falls linearly

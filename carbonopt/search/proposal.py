@@ -6,6 +6,7 @@ each unit of energy that trying it is expected to take, is a candidate's worth: 
 hidden thing finds it at the least expected cost (Stone 1975, Theory of Optimal Search, on disjoint events).
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.random import Generator
 from optuna.distributions import BaseDistribution
 from scipy.special import log_ndtr, ndtr
 
@@ -20,7 +22,7 @@ from carbonopt.core.arrays import Array, Indices, Mask
 from carbonopt.core.quality import Quality
 from carbonopt.search.models.costs import SettingModel, chance_to_fit, distinct
 from carbonopt.search.models.curves import CurveModel, Points
-from carbonopt.search.models.features import Encoder, sequences_per_epoch
+from carbonopt.search.models.features import Configurations, Encoder, sequences_per_epoch
 from carbonopt.search.observation import Observation
 
 DRAWS = 256
@@ -74,8 +76,7 @@ class Knowledge:
         if not by_mean or not met:
             return met
         expected, _ = self.curves.predict(self.encoder.curve_rows([trial.params for trial in met]))
-        limit = self.limit(target_loss, by_mean=True)
-        return [trial for trial, mean in zip(met, expected, strict=True) if mean <= limit]
+        return list(itertools.compress(met, expected <= self.limit(target_loss, by_mean=True)))
 
     @property
     def ends(self) -> list[tuple[Observation, float, float]]:
@@ -89,7 +90,7 @@ class Knowledge:
         known = [trial.overhead_cost for trial in self.observations if trial.overhead_cost is not None]
         return sum(known) / len(known) if known else 0.0
 
-    def steps(self, configurations: Sequence[Mapping[str, Any]]) -> Array:
+    def steps(self, configurations: Configurations) -> Array:
         numbers = [(values.get("epochs", 1), values.get("global_batch_size", 1)) for values in configurations]
         epochs, batches = np.array(numbers, dtype=float).reshape(-1, 2).T
         return np.asarray(epochs * self.encoder.sequences / batches)
@@ -100,7 +101,7 @@ class Knowledge:
             return float(trial.cost / self.steps([trial.params])[0])
         return trial.cost_per_step
 
-    def likely_to_fit(self, configurations: Sequence[Mapping[str, Any]]) -> Mask:
+    def likely_to_fit(self, configurations: Configurations) -> Mask:
         """Which may be tried: those that are likely to fit in memory, or the likeliest where none is."""
         told = [trial for trial in self.observations if trial.out_of_memory or trial.peak_memory_gib]
         peaks = [None if trial.out_of_memory else trial.peak_memory_gib for trial in told]
@@ -119,7 +120,7 @@ class Proposal:
     reachable: float  # probability that any candidate meets the target, and more cheaply than the best
 
 
-def first(candidates: Sequence[Mapping[str, Any]], rng: np.random.Generator) -> int:
+def first(candidates: Configurations, rng: Generator) -> int:
     """The trial before anything is known: as few epochs as there are, the middle of everything else."""
     distance = 0.1 * rng.random(len(candidates))
     for name in sorted({name for values in candidates for name in values}):
@@ -129,11 +130,11 @@ def first(candidates: Sequence[Mapping[str, Any]], rng: np.random.Generator) -> 
 
 
 def propose(
-    candidates: Sequence[Mapping[str, Any]],
+    candidates: Configurations,
     knowledge: Knowledge,
     target_loss: float,
     best_cost: float,
-    rng: np.random.Generator,
+    rng: Generator,
     *,
     by_mean: bool,
 ) -> Proposal | None:
@@ -187,7 +188,7 @@ def propose(
     return Proposal(int(promising[index]), float(spend[index]), gain, float(reached.mean()))
 
 
-def _promising(candidates: Sequence[Mapping[str, Any]], knowledge: Knowledge, limit: float) -> Indices:
+def _promising(candidates: Configurations, knowledge: Knowledge, limit: float) -> Indices:
     """Indices of the candidates with one of the ROWS curves that are likeliest to meet the target for their steps."""
     rows, which = distinct(knowledge.encoder.curve_rows(candidates))
     if len(rows) <= ROWS:

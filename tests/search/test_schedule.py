@@ -7,8 +7,7 @@ from optuna.distributions import CategoricalDistribution
 from transformers import get_scheduler
 
 from carbonopt.core.dimensions import LR_SCHEDULERS, TrialParams
-from carbonopt.search.models.features import Encoder
-from carbonopt.search.models.schedule import progress
+from carbonopt.search.models.features import Encoder, progress
 
 STEPS = 1000
 EXTRA = {"cosine_with_min_lr": {"min_lr_rate": 0.1}, "warmup_stable_decay": {"num_decay_steps": STEPS // 10}}

@@ -5,6 +5,7 @@ trials that share its own settings."""
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,16 +13,16 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from pydantic import ValidationError
 
 from carbonopt.core.arrays import Array
-from carbonopt.core.dimensions import DIMENSIONS, Affects, TrialParams, affecting
+from carbonopt.core.dimensions import DEFAULT_LR_SCHEDULER, DIMENSIONS, Affects, TrialParams, affecting, rate_decays
 from carbonopt.search.models.curves import CORE, Points
-from carbonopt.search.models.schedule import progress
-from carbonopt.search.observation import Observation, trial_params
+from carbonopt.search.observation import Observation, Values, trial_params
 
-Values = Mapping[str, Any]
+Configurations = Sequence[Values]
 
 _CURVE_CORE = ("global_batch_size", "learning_rate", "epochs", "lr_scheduler")  # in a row's first columns
 _LARGEST = 1e100  # logarithms and differences of larger numbers are not worth comparing
 POINTS = 240  # evaluations that a model is fitted to at most: its time goes with their third power
+_PARTS = 512  # of a run, at whose ends its schedule is known
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Encoder:
     distributions: Mapping[str, BaseDistribution]
     sequences: float = 1.0  # in an epoch, see `sequences_per_epoch`
 
-    def curve_rows(self, configurations: Sequence[Values]) -> Array:
+    def curve_rows(self, configurations: Configurations) -> Array:
         """Rows of the configurations' ends, (n, CORE + others)."""
         return np.array([self._curve_row(values, 1.0) for values in configurations])
 
@@ -45,21 +46,24 @@ class Encoder:
         width = CORE + len(self._others({}, "quality", *_CURVE_CORE))
         return Points(rows.reshape(-1, width), losses, numbers, examples)
 
-    def system_rows(self, configurations: Sequence[Values]) -> Array:
+    def system_rows(self, configurations: Configurations) -> Array:
         """What a step costs by, (n, columns): the logarithm of the global batch, then the others."""
-        batches = ((math.log(values.get("global_batch_size", 1)), values) for values in configurations)
-        return np.array([[batch, *self._others(values, "cost", "global_batch_size")] for batch, values in batches])
+        return self._rows(configurations, "cost", "global_batch_size")
 
-    def memory_rows(self, configurations: Sequence[Values]) -> Array:
+    def memory_rows(self, configurations: Configurations) -> Array:
         """What the memory goes by, (n, columns): the logarithm of the micro batch, then the others."""
-        first = "micro_batch_size_per_gpu"
-        micros = ((math.log(getattr(trial_params(values), first)), values) for values in configurations)
-        return np.array([[micro, *self._others(values, "memory", first)] for micro, values in micros])
+        return self._rows(configurations, "memory", "micro_batch_size_per_gpu")
+
+    def _rows(self, configurations: Configurations, what: Affects, batch: str) -> Array:
+        sizes = [values.get(batch, values.get("global_batch_size", 1)) for values in configurations]
+        pairs = zip(sizes, configurations, strict=True)
+        return np.array([[math.log(size), *self._others(values, what, batch)] for size, values in pairs])
 
     def centre(self) -> tuple[float, float]:
         """The middle of the space in ln(batch) and ln(learning rate); of what is fixed, nothing is off the middle."""
-        batch, rate = (self.distributions.get(name) for name in ("global_batch_size", "learning_rate"))
-        return (_middle(batch) if batch else 0.0), (_middle(rate) if rate else 0.0)
+        given = (self.distributions.get(name) for name in ("global_batch_size", "learning_rate"))
+        batch, rate = (sum(map(math.log, _ends(distribution))) / 2 if distribution else 0.0 for distribution in given)
+        return batch, rate
 
     def _curve_row(self, values: Values, share: float) -> list[float]:
         params = trial_params(values)
@@ -94,13 +98,12 @@ def check_dimensions(distributions: Mapping[str, BaseDistribution]) -> None:
     """Raises ValueError if a dimension with one of carbonopt's names has a value that it can't have, or another one has
     numbers too large to compare."""
     for name, distribution in distributions.items():
-        if isinstance(distribution, CategoricalDistribution):
-            values = list(distribution.choices)
-        else:
+        values = list(
+            distribution.choices if isinstance(distribution, CategoricalDistribution) else _ends(distribution)
+        )
+        if isinstance(distribution, FloatDistribution) and distribution.step is None:
             low, high = _ends(distribution)
-            values = [low, high]
-            if isinstance(distribution, FloatDistribution) and distribution.step is None:
-                values.append(low + (high - low) / math.pi)  # no whole number, which some dimensions need
+            values.append(low + (high - low) / math.pi)  # no whole number, which some dimensions need
         for value in values:
             if not _can_be(name, value):
                 raise ValueError(f"{name} can't be {value!r}: leave it out of the search space.")
@@ -130,10 +133,6 @@ def _ends(distribution: BaseDistribution) -> tuple[float, float]:
     return distribution.low, distribution.high
 
 
-def _middle(distribution: BaseDistribution) -> float:
-    return sum(map(math.log, _ends(distribution))) / 2
-
-
 def sequences_per_epoch(observations: Sequence[Observation]) -> float:
     """How many sequences an epoch has, as the trials' numbers of steps tell; 1 before any has told: then only ratios
     between configurations are known."""
@@ -148,3 +147,45 @@ def _thinned(curve: Sequence[tuple[float, float]], count: int) -> list[tuple[flo
         return list(curve)
     places = np.linspace(len(curve) - 1, 0, count, endpoint=False).round().astype(int)
     return [curve[place] for place in sorted(set(places.tolist()))]
+
+
+def progress(params: TrialParams, fraction: float) -> tuple[float, float]:
+    """Where a trial is after a share of its steps, whatever its schedule (arXiv 2408.11029; S1 is the rate's area): of
+    two whose rate decays the shorter one has, at the same step, the lower rate, and a lower loss for it.
+
+    Returns:
+        Steps at the peak rate that amount to the same, as a share of all steps; the rate now, as a share of the peak.
+    """
+    areas, shares = _curves(params.lr_scheduler or DEFAULT_LR_SCHEDULER, params.warmup_ratio or 0.0)
+    place = min(max(fraction, 0.0), 1.0) * _PARTS
+    before = min(int(place), _PARTS - 1)
+    rest = place - before
+
+    def between(values: np.ndarray) -> float:  # numpy.interp takes ten times as long for one place
+        return float(values[before] + rest * (values[before + 1] - values[before]))
+
+    return between(areas), between(shares)
+
+
+@lru_cache(maxsize=64)
+def _curves(scheduler: str, warmup: float) -> tuple[np.ndarray, np.ndarray]:
+    """Area and height of the rate after each of _PARTS parts, as transformers.SchedulerType has them."""
+    done = np.linspace(0.0, 1.0, _PARTS + 1)
+    rest = np.clip((done - warmup) / max(1e-9, 1.0 - warmup), 0.0, 1.0)  # of the part after the warm-up
+    match scheduler:
+        case name if not rate_decays(name, warmup):
+            share = np.ones_like(done)
+        case "cosine":
+            share = (1 + np.cos(np.pi * rest)) / 2
+        case "cosine_with_min_lr":  # its floor stands in the training arguments; a tenth is what most take
+            share = 0.1 + 0.9 * (1 + np.cos(np.pi * rest)) / 2
+        case "inverse_sqrt":
+            share = np.sqrt(warmup / np.maximum(done, warmup))
+        case "warmup_stable_decay":  # so do its decay's steps; a tenth of all, too, along a cosine
+            share = (1 + np.cos(np.pi * np.clip((done - 0.9) / 0.1, 0.0, 1.0))) / 2
+        case _:  # linear, and polynomial of power 1
+            share = 1.0 - rest
+    if warmup > 0 and scheduler != "constant":
+        share = np.where(done < warmup, done / warmup, share)
+    heights = (share[1:] + share[:-1]) / 2
+    return np.concatenate([[0.0], np.cumsum(heights) / _PARTS]), share
