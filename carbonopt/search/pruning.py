@@ -3,14 +3,15 @@ studies (`trial.report` and `should_prune` raise NotImplementedError), so the ru
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from carbonopt.core.quality import Quality
 from carbonopt.core.trial import EvalPoint
 from carbonopt.search.models.curves import one_blas_thread
-from carbonopt.search.observation import Observation
+from carbonopt.search.observation import Observation, Values
 from carbonopt.search.proposal import Knowledge
+
+Evals = Sequence[EvalPoint]  # of one trial, in order
 
 # How many standard deviations above the target the expected end must lie. The model's tails are heavier than normal, so
 # the curve itself has to say the same: the straight line through its last points must miss the target. It says nothing
@@ -21,7 +22,7 @@ HALF_WAY = 0.49  # an evaluation in the middle is a step early where the number 
 STRETCH = 1 / 8  # share of the steps between the points of the line
 
 
-def straight_line_loss(evals: Sequence[EvalPoint], total_steps: int, quality: Quality) -> float | None:
+def straight_line_loss(evals: Evals, total_steps: int, quality: Quality) -> float | None:
     """The loss where the curve would end on the steeper of its last two stretches; None: too early to say.
 
     Loss curves flatten: such a line runs below a convex curve. From half the way on it is drawn over the logarithm of
@@ -44,14 +45,9 @@ def straight_line_loss(evals: Sequence[EvalPoint], total_steps: int, quality: Qu
     return last[-1][1] + min(0.0, *slopes) * (place(total_steps) - place(now))
 
 
-@one_blas_thread
+@one_blas_thread()
 def should_prune(
-    knowledge: Knowledge,
-    number: int,
-    params: Mapping[str, Any],
-    target_loss: float | None,
-    evals: Sequence[EvalPoint],
-    total_steps: int,
+    knowledge: Knowledge, number: int, params: Values, target_loss: float | None, evals: Evals, total_steps: int
 ) -> bool:
     """Whether a running trial can't matter any more, by its own curve so far and by what the other trials have taught.
 

@@ -139,7 +139,7 @@ class CarbonSampler(BaseSampler):
         effort = 40 if len(observations) < SHORT_FIT_FROM else 12
         return Knowledge(self._quality, distributions, observations, self._memory_gib, effort)
 
-    @one_blas_thread
+    @one_blas_thread()
     def plan(
         self,
         trials: Sequence[FrozenTrial],

@@ -1,7 +1,7 @@
 """A study's search: who proposes its trials, when a running one can't matter any more, when another one doesn't pay."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,13 +15,13 @@ from carbonopt.analysis.confirmation import refuted
 from carbonopt.core.config import StudyConfig
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.space import SearchSpace
-from carbonopt.core.trial import EvalPoint, TrialRecord
+from carbonopt.core.trial import TrialRecord
 from carbonopt.core.units import human_energy
 from carbonopt.search.optuna_samplers import Planned, ValidSampler, distributions, exhausted, next_of_grid
-from carbonopt.search.pruning import should_prune
+from carbonopt.search.pruning import Evals, should_prune
 from carbonopt.search.sampler import CarbonSampler, NextTrial
 
-PruningRule = Callable[[Sequence[EvalPoint], int], bool]  # by a trial's evaluations and its number of steps
+PruningRule = Callable[[Evals, int], bool]  # by a trial's evaluations and its number of steps
 _AUDIT = 1  # keeps the audits' draws apart from the proposals'
 
 
@@ -44,6 +44,7 @@ class Strategy:
             memory_gib=memory_gib,
             seed=config.search.seed,
         )
+        self._proposes = config.search.sampler == "carbon" and bool(self._movable)
         self._planned: tuple[int, NextTrial] | None = None
 
     def why_ended(self, study: Study, number: int) -> str | None:
@@ -52,43 +53,41 @@ class Strategy:
             return None  # one was interrupted, or is the study's start: it has been chosen already
         if exhausted(study, self._space):
             return "every configuration of the search space has been run"
-        if self._config.search.sampler != "carbon" or not self._movable:
+        if not self._proposes:
             return None
-        plan = self._plan(study, number)
+        plan, budget = self._plan(study, number), self._config.budget
         if plan.values is None and not plan.untried:
             return "no further configuration that can exist was found in the search space"
         if plan.values is None:
             return "no configuration is left that could meet the target with less energy"
-        proposal, reuses = plan.proposal, self._config.budget.reuses
-        if self._config.budget.until is None or proposal is None:
+        if budget.until is None or plan.proposal is None:
             return None
-        cost_kwh, gain_kwh = proposal.expected_cost, proposal.expected_gain * reuses
-        if proposal.reachable == 0 and math.isinf(gain_kwh):
+        cost_kwh, gain_kwh = plan.proposal.expected_cost, plan.proposal.expected_gain * budget.reuses
+        if plan.proposal.reachable == 0 and math.isinf(gain_kwh):
             return "converged: no configuration is expected to meet the target"
-        if proposal.reachable == 0:
+        if plan.proposal.reachable == 0:
             return "converged: no other configuration is expected to meet the target with less energy"
-        if gain_kwh < cost_kwh:
-            runs = "one run" if reuses == 1 else f"{reuses} runs"
-            costs = f"converged: another trial is expected to cost {human_energy(cost_kwh)} and to save "
-            return f"{costs}{human_energy(gain_kwh)} in {runs} of what is recommended"
-        return None
+        if gain_kwh >= cost_kwh:
+            return None
+        runs = "one run" if budget.reuses == 1 else f"{budget.reuses} runs"
+        saves = f"to save {human_energy(gain_kwh)} in {runs} of what is recommended"
+        return f"converged: another trial is expected to cost {human_energy(cost_kwh)} and {saves}"
 
     def sampler(self, study: Study, number: int) -> BaseSampler:
         """For the proposal of trial `number`."""
         name, seed = self._config.search.sampler, self._config.search.seed
         if name == "grid":
             return Planned(next_of_grid(study, self._space, seed, number), self.distributions)
-        if name != "carbon" or not self._movable:
+        if not self._proposes:
             return ValidSampler("random" if name == "carbon" else name, self._space, seed, number)
         values = self._plan(study, number).values
         return Planned({} if values is None else {**self._single, **values}, self.distributions)
 
     def should_prune(self, study: Study, number: int, params: TrialParams) -> PruningRule:
         """Whether trial `number` can't matter any more."""
-        target, front = self._config.target, self._config.search.goal == "front"
-        target_loss = None if front else target.quality.loss_of(target.value)
-        knowledge = self._plan(study, number).knowledge
-        return partial(should_prune, knowledge, number, params.model_dump(exclude_none=True), target_loss)
+        target, values = self._config.target, params.model_dump(exclude_none=True)
+        target_loss = None if self._config.search.goal == "front" else target.quality.loss_of(target.value)
+        return partial(should_prune, self._plan(study, number).knowledge, number, values, target_loss)
 
     def meeting(self, study: Study, number: int) -> frozenset[int]:
         """The trials that meet the target as far as is known before trial `number`: the cheapest one is its cap. Where
@@ -105,7 +104,7 @@ class Strategy:
             trials = [trial for trial in study.get_trials(deepcopy=False) if trial.number != number]
             told = (trial.user_attrs["record"] for trial in trials if "record" in trial.user_attrs)
             missed = refuted(map(TrialRecord.from_json, told), self._config)
-            if self._config.search.sampler == "carbon" and self._movable:
+            if self._proposes:
                 plan = self._carbon.plan(trials, self._movable, number, missed)
             else:
                 knowledge = self._carbon.knowledge(trials, self._movable)

@@ -15,9 +15,10 @@ badly (a spike of the loss) lose their weight.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Self
 
 import numpy as np
 from scipy.linalg import cho_solve, cholesky, solve_triangular
@@ -26,15 +27,6 @@ from threadpoolctl import threadpool_limits
 
 from carbonopt.core.arrays import Array
 from carbonopt.core.quality import Quality
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def one_blas_thread(function: Function) -> Function:
-    """Matrices here are so small that threads cost four times the CPU time, and far more on a busy CPU."""
-    wrapped: Function = threadpool_limits.wrap(limits=1, user_api="blas")(function)
-    return wrapped
-
 
 _LEAST_LOSS = 1e-9  # that has a logarithm
 
@@ -50,14 +42,18 @@ _CORE_SDS = (0.4, 0.4, 0.5, 0.5, 0.5, 0.7, 0.25, 0.25, 0.25)
 _OTHER_PRIOR = (math.log(2.0), 0.5)
 # The mean of the linked loss: a constant, a slope over the first coordinate, a basin over the second (mean and
 # standard deviation each), and what the full rate adds to it.
-_CONSTANT_SD = 0.5
-_SLOPE = (-0.2, 0.15)
-_BASIN = (0.06, 0.05)
-_FULL_RATE = 0.1
+_CONSTANT_SD, _SLOPE, _BASIN, _FULL_RATE = 0.5, (-0.2, 0.15), (0.06, 0.05), 0.1
 _OUTLIER_SDS = 3.0
 _ROOT5 = math.sqrt(5.0)
 _JITTER = 1e-9  # of variances, for matrices that rounding would leave without a root
 _FAR = 12.0  # logarithms beyond it are no parameters but a line search gone astray
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Matrices here are so small that threads cost four times the CPU time, and far more on a busy CPU."""
+    with threadpool_limits(limits=1, user_api="blas"):
+        yield
 
 
 @dataclass(frozen=True)
@@ -102,7 +98,7 @@ class CurveModel:
         points: Points,
         quality: Quality,
         centre: tuple[float, float],
-        fitted: "CurveModel | None" = None,
+        fitted: Self | None = None,
         effort: int = 40,
     ) -> None:
         columns = points.rows.shape[1]
@@ -139,12 +135,8 @@ class CurveModel:
         return math.exp(self.parameters[_NOISE])
 
     def predict(self, rows: Array, trials: Sequence[int] | None = None) -> tuple[Array, Array]:
-        """Mean and standard deviation of the linked loss.
-
-        Args:
-            rows: (n, columns)
-            trials: that the rows belong to, whose own offset is then known from their evaluations; None: new ones.
-        """
+        """Mean and standard deviation of the linked loss of rows, (n, columns). `trials`: that they belong to, whose
+        own offset is then known from their evaluations; None: new ones."""
         z, mean, solved = self._across(rows, trials)
         linear = _CONSTANT_SD**2 + _SLOPE[1] ** 2 * z[:, 0] ** 2 + _BASIN[1] ** 2 * z[:, 1] ** 4
         own = math.exp(2 * self.parameters[_AMPLITUDE]) + math.exp(2 * self.parameters[_SHARE]) * z[:, -1] ** 2
@@ -191,11 +183,11 @@ class CurveModel:
 
     def _fit(self, effort: int) -> None:
         options = {"maxiter": effort}
-        for last in (False, True):
+        for may_distrust in (True, False):
             fitted = minimize(self._objective, self.parameters, jac=True, method="L-BFGS-B", options=options)
             self.parameters = fitted.x
             self._condition()
-            if last or not self._distrust_outliers():
+            if not (may_distrust and self._distrust_outliers()):
                 return
 
     def _distrust_outliers(self) -> bool:
