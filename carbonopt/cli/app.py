@@ -73,7 +73,7 @@ def run(
     from carbonopt.cli.display import LiveDisplay
     from carbonopt.doctor import before_run
     from carbonopt.doctor.check import Status
-    from carbonopt.storage.folder import study_folder
+    from carbonopt.storage.paths import study_folder
     from carbonopt.storage.study import written
     from carbonopt.study.check import check
     from carbonopt.study.loop import run_study
@@ -137,7 +137,7 @@ def recommend(
     """Print the recommendation alone; another target needs no new trial."""
     paths, data = _read(study_dir, storage)
     if not as_json:
-        from carbonopt.storage.folder import is_locked
+        from carbonopt.storage.paths import is_locked
 
         _exit(_print_recommendation(data, target, running=is_locked(paths)))
     from carbonopt.report.assemble import top
@@ -292,8 +292,7 @@ def _printable(text: str) -> str:
 
 def _read(study_dir: Path, url: str | None) -> "tuple[StudyPaths, StudyData]":
     """A study from its folder. Raises BadInput if there is none, or it can't be read."""
-    from carbonopt.storage.folder import is_locked
-    from carbonopt.storage.paths import StudyPaths
+    from carbonopt.storage.paths import StudyPaths, is_locked
     from carbonopt.storage.study import StudyStorage
     from carbonopt.storage.url import connect, storage_url
 

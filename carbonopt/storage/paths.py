@@ -1,8 +1,14 @@
-"""The only place that knows the names of files in a study's folder."""
+"""A study's folder: the only place that knows the names of its files, and its lock, for one command at a time."""
 
+import fcntl
 import re
+import shutil
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from carbonopt.core.errors import BadInput
 
 _MAX_NAME_BYTES = 200  # file systems take 255, of which a new folder's temporary name needs a few
 
@@ -27,10 +33,10 @@ class StudyPaths:
     def default(cls, study_name: str) -> "StudyPaths":
         """`runs/NAME`, with everything in the name that could leave that folder or upset a shell replaced. Letters
         and digits of any alphabet stay."""
-        kept = (sign if _is_plain(sign) else " " for sign in unicodedata.normalize("NFC", study_name))
+        signs = unicodedata.normalize("NFC", study_name)
+        kept = (sign if sign in "_.-" or unicodedata.category(sign)[0] in "LMN" else " " for sign in signs)
         safe = re.sub(r"[ -]+", "-", "".join(kept)).strip(".-")[:80]
-        safe = safe.encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
-        return cls(Path("runs") / (safe or "study"))
+        return cls(Path("runs") / (safe.encode()[:_MAX_NAME_BYTES].decode(errors="ignore") or "study"))
 
     def trial(self, number: int) -> Path:
         return self.trials / f"{number:04d}"
@@ -52,5 +58,51 @@ class StudyPaths:
         return sorted(name for name in names if name not in made and not name.endswith((".part", ".old")))  # half made
 
 
-def _is_plain(sign: str) -> bool:
-    return sign in "_.-" or unicodedata.category(sign)[0] in "LMN"
+@contextmanager
+def study_folder(paths: StudyPaths) -> Iterator[None]:
+    """The folder, for one command at a time. After a BadInput inside, what this made is gone again.
+
+    Raises:
+        BadInput: if it can't be made, holds other files, or another command works in it.
+    """
+    root = paths.root
+    if root.exists() and not root.is_dir():
+        raise BadInput(f"--out {root} is a file; give a folder.")
+    missing = [folder for folder in (root, *root.absolute().parents) if not folder.exists()]
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        if strange := paths.foreign_files():
+            raise BadInput(f"--out {root} holds other files ({strange[0]}) and no study; give a new folder.")
+        empty = not any(root.iterdir())
+        lock = paths.lock.open("w")
+    except OSError as error:
+        raise BadInput(f"--out {root} can't be written to: {error.strerror}.") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BadInput(f"another carbonopt run is working in {root}; wait for it, or give --out.") from error
+        try:
+            yield
+        except BadInput:
+            for path in root.iterdir() if empty else ():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+            for folder in missing:  # the innermost first
+                if folder.is_dir() and not any(folder.iterdir()):
+                    folder.rmdir()
+            raise
+
+
+def is_locked(paths: StudyPaths) -> bool:
+    """Whether a run is working in the folder right now."""
+    if not paths.lock.exists():
+        return False
+    with paths.lock.open("r") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

@@ -21,14 +21,12 @@ from carbonopt.core.quality import Target
 from carbonopt.core.study import CarbonTrace, InputFile, Provenance, SessionLedger, StudyData
 from carbonopt.core.trial import Prepared, StopReason, TrialRecord, TrialState
 from carbonopt.storage.paths import StudyPaths
-from carbonopt.storage.url import RESTORE, stored_pointer, what_is_wrong
+from carbonopt.storage.url import RESTORE, first_line, stored_pointer, what_is_wrong
 
 COST = "emissions_kg_co2e"  # the first objective; the second one is the target's quality
 CONSTRAINT = "shortfall of the target"  # feasible at 0 and below (see `Target.shortfall`)
 REPEAT_OF, SEED = "repeat of", "seed"  # attributes of a trial that repeats another one's configuration
 WORST_VIOLATION = 10.0  # for a trial that taught nothing about its quality; e^10 times a target perplexity
-
-_FINISHED = (OptunaState.COMPLETE, OptunaState.PRUNED, OptunaState.FAIL)
 
 
 # --------------------------------------------------------------------------------------------------------- the study
@@ -38,8 +36,7 @@ class StudyStorage:
     """One study. The `study` attribute is Optuna's, for asking."""
 
     def __init__(self, storage: BaseStorage, name: str) -> None:
-        self.study = optuna.load_study(study_name=name, storage=storage)
-        self._storage = storage
+        self.study, self._storage = optuna.load_study(study_name=name, storage=storage), storage
 
     @classmethod
     def load(cls, storage: BaseStorage, name: str) -> "StudyStorage | None":
@@ -56,17 +53,19 @@ class StudyStorage:
         """
         pointer = stored_pointer(paths)
         with _readable(str(paths.root)):
-            names = [name for name in _names(storage) if pointer is None or name == pointer["study"]]
-            studies = [cls(storage, name) for name in names]
-            studies = [made for made in studies if "config" in made.study.user_attrs]
-        if not studies:
-            raise BadInput(
-                f"the storage of {paths.root} must hold a study of carbonopt's, but holds none: it is damaged (restore "
-                "it from a copy), or its run ended before the first trial (type the same `carbonopt run` again)."
+            named = (
+                study for study in storage.get_all_studies() if pointer is None or study.study_name == pointer["study"]
             )
-        if len(studies) > 1:
-            raise BadInput(f"the storage of {paths.root} must hold one study of carbonopt's, but holds {len(studies)}.")
-        return studies[0]
+            names = [study.study_name for study in named if "config" in study.user_attrs]
+            if len(names) == 1:
+                return cls(storage, names[0])
+        must = f"the storage of {paths.root} must hold one study of carbonopt's, but holds"
+        if names:
+            raise BadInput(f"{must} {len(names)}.")
+        restore = f"it is damaged ({RESTORE})"
+        raise BadInput(
+            f"{must} none: {restore}, or its run ended before the first trial (type the same command again)."
+        )
 
     @classmethod
     def create(cls, storage: BaseStorage, config: StudyConfig, provenance: Provenance) -> "StudyStorage":
@@ -85,21 +84,15 @@ class StudyStorage:
         self.study.set_user_attr("provenance", provenance.model_dump(mode="json"))
 
     def check_same(self, config: StudyConfig, where: str) -> None:
-        """Refuses to go on with another study's storage.
-
-        Raises:
-            BadInput: naming the first key that differs.
-        """
+        """Refuses another study's storage: raises BadInput, naming the first key that differs."""
         with _readable(f"study {config.name!r}"):
             stored = self.study.user_attrs.get("config")
         if stored is None:
-            what = f"an Optuna study named {config.name!r} that carbonopt did not make"
-            raise BadInput(f"{where} holds {what}; rename yours.")
+            raise BadInput(f"{where} holds a study {config.name!r} that carbonopt did not make; rename yours.")
         if difference := _first_difference(self.read(live=False).config.identity(), config.identity()):
-            raise BadInput(
-                f"{where} holds another study: {difference}. Give another --out (or another name), or restore the "
-                "study file; only budget, confirm, track and carbon.trace may change."
-            )
+            advice = "Give another --out (or another name), or restore the study file"
+            allowed = "only budget, confirm, track and carbon.trace may change"
+            raise BadInput(f"{where} holds another study: {difference}. {advice}; {allowed}.")
 
     def set_prepared(self, prepared: Prepared) -> None:
         self.study.set_user_attr("prepared", prepared.model_dump(mode="json"))
@@ -110,7 +103,7 @@ class StudyStorage:
 
     def inputs(self) -> tuple[InputFile, ...] | None:
         """The files that trials read, as the first one found them; None before it, and for a study that didn't note
-        them. Raises a BadInput if the note is damaged."""
+        them. Raises BadInput if the note is damaged."""
         noted = self.study.user_attrs.get("inputs")
         if noted is None or not self.read(live=False).records:
             return None
@@ -130,16 +123,13 @@ class StudyStorage:
 
     def sessions(self) -> tuple[SessionLedger, ...]:
         """In the order in which they began."""
-        attributes = self.study.user_attrs
-        ledgers = (SessionLedger(**attributes[key]) for key in sorted(attributes) if key.startswith("session "))
+        attributes = sorted(self.study.user_attrs.items())
+        ledgers = (SessionLedger(**ledger) for key, ledger in attributes if key.startswith("session "))
         return tuple(sorted(ledgers, key=lambda ledger: ledger.started_at))
 
     def read(self, *, live: bool) -> StudyData:
-        """The whole study. `live`: whether a command works on it, so that a trial may be running.
-
-        Raises:
-            BadInput: if what is stored is not what carbonopt writes.
-        """
+        """The whole study. `live`: whether a command works on it, so that a trial may be running. Raises BadInput if
+        what is stored is not what carbonopt writes."""
         with _readable(f"study {self.study.study_name!r}"):
             attributes = self.study.user_attrs
             prepared, trace = attributes.get("prepared"), attributes.get("trace")
@@ -162,7 +152,7 @@ class StudyStorage:
 
     def finished_count(self) -> int:
         """Of the search's own trials."""
-        return sum(trial.state in _FINISHED and REPEAT_OF not in trial.user_attrs for trial in self._trials)
+        return sum(trial.state.is_finished() and REPEAT_OF not in trial.user_attrs for trial in self._trials)
 
     def queue_repeat(self, number: int, seed: int) -> None:
         """Puts a trial's configuration into the queue again, unless a repeat waits there already."""
@@ -225,11 +215,7 @@ class StudyStorage:
 
 
 def check_folder_is_free(storage: BaseStorage, paths: StudyPaths, name: str) -> None:
-    """Refuses a folder that is another study's: names that differ can have the same folder by default.
-
-    Raises:
-        BadInput: naming the study that is there.
-    """
+    """Raises BadInput if a folder is another study's: names that differ can have the same folder by default."""
     pointer = stored_pointer(paths)
     with _readable(str(paths.root)):
         held = _names(storage)
@@ -237,17 +223,14 @@ def check_folder_is_free(storage: BaseStorage, paths: StudyPaths, name: str) -> 
     if there and name not in there:
         raise BadInput(f"{paths.root} holds the study {there[0]!r}; give {name!r} a folder of its own: --out DIR.")
     if paths.trials.exists() and name not in held:
-        why = f"holds trials, but its storage has no study {name!r}"
-        raise BadInput(f"{paths.root} {why}; restore the storage from a copy, or give another --out.")
+        lost = f"{paths.root} holds trials, but its storage has no study {name!r}"
+        raise BadInput(f"{lost}; restore the storage from a copy, or give another --out.")
 
 
 @contextmanager
 def _readable(whose: str) -> Iterator[None]:
-    """Whatever reading stumbles over is damage: SQLite, Optuna and pydantic have errors of their own for it.
-
-    Raises:
-        BadInput: that says what it is.
-    """
+    """Whatever reading stumbles over is damage, and becomes a BadInput: SQLite, Optuna and pydantic have errors of
+    their own for it."""
     try:
         yield
     except (
@@ -259,18 +242,14 @@ def _readable(whose: str) -> Iterator[None]:
             raise BadInput(f"the storage of {whose} {what_is_wrong(cause)}.") from error
         if (key := _renamed_key(error) or _renamed_key(error.__cause__)) is not None:
             why = f"was written by an earlier carbonopt: its key {key} is called {RENAMED_KEYS[key]} now"
-            advice = "go on with that version, or run the study again"
-            raise BadInput(f"the storage of {whose} {why}; {advice}.") from error
+            raise BadInput(f"the storage of {whose} {why}; go on with that version, or run it again.") from error
         raise BadInput(f"the storage of {whose} is damaged: {_reason(error)}; {RESTORE}.") from error
 
 
 @contextmanager
 def written(whose: str) -> Iterator[None]:
-    """What a run stumbles over while it writes is no damage: the disk is full, or the server is gone.
-
-    Raises:
-        CarbonoptError: that says so. All that was stored before stays.
-    """
+    """What a run stumbles over while it writes is no damage: the disk is full, or the server is gone. It becomes a
+    CarbonoptError that says so. All that was stored before stays."""
     try:
         yield
     except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
@@ -295,8 +274,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         return f"{'.'.join(map(str, first['loc'])) or error.title}: {first['msg']}"
-    text = next(iter(str(error).strip().splitlines()), "").removesuffix(".")
-    return text if isinstance(error, BadInput) else f"{type(error).__name__}: {text}"
+    return first_line(error) if isinstance(error, BadInput) else f"{type(error).__name__}: {first_line(error)}"
 
 
 def _names(storage: BaseStorage) -> list[str]:
@@ -317,16 +295,12 @@ def violation(record: TrialRecord, target: Target) -> float:
 
 
 def _records(trials: Sequence[FrozenTrial], config: StudyConfig, live: bool) -> tuple[TrialRecord, ...]:
-    """Of all trials that were begun.
-
-    Raises:
-        BadInput: if a trial is missing (without it another one may be recommended), or what the search chose for it is.
-    """
+    """Of all trials that were begun. Raises BadInput if a trial is missing (without it another one may be recommended),
+    or what the search chose for it is."""
     if missing := sorted(set(range(len(trials))) - {trial.number for trial in trials}):
         raise BadInput(f"trial {missing[0]} is missing")
-    free = config.search.space.free().keys()
     for trial in trials:
-        if trial.state in _FINISHED and not free <= trial.params.keys():
+        if trial.state.is_finished() and not config.search.space.free().keys() <= trial.params.keys():
             raise BadInput(f"trial {trial.number} has lost its parameters")
     return tuple(record for trial in trials if (record := _record(trial, live)) is not None)
 
@@ -335,7 +309,7 @@ def _record(trial: FrozenTrial, live: bool) -> TrialRecord | None:
     """The record of a trial; None for one that was put in the queue and never begun, or only just."""
     attribute = trial.user_attrs.get("record")
     if attribute is None:
-        if trial.state in _FINISHED:
+        if trial.state.is_finished():
             raise BadInput(f"trial {trial.number} has ended, but has no record")
         return None
     try:
@@ -344,7 +318,7 @@ def _record(trial: FrozenTrial, live: bool) -> TrialRecord | None:
         raise BadInput(f"trial {trial.number}: {_reason(error)}") from error
     if record.trial != trial.number:
         raise BadInput(f"trial {trial.number} has the record of trial {record.trial}")
-    if trial.state in _FINISHED:
+    if trial.state.is_finished():
         _check_ended(record, trial)
     if record.state == TrialState.RUNNING and not live:
         return record.model_copy(update={"state": TrialState.FAILED, "stop_reason": StopReason.INTERRUPTED})
@@ -356,14 +330,12 @@ def _check_ended(record: TrialRecord, trial: FrozenTrial) -> None:
     complete = trial.state == OptunaState.COMPLETE
     if record.state == TrialState.RUNNING or complete != (record.state == TrialState.COMPLETE):
         raise BadInput(f"trial {record.trial} has ended otherwise than its record says ({record.state.value})")
-    if not complete:
-        return
-    if trial.values is None:
+    if complete and trial.values is None:
         raise BadInput(f"trial {record.trial} has lost its values")
     train_kwh = None if record.energy_kwh is None else record.energy_kwh.train
     values = {record.quality.name: record.value, COST: record.emissions_kg_co2e, "energy_kwh": train_kwh}
     for name, value in values.items():
-        if value is None or not math.isfinite(value):
+        if complete and (value is None or not math.isfinite(value)):
             raise BadInput(f"trial {record.trial} is complete, but its record has no {name}")
 
 

@@ -22,7 +22,6 @@ from carbonopt.storage.paths import StudyPaths
 Made = TypeVar("Made")
 
 RESTORE = "restore it from a copy"
-_EXAMPLES = "examples: sqlite:///study.db, postgresql://user@host/db"
 # What SQLite says of a damaged file, or Python of a text in it (0); all else, such as busy or full, may pass.
 _DAMAGE = {0, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 # What databases say of a table that another one is making.
@@ -42,7 +41,7 @@ def storage_url(paths: StudyPaths, given: str | None) -> str:
     pointer = stored_pointer(paths)
     if given is not None:
         begun_with = pointer["url"] if pointer else str(paths.storage) if paths.storage.exists() else None
-        if begun_with is not None and begun_with != _shown(_parsed(given)):
+        if begun_with not in (None, _shown(_parsed(given))):
             raise BadInput(f"--storage: the study in {paths.root} is stored in {begun_with}; leave --storage out.")
         return given
     if pointer is not None:
@@ -69,7 +68,7 @@ def stored_pointer(paths: StudyPaths) -> dict[str, str] | None:
 
 
 def remember_storage(paths: StudyPaths, given: str | None, study_name: str) -> None:
-    """Notes a storage outside the folder beside the study, without its password."""
+    """Notes a storage outside the folder, without its password."""
     if given is not None:
         write_json(paths.storage_pointer, {"url": _shown(_parsed(given)), "study": study_name})
 
@@ -97,7 +96,7 @@ def connect(url: str, *, must_exist: bool = False) -> RDBStorage:
     except ImportError as error:
         raise BadInput(f"{what}: its driver is missing ({error}); install it, or use sqlite:///FILE.") from error
     except (SQLAlchemyError, RuntimeError, ValueError, TypeError) as error:
-        reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+        reason = first_line(getattr(error, "orig", None) or error)
         in_query = [str(value) for key, value in parsed.query.items() if key not in _HARMLESS]
         for secret in filter(None, (parsed.password, *in_query)):
             reason = reason.replace(secret, "***")
@@ -120,11 +119,14 @@ def made_by_two(make: Callable[[], Made]) -> Made:
 def what_is_wrong(error: SQLAlchemyError | sqlite3.Error) -> str:
     """Whether a database is damaged or only can't be read now, and what it says."""
     said = getattr(error, "orig", None) or error
-    reason = next(iter(str(said).strip().splitlines()), type(said).__name__).removesuffix(".")
     # An extended code's lowest byte is the plain one.
     if isinstance(said, sqlite3.Error) and getattr(said, "sqlite_errorcode", 0) & 0xFF in _DAMAGE:
-        return f"is damaged: {reason}; {RESTORE}"
-    return f"can't be read: {reason}"
+        return f"is damaged: {first_line(said)}; {RESTORE}"
+    return f"can't be read: {first_line(said)}"
+
+
+def first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__).removesuffix(".")
 
 
 def _check_sqlite(url: URL, what: str, must_exist: bool) -> None:
@@ -145,17 +147,16 @@ def _check_sqlite(url: URL, what: str, must_exist: bool) -> None:
         # Not read only: where a process was killed while it wrote, opening has to undo what it had begun.
         with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=rw", uri=True)) as database:
             for _ in range(_TRIES):
-                rows = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-                tables = {name for (name,) in rows}
+                tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
                 if not tables & _OPTUNAS or tables >= _OPTUNAS:
                     break
                 time.sleep(_TRY_AGAIN_S)  # another command may be making them, one by one
-            ((found,),) = database.execute("PRAGMA quick_check(1)")
+            ((said,),) = database.execute("PRAGMA quick_check(1)")
     except sqlite3.Error as error:
         raise BadInput(f"{what} {what_is_wrong(error)}.") from error
-    if found != "ok":
-        first = found.removeprefix("*** in database main ***").strip().splitlines()[0]
-        raise BadInput(f"{what} is damaged: {first}; {RESTORE}.")
+    if said != "ok":
+        reason = said.removeprefix("*** in database main ***").strip().splitlines()[0]
+        raise BadInput(f"{what} is damaged: {reason}; {RESTORE}.")
     if not tables and must_exist:
         raise BadInput(f"{what} is damaged: it is empty; {RESTORE}.")
     if tables and not tables >= _OPTUNAS:
@@ -169,12 +170,12 @@ def _shown(url: URL) -> str:
 
 
 def _parsed(url: str) -> URL:
+    """The URL itself is not shown when it is refused: it may hold a password."""
+    examples = "examples: sqlite:///study.db, postgresql://user@host/db"
     try:
         parsed = make_url(url)
-    except (SQLAlchemyError, ValueError) as error:  # the URL itself is not shown: it may hold a password
-        raise BadInput(f"--storage is not a storage URL; {_EXAMPLES}.") from error
-    if "@" in (parsed.host or ""):
-        raise BadInput("--storage has an @ in its host's name; an @ in a user's name or password is written %40.")
-    if "@" in (parsed.database or "") and parsed.get_backend_name() != "sqlite":
-        raise BadInput(f"--storage has an @ in its database's name, so a slash is wrong; {_EXAMPLES}.")
+    except (SQLAlchemyError, ValueError) as error:
+        raise BadInput(f"--storage is not a storage URL; {examples}.") from error
+    if parsed.get_backend_name() != "sqlite" and "@" in f"{parsed.host}{parsed.database}":
+        raise BadInput(f"--storage: an @ or / in a user's name or password is written %40 or %2F; {examples}.")
     return parsed

@@ -121,11 +121,8 @@ class Lease:
         self._mine = (_WORKERS.c.study == study) & (_WORKERS.c.id == self.worker.id)
 
     def take(self) -> None:
-        """Takes the study, also from a dead worker.
-
-        Raises:
-            BadInput: if a live one has it: who that is, since when, and what to do.
-        """
+        """Takes the study, also from a dead worker. Raises BadInput if a live one has it: who that is, since when, and
+        what to do."""
         made_by_two(lambda: _WORKERS.create(self._engine, checkfirst=True))
         for _ in range(_TRIES):
             heard_at_s = _uptime_s()
@@ -140,11 +137,8 @@ class Lease:
         raise CarbonoptError(f"several commands take the study {self._study!r} from each other; start one of them.")
 
     def renew(self) -> None:
-        """Is heard, if that is due.
-
-        Raises:
-            CarbonoptError: if another worker has the study, which has not heard of this one for too long.
-        """
+        """Is heard, if that is due. Raises CarbonoptError if another worker has the study, which has not heard of this
+        one for too long."""
         now_s = _uptime_s()
         if now_s - self._heard_at_s < HEARTBEAT_S:
             return
@@ -183,11 +177,7 @@ class Lease:
 
 @contextmanager
 def leased(storage: RDBStorage, study: str) -> Iterator[Lease]:
-    """The study, for this worker alone.
-
-    Raises:
-        BadInput: if a live worker has it.
-    """
+    """The study, for this worker alone. Raises BadInput if a live worker has it."""
     lease = Lease(storage, study)
     lease.take()
     try:
