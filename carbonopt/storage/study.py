@@ -29,9 +29,6 @@ REPEAT_OF, SEED = "repeat of", "seed"  # attributes of a trial that repeats anot
 WORST_VIOLATION = 10.0  # for a trial that taught nothing about its quality; e^10 times a target perplexity
 
 
-# --------------------------------------------------------------------------------------------------------- the study
-
-
 class StudyStorage:
     """One study. The `study` attribute is Optuna's, for asking."""
 
@@ -42,7 +39,7 @@ class StudyStorage:
     def load(cls, storage: BaseStorage, name: str) -> "StudyStorage | None":
         """The study of that name, or None."""
         with _readable(f"study {name!r}"):
-            return cls(storage, name) if name in _names(storage) else None
+            return cls(storage, name) if name in optuna.get_all_study_names(storage) else None
 
     @classmethod
     def of_folder(cls, storage: BaseStorage, paths: StudyPaths) -> "StudyStorage":
@@ -53,10 +50,8 @@ class StudyStorage:
         """
         pointer = stored_pointer(paths)
         with _readable(str(paths.root)):
-            named = (
-                study for study in storage.get_all_studies() if pointer is None or study.study_name == pointer["study"]
-            )
-            names = [study.study_name for study in named if "config" in study.user_attrs]
+            studies = [study for study in storage.get_all_studies() if "config" in study.user_attrs]
+            names = [study.study_name for study in studies if pointer is None or study.study_name == pointer["study"]]
             if len(names) == 1:
                 return cls(storage, names[0])
         must = f"the storage of {paths.root} must hold one study of carbonopt's, but holds"
@@ -71,8 +66,7 @@ class StudyStorage:
     def create(cls, storage: BaseStorage, config: StudyConfig, provenance: Provenance) -> "StudyStorage":
         quality = config.target.quality
         study = optuna.create_study(study_name=config.name, storage=storage, directions=["minimize", quality.direction])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
             study.set_metric_names([COST, quality.name])
         made = cls(storage, config.name)
         made.refresh(config, provenance)
@@ -144,8 +138,6 @@ class StudyStorage:
                 ended=attributes.get("ended"),
             )
 
-    # ------------------------------------------------------------------------------------------------------- trials
-
     @property
     def _trials(self) -> list[FrozenTrial]:
         return self.study.get_trials(deepcopy=False)
@@ -175,12 +167,9 @@ class StudyStorage:
         trial.set_user_attr("record", record.as_json())
 
     def tell(self, trial: Trial, record: TrialRecord, target: Target) -> None:
-        """Ends a trial. Only a complete one has values; the rest teach the sampler by the constraint.
-
-        Optuna's FAIL is not used: its samplers ignore failed trials and propose them again (optuna #332, #2864). The
-        state that counts is the record's.
-        """
-        trial.set_user_attr("record", record.as_json())
+        """Ends a trial. Only a complete one has values; the rest teach the sampler by the constraint. Optuna's FAIL is
+        not used: its samplers ignore failed trials and propose them again (optuna #332, #2864). The record's state counts."""
+        self.save_progress(trial, record)
         trial.set_user_attr("state", record.state.value)
         trial.set_user_attr("configuration", ", ".join(f"{k}={v}" for k, v in record.params.as_record().items()))
         if record.stop_reason:
@@ -194,31 +183,23 @@ class StudyStorage:
 
     def requeue(self, trial: Trial, record: TrialRecord) -> None:
         """Puts an interrupted trial back: the next run repeats it under its number."""
-        trial.set_user_attr("record", record.as_json())
-        self._storage.set_trial_state_values(self._id_of(trial.number), OptunaState.WAITING)
+        self.save_progress(trial, record)
+        self._storage.set_trial_state_values(trial._trial_id, OptunaState.WAITING)
 
-    def recover(self) -> list[TrialRecord]:
+    def recover(self) -> None:
         """Puts back the trials that a dead worker left running, with what they had used as far as it was stored. The
         caller is the study's only worker (see `storage.workers`)."""
-        recovered = []
         for trial in self.study.get_trials(deepcopy=False, states=(OptunaState.RUNNING,)):
-            trial_id = self._id_of(trial.number)
             if (record := _record(trial, live=False)) is not None:
-                self._storage.set_trial_user_attr(trial_id, "record", record.as_json())
-                recovered.append(record)
-            self._storage.set_trial_state_values(trial_id, OptunaState.WAITING)
-        return recovered
-
-    def _id_of(self, number: int) -> int:
-        study_id = self._storage.get_study_id_from_name(self.study.study_name)
-        return self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
+                self._storage.set_trial_user_attr(trial._trial_id, "record", record.as_json())
+            self._storage.set_trial_state_values(trial._trial_id, OptunaState.WAITING)
 
 
 def check_folder_is_free(storage: BaseStorage, paths: StudyPaths, name: str) -> None:
     """Raises BadInput if a folder is another study's: names that differ can have the same folder by default."""
     pointer = stored_pointer(paths)
     with _readable(str(paths.root)):
-        held = _names(storage)
+        held = optuna.get_all_study_names(storage)
     there = [pointer["study"]] if pointer is not None else held if paths.storage.exists() else []
     if there and name not in there:
         raise BadInput(f"{paths.root} holds the study {there[0]!r}; give {name!r} a folder of its own: --out DIR.")
@@ -275,10 +256,6 @@ def _reason(error: Exception) -> str:
         first = error.errors()[0]
         return f"{'.'.join(map(str, first['loc'])) or error.title}: {first['msg']}"
     return first_line(error) if isinstance(error, BadInput) else f"{type(error).__name__}: {first_line(error)}"
-
-
-def _names(storage: BaseStorage) -> list[str]:
-    return [study.study_name for study in storage.get_all_studies()]
 
 
 def violation(record: TrialRecord, target: Target) -> float:

@@ -90,8 +90,7 @@ def connect(url: str, *, must_exist: bool = False) -> RDBStorage:
     options = {"connect_args": arguments, "pool_pre_ping": True}
     escaped = url.replace("{", "{{").replace("}", "}}")  # Optuna formats it
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
             return made_by_two(lambda: RDBStorage(escaped, engine_kwargs=options))
     except ImportError as error:
         raise BadInput(f"{what}: its driver is missing ({error}); install it, or use sqlite:///FILE.") from error

@@ -1,13 +1,9 @@
 """Who works on a study: each call of `carbonopt run` is a worker, with an identity and a heartbeat in the storage.
 
 One live worker at a time has a study. A second one is refused, also one that starts in the same instant; a dead one is
-replaced, and its trials are taken over. Which of them is dead:
-
-- A worker of this machine whose process is gone, at once. One whose process is there lives, also if it is stopped
-  (SIGSTOP) or too busy to be heard.
-- A worker elsewhere, when it was last heard more than DEAD_AFTER_S ago by the clock of the storage's database. If it
-  was only stopped, or cut off, it finds out before the next thing that it stores, and ends its trial and itself.
-
+replaced, and its trials are taken over. Dead is a worker of this machine as soon as its process is gone (not while it
+is stopped, or too busy to be heard), and one elsewhere when it was last heard more than DEAD_AFTER_S ago by the clock
+of the storage's database; if it lives, it finds out before the next thing that it stores, and ends its trial.
 A worker is heard every HEARTBEAT_S, wherever it asks whether it was interrupted, and not by a thread of its own: what
 hangs isn't heard either.
 """
@@ -160,9 +156,8 @@ class Lease:
     def _holder(self, connection: Connection) -> _Holder | None:
         known = (column.label(column.key) for column in _WORKERS.c if column.key in _Holder.model_fields)
         silent_s = (self._clock_s - _WORKERS.c.heard_at_s).label("silent_s")
-        held = select(*known, silent_s).where(_WORKERS.c.study == self._study)
-        row = connection.execute(held).mappings().one_or_none()
-        return None if row is None else _Holder(**row)
+        rows = connection.execute(select(*known, silent_s).where(_WORKERS.c.study == self._study)).mappings()
+        return next((_Holder(**row) for row in rows), None)
 
     def _put_in_place_of(self, dead: _Holder | None, connection: Connection) -> bool:
         """Whether nobody else was quicker. Raises IntegrityError if somebody came where nobody was."""

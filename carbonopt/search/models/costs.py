@@ -44,8 +44,8 @@ class SettingModel:
         kernel = ConstantKernel(_SPREAD**2, (0.05, 4.0)) * Matern(np.full(rows.shape[1], 2.0), (0.3, 30.0), nu=2.5)
         optimizer = "fmin_l_bfgs_b" if self.known >= _FIT_FROM else None
         self._process = GaussianProcessRegressor(kernel, alpha=_NOISE**2 / np.bincount(which), optimizer=optimizer)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # a length scale at its bound is an answer, too
+        # A length scale at its bound is an answer, too.
+        with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
             self._process.fit(settings, means - self._level)
 
     def predict(self, rows: Array) -> tuple[Array, Array]:
