@@ -14,7 +14,6 @@ from carbonopt.energy.occupancy import GpuNow
 from carbonopt.engines.process.environment import ARCH_LIST, programs_path
 from carbonopt.engines.process.extensions import extensions_folder, lock_at, locks_of
 
-_OWN = ("optuna", "codecarbon")  # the packages that work in the study's process
 _FOR_WHAT = "offload, torch_compile and fused output layers need it"
 _WAIT = "sleep 60; carbonopt doctor"
 _READABLE = re.compile(r"[0-9]+\.[0-9]+(\+PTX)?([; ][0-9]+\.[0-9]+(\+PTX)?)*")
@@ -23,16 +22,16 @@ _READABLE = re.compile(r"[0-9]+\.[0-9]+(\+PTX)?([; ][0-9]+\.[0-9]+(\+PTX)?)*")
 def stack_starts(machine: Machine) -> Finding:
     """That trials can import what they need, and the versions for a bug report."""
     if machine.stack is not None:
-        versions = {"carbonopt": carbonopt.__version__, **{name: version(name) for name in _OWN}}
-        return ok(", ".join(f"{name} {number}" for name, number in (versions | machine.stack.versions).items()))
+        own = {name: version(name) for name in ("optuna", "codecarbon")}  # which work in the study's process
+        versions = {"carbonopt": carbonopt.__version__, **own, **machine.stack.versions}
+        return ok(", ".join(f"{name} {number}" for name, number in versions.items()))
     missing = re.search(r"No module named '(\w+)", machine.stack_error or "")
     advice = f"pip install {missing[1]}" if missing else by_hand("stack")
     return failure(f"the processes of trials can't start: {machine.stack_error}", advice)
 
 
 def compilers(*, needed: bool) -> Finding:
-    """A C++ compiler for DeepSpeed's operators, as torch looks for one, and a C compiler for torch.compile, as Triton
-    does."""
+    """C++ for DeepSpeed's operators, as torch looks for its compiler, and C for torch.compile, as Triton does."""
     cxx = _which(os.environ.get("CXX") or "c++")
     cc = next(filter(None, map(_which, filter(None, (os.environ.get("CC"), "gcc", "clang", "cc")))), None)
     if cxx and cc:
@@ -89,26 +88,24 @@ def nvcc(machine: Machine) -> Finding | None:
 
 def ops(machine: Machine) -> Finding | None:
     """Whether DeepSpeed's operators are compiled; else the first study pays half a minute for each."""
-    stack = machine.stack
-    if stack is None:
+    if machine.stack is None:
         return None
-    for op in stack.ops:
+    for op in machine.stack.ops:
         if op.lock is not None and (lock := lock_at(op.name, Path(op.lock))) is not None:  # still, after a moment
             return failure(lock.found, lock.advice) if lock.is_dead else warning(lock.found, _WAIT)
-    names = ", ".join(op.name for op in stack.ops)
-    missing = [op.name for op in stack.ops if not op.built]
+    names = ", ".join(op.name for op in machine.stack.ops)
+    missing = ", ".join(op.name for op in machine.stack.ops if not op.built)
     if missing:
         use = " (for offload)" if machine.gpus else ""
-        return warning(f"not compiled yet, about 30 s each: {', '.join(missing)}{use}", "carbonopt doctor --build")
+        return warning(f"not compiled yet, about 30 s each: {missing}{use}", "carbonopt doctor --build")
     return ok(f"compiled: {names}" if names else "none to compile")
 
 
 def locked(operators: Sequence[str]) -> Finding | None:
     """Whether a study that needs them would wait; nothing where it wouldn't."""
-    locks = locks_of(operators)
-    if not locks:
+    lock = min(locks_of(operators), key=lambda lock: not lock.is_dead, default=None)
+    if lock is None:
         return None
-    for lock in locks:
-        if lock.is_dead:
-            return failure(lock.found, lock.advice)
-    return warning(f"{locks[0].found}; the study waits for that", locks[0].advice)
+    if lock.is_dead:
+        return failure(lock.found, lock.advice)
+    return warning(f"{lock.found}; the study waits for that", lock.advice)

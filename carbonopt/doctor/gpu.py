@@ -18,9 +18,8 @@ from carbonopt.energy.hardware import REINSTALL_NVML
 from carbonopt.energy.occupancy import GpuNow
 from carbonopt.engines.process.environment import VISIBLE_DEVICES
 
-_WINDOW_S = 1.0
+_WINDOW_S, _POLL_S = 1.0, 0.01
 _DEAD_AFTER_S = 0.5  # an H200's counter ticks every 0.1 s
-_POLL_S = 0.01
 _IDLE_GIB = 0.25  # less than one CUDA context takes
 _SMI_FOLDERS = ("/usr/bin", "/usr/lib/wsl/lib", "/usr/local/nvidia/bin")
 _IN_CONTAINER = "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=all"  # there, tools come from outside
@@ -55,17 +54,14 @@ def hidden(gpus: Sequence[GpuNow], wanted: Sequence[int]) -> Finding | None:
 
 
 def _is_named(gpu: GpuNow, name: str) -> bool:
-    if name.isascii() and name.isdigit():
-        return gpu.index == int(name)
-    return len(name) > len("GPU-") and gpu.uuid.startswith(name)
+    return name == str(gpu.index) or (len(name) > len("GPU-") and gpu.uuid.startswith(name))
 
 
 def nvidia_smi(machine: Machine, gpus: Sequence[GpuNow]) -> Finding | None:
     """By this program CodeCarbon decides whether there are GPUs; also where none of `gpus` is wanted."""
     path = shutil.which("nvidia-smi")
     if path is not None and machine.smi_code is None:
-        hangs = f"{path} does not answer within {SMI_S:g} s, and CodeCarbon would wait for it without end"
-        return failure(hangs, "sudo reboot")
+        return failure(f"{path} does not answer within {SMI_S:g} s, and CodeCarbon would wait for it", "sudo reboot")
     if not gpus:
         return None
     absent = "CodeCarbon takes every GPU for absent and its energy for 0"
@@ -85,9 +81,8 @@ def others(gpus: Sequence[GpuNow], wanted: Sequence[int]) -> Finding | None:
     here = "; ".join(f"GPU {index}: {busy[index]}" for index in wanted if index in busy)
     if not here:
         return ok("none")
-    free = [gpu.index for gpu in gpus if gpu.index not in busy]
-    query = "nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv"
-    advice = _launch(free[: len(wanted)]) if free else query
+    free = [gpu.index for gpu in gpus if gpu.index not in busy][: len(wanted)]
+    advice = _launch(free) if free else "nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv"
     return warning(f"{here}; the energy that others use would be counted as the study's", advice)
 
 
@@ -110,7 +105,7 @@ def counters_alive(machine: Machine) -> Finding | None:
     """Power by the counters, idle and with all GPUs at work at once."""
     if not machine.gpus:
         return None
-    indices = [gpu.index for gpu in machine.gpus]
+    indices = machine.launch.gpus
     try:
         counters = EnergyCounters(indices)
     except BadInput as error:
@@ -119,12 +114,13 @@ def counters_alive(machine: Machine) -> Finding | None:
         idle_w = _power_w(counters)
         if not all(idle_w):
             return _dead(indices, idle_w, _WINDOW_S)
+        idle_text = ", ".join(f"GPU {index} {watts:.0f} W" for index, watts in zip(indices, idle_w, strict=True))
         try:
             with machine.load():
-                powers_w = list(zip(indices, idle_w, _power_w(counters), strict=True))
+                load_w = _power_w(counters)
         except ProbeError as error:
-            idle = ", ".join(f"GPU {index} {watts:.0f} W" for index, watts in zip(indices, idle_w, strict=True))
-            return warning(f"{idle} idle; not tried under load: {error}", by_hand("load"))
+            return warning(f"{idle_text} idle; not tried under load: {error}", by_hand("load"))
+    powers_w = list(zip(indices, idle_w, load_w, strict=True))
     text = "; ".join(f"GPU {index} {idle:.0f} W idle, {load:.0f} W under load" for index, idle, load in powers_w)
     deaf = [index for index, idle, load in powers_w if load <= idle]
     if deaf:
@@ -172,8 +168,8 @@ def torch_sees(machine: Machine) -> Finding | None:
     if stack is None or not machine.gpus:
         return None
     if stack.torch_cuda is None:
-        cpu_only = f"torch {stack.versions['torch']} was built for the CPU only"
-        return failure(cpu_only, "pip install --force-reinstall torch")
+        reinstall = "pip install --force-reinstall torch"
+        return failure(f"torch {stack.versions['torch']} was built for the CPU only", reinstall)
     if stack.gpu_error is not None:
         return failure(f"torch can't use GPUs: {stack.gpu_error}", by_hand("stack"))
     seen_uuids = {gpu.uuid for gpu in stack.gpus}

@@ -1,5 +1,6 @@
 """The host: what its CPU tells, shared memory, memory, disk."""
 
+import math
 import os
 import shutil
 import tempfile
@@ -13,11 +14,8 @@ from carbonopt.doctor.check import Finding, failure, ok, warning
 from carbonopt.energy.codecarbon import power_models
 from carbonopt.engines.process.environment import check_environment
 
-_POWERCAP = Path("/sys/class/powercap")
 _SHM = Path("/dev/shm")  # noqa: S108, not a temporary file
-_CGROUPS = Path("/sys/fs/cgroup")
-_SMALL_SHM_GIB = 1.0
-_SMALL_RAM_GIB = 4.0
+_SMALL_SHM_GIB, _SMALL_RAM_GIB = 1.0, 4.0
 # A resting desktop stays below; a core at work is more of a machine with up to four, and of one with many it matters
 # little.
 _BUSY_CPU_PERCENT = 20.0
@@ -30,20 +28,15 @@ _OFFLOAD_BYTES_PER_PARAMETER = 16
 
 
 def cpu_load() -> Finding:
-    """What else works on the CPU while nothing of ours does.
-
-    Looked at now and not in the load average: that remembers minutes, and with them the installation or the study that
-    just ended, and takes what waits for a disk for work. It is by the same load of the whole machine that CodeCarbon
-    models.
-    """
+    """What else works on the CPU while nothing of ours does: now, by the load of the whole machine, as CodeCarbon has
+    it. The load average remembers minutes, with the study that just ended, and takes waiting for a disk for work."""
     busy_percent = psutil.cpu_percent(_BUSY_CPU_S)
     text = f"{busy_percent:.0f} % busy with other work"
-    if busy_percent <= _BUSY_CPU_PERCENT:
-        return ok(text)
-    return warning(f"{text}: timings and modelled energy will be off", "top")
+    off = f"{text}: timings and modelled energy will be off"
+    return ok(text) if busy_percent <= _BUSY_CPU_PERCENT else warning(off, "top")
 
 
-def rapl(has_gpus: bool, powercap: Path = _POWERCAP) -> Finding:
+def rapl(has_gpus: bool, powercap: Path = Path("/sys/class/powercap")) -> Finding:
     """Whether the CPU's own energy counter can be read."""
     counters = sorted(powercap.glob("intel-rapl:*/energy_uj"))
     if not counters:
@@ -75,16 +68,15 @@ def shared_memory(folder: Path = _SHM) -> Finding:
 
 def memory() -> Finding:
     """RAM that is left to us, for an offloaded optimizer."""
-    available_bytes, limited_bytes = psutil.virtual_memory().available, _cgroup_left_bytes()
-    left_bytes = available_bytes if limited_bytes is None else min(available_bytes, limited_bytes)
+    left_bytes = min(psutil.virtual_memory().available, _cgroup_left_bytes())
     billions, left_gib = left_bytes / _OFFLOAD_BYTES_PER_PARAMETER / 1e9, left_bytes / BYTES_PER_GIB
     text = f"{left_gib:.1f} GiB left: an offloaded optimizer of {billions:.2g} billion parameters at the most"
     return warning(text, "search: {space: {offload: none}}") if left_gib < _SMALL_RAM_GIB else ok(text)
 
 
-def _cgroup_left_bytes(root: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int | None:
-    """Memory that our control groups leave to us; None where they set no limit."""
-    left = []
+def _cgroup_left_bytes(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
+    """Memory that our control groups leave to us; infinite where they set no limit."""
+    left = math.inf
     for line in own.read_text().splitlines() if own.exists() else []:
         _, controllers, path = line.split(":", 2)
         if controllers == "":  # version 2
@@ -96,10 +88,10 @@ def _cgroup_left_bytes(root: Path = _CGROUPS, own: Path = Path("/proc/self/cgrou
         group = top / path.lstrip("/")
         for folder in (group, *group.parents):
             if (folder / limit).exists() and (maximum := (folder / limit).read_text().strip()) != "max":
-                left.append(max(0, int(maximum) - int((folder / usage).read_text())))
+                left = min(left, max(0, int(maximum) - int((folder / usage).read_text())))
             if folder == top:
                 break
-    return min(left, default=None)
+    return left
 
 
 def disk(folder: Path, advice: str) -> Finding:

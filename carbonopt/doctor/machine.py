@@ -4,12 +4,11 @@ import os
 import select
 import shlex
 import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 
 from carbonopt.core.config import LocalLaunch
 from carbonopt.core.errors import BadInput, CarbonoptError, MeasurementError
@@ -54,41 +53,39 @@ class Machine:
     @cached_property
     def smi_code(self) -> int | None:
         """What `nvidia-smi --help` ends with, which CodeCarbon runs when it is imported; None: it doesn't answer."""
-        silent: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        command = ["nvidia-smi", "--help"]  # whichever CodeCarbon would find
         try:
-            process: subprocess.Popen[bytes] = subprocess.Popen(
-                ["nvidia-smi", "--help"],  # noqa: S607, whichever CodeCarbon would find
-                **silent,
-                start_new_session=True,
-            )
+            process = Popen(command, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
         except OSError:
             return _NOT_FOUND
         try:
             return process.wait(SMI_S)
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # not waited for: one that hangs in the driver doesn't end
             return None
 
     @cached_property
-    def environment(self) -> dict[str, str]:
-        """That of a trial on all GPUs."""
-        launch = LocalLaunch(gpus=tuple(gpu.index for gpu in self.gpus))
-        return work_environment(launch, [gpu.uuid for gpu in self.gpus])
+    def launch(self) -> LocalLaunch:
+        """Of trials on all GPUs."""
+        return LocalLaunch(gpus=tuple(gpu.index for gpu in self.gpus))
+
+    @cached_property
+    def _environment(self) -> dict[str, str]:
+        return work_environment(self.launch, [gpu.uuid for gpu in self.gpus])
 
     @cached_property
     def stack(self) -> probe.Stack | None:
         """What the trials' process finds; None where it can't start."""
-        patience_s = _BUILD_S if self._build else _START_S
-        # A session of its own, with the compilers.
-        with self._probe("build" if self._build else "stack", subprocess.DEVNULL, start_new_session=True) as process:
+        what, patience_s = ("build", _BUILD_S) if self._build else ("stack", _START_S)
+        with self._probe(what, DEVNULL, own=True) as process:
             try:
                 answer, errors = process.communicate(timeout=patience_s)
-            except subprocess.TimeoutExpired:
+            except TimeoutExpired:
                 self.stack_error = f"no answer within {patience_s:g} s"
                 return None
             finally:
                 if process.poll() is None:
-                    folder = str(extensions_folder(self.environment).resolve())
+                    folder = str(extensions_folder(self._environment).resolve())
                     guard.end_session(process.pid, folder, [], _END_S)
         if process.returncode:
             self.stack_error = _last_line(errors) or f"ended with code {process.returncode}"
@@ -98,7 +95,7 @@ class Machine:
     @contextmanager
     def load(self) -> Iterator[None]:
         """Keeps all GPUs busy meanwhile. Raises ProbeError if that can't be done."""
-        with self._probe("load", subprocess.PIPE) as process:
+        with self._probe("load", PIPE) as process:
             assert process.stdin is not None and process.stdout is not None and process.stderr is not None
             try:
                 begun = select.select([process.stdout], [], [], _START_S)[0] and process.stdout.readline()
@@ -111,16 +108,10 @@ class Machine:
             finally:
                 process.kill()
 
-    def _probe(self, what: str, stdin: int, *, start_new_session: bool = False) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            run_module("carbonopt.train.probe", what),
-            env=self.environment,
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=start_new_session,
-        )
+    def _probe(self, what: str, stdin: int, *, own: bool = False) -> Popen[str]:
+        """`own`: in a session of its own, with the compilers."""
+        command, env = run_module("carbonopt.train.probe", what), self._environment
+        return Popen(command, stdin=stdin, stdout=PIPE, stderr=PIPE, env=env, text=True, start_new_session=own)
 
 
 def by_hand(what: str) -> str:

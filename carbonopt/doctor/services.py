@@ -14,11 +14,9 @@ from carbonopt.doctor.host import disk
 from carbonopt.study.trackers import has_wandb_key, netrc_file
 
 _CONFIG = ".codecarbon.config"
-_PREFIX = "codecarbon_"
 _CONNECT_S = 3.0
 _PORTS = {"http": 80, "https": 443}
 _ENDPOINT = "HF_ENDPOINT"
-_OTHER_HUB = "export HF_HOME=/another/disk/huggingface"
 
 
 def codecarbon_config() -> Finding:
@@ -38,7 +36,7 @@ def codecarbon_config() -> Finding:
             text = f"{path} can't be parsed, so CodeCarbon fails: {' '.join(str(error).split())}"
             return failure(text, f"mv {path} {path}.bad")
         strays.append(str(path))
-    strays += sorted(name for name in os.environ if name.lower().startswith(_PREFIX))
+    strays += sorted(name for name in os.environ if name.lower().startswith("codecarbon_"))
     return ok(f"{', '.join(strays)}: ignored, every setting is given" if strays else "no stray settings")
 
 
@@ -62,17 +60,16 @@ def hub() -> Finding:
         return _not_importable(error)
     if HF_HUB_OFFLINE:
         return ok("offline (HF_HUB_OFFLINE): only what is cached or local")
-    scheme = ENDPOINT.partition(":")[0].lower()
     try:
+        scheme, host, port = _peer(ENDPOINT)
         if scheme not in _PORTS:
             raise ValueError("neither http nor https")
-        host, port = _peer(ENDPOINT)
     except ValueError as error:
         return warning(*_no_address(error))
     proxy = urllib.request.getproxies().get(scheme)
     if proxy and not urllib.request.proxy_bypass(host):
         try:
-            host, port = _peer(proxy if "//" in proxy else f"//{proxy}")
+            _, host, port = _peer(proxy if "//" in proxy else f"//{proxy}")
         except ValueError as error:
             name, shown = f"{scheme}_proxy", proxy.rpartition("@")[2]  # before the @ a password can stand
             text = f"{name}={shown!r} must be an address such as http://proxy:3128: {error}"
@@ -90,7 +87,7 @@ def hub_disk() -> Finding:
         from huggingface_hub.constants import HF_HUB_CACHE
     except ValueError as error:
         return _not_importable(error)
-    return disk(Path(HF_HUB_CACHE), _OTHER_HUB)
+    return disk(Path(HF_HUB_CACHE), "export HF_HOME=/another/disk/huggingface")
 
 
 def _not_importable(error: ValueError) -> Finding:
@@ -108,18 +105,17 @@ def _no_address(error: ValueError) -> tuple[str, str]:
     return text, f"unset {_ENDPOINT}"
 
 
-def _peer(url: str) -> tuple[str, int]:
-    """Host and port. Raises ValueError if it has none that could exist."""
+def _peer(url: str) -> tuple[str, str, int]:
+    """Scheme, host and port. Raises ValueError if it has none that could exist."""
     address = urlsplit(url)
     if not address.hostname:
         raise ValueError("it names no host")
     address.hostname.encode("idna")
-    return address.hostname, address.port or _PORTS.get(address.scheme, 80)
+    return address.scheme, address.hostname, address.port or _PORTS.get(address.scheme, 80)
 
 
 def wandb() -> Finding | None:
     if find_spec("wandb") is None or netrc() is not None:
         return None
-    if has_wandb_key():
-        return ok("logged in")
-    return warning("no login, which track.wandb.mode online needs", "wandb login")
+    no_login = "no login, which track.wandb.mode online needs"
+    return ok("logged in") if has_wandb_key() else warning(no_login, "wandb login")

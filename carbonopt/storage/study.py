@@ -168,7 +168,7 @@ class StudyStorage:
 
     def tell(self, trial: Trial, record: TrialRecord, target: Target) -> None:
         """Ends a trial. Only a complete one has values; the rest teach the sampler by the constraint. Optuna's FAIL is
-        not used: its samplers ignore failed trials and propose them again (optuna #332, #2864). The record's state counts."""
+        not used (the record's state counts): its samplers propose failed trials again (optuna #332, #2864)."""
         self.save_progress(trial, record)
         trial.set_user_attr("state", record.state.value)
         trial.set_user_attr("configuration", ", ".join(f"{k}={v}" for k, v in record.params.as_record().items()))
