@@ -27,8 +27,7 @@ from carbonopt.core.space import SearchSpace
 from carbonopt.core.trial import Phase, StopReason, TrialSpec, TrialState
 from carbonopt.core.units import joules_from_kwh
 from carbonopt.engines.replay import RecordedRun, ReplayEngine, read_table
-from carbonopt.search.optuna_samplers import distributions
-from carbonopt.search.strategy import Strategy
+from carbonopt.search.strategy import Strategy, distributions
 from carbonopt.study.supervisor import Rules, TrialWatch
 
 TARGETS = (0.03, 0.10, 0.20)  # above the lowest perplexity

@@ -19,7 +19,7 @@ import optuna
 from compare import OTHERS, Table, arguments, carbon, final, grouped, print_longest, run_all, training_j, whole
 
 from carbonopt.engines.replay import RecordedRun
-from carbonopt.search.front import front, hypervolume
+from carbonopt.search.proposal import front, hypervolume
 
 SHARES = (0.02, 0.05, 0.10, 0.20)  # of the grid's training energy
 TRIALS = 25

@@ -23,10 +23,8 @@ class Candidates:
 
     Args:
         valid: whether a combination of values can exist.
-        listed: all combinations that can exist, where they are known; they may have further, constant dimensions.
-
-    Attributes:
-        listed: the same, without those dimensions; None: there are too many.
+        listed: all combinations that can exist, where they are known; they may have further, constant dimensions. The
+            attribute is without these, and None where there are too many.
     """
 
     def __init__(

@@ -40,16 +40,14 @@ class _Told(Frozen):
 
     @classmethod
     def of(cls, trial: FrozenTrial) -> "_Told":
-        told = {name: trial.user_attrs[name] for name in cls.model_fields if name in trial.user_attrs}
+        told = {name: value for name, value in trial.user_attrs.items() if name in cls.model_fields}
         try:
             return cls.model_validate(told)
         except ValidationError as error:
-            first = error.errors()[0]
-            name = str(first["loc"][0])
-            raise ValueError(
-                f"trial {trial.number}: carbonopt's sampler can't use the user attribute {name}, "
-                f"{str(told[name])[:80]!r}: {first['msg']}; set another value, or rename it."
-            ) from error
+            name, why = str(error.errors()[0]["loc"][0]), error.errors()[0]["msg"]
+            which = f"trial {trial.number}: carbonopt's sampler can't use the user attribute {name}"
+            refused = f"{which}, {str(told[name])[:80]!r}: {why}; set another value, or rename it."
+            raise ValueError(refused) from error
 
 
 @dataclass(frozen=True)
@@ -74,11 +72,7 @@ class Observation:
 
 
 def observe(trial: FrozenTrial, quality: Quality) -> Observation | None:
-    """What a trial has taught; None for one that has not begun.
-
-    Raises:
-        ValueError: if what it was told can't be.
-    """
+    """What a trial has taught; None for one that has not begun. Raises ValueError if what it was told can't be."""
     record = trial.user_attrs.get("record")
     if isinstance(record, dict) and record.keys() >= {"trial", "state", "params"}:
         return of_record(TrialRecord.from_json(record))
@@ -92,10 +86,8 @@ def observe(trial: FrozenTrial, quality: Quality) -> Observation | None:
     if complete:
         cost, value = trial.values
         if not cost > 0 or quality.beyond(value) or math.isnan(value):
-            raise ValueError(
-                f"cost must be above 0 and {quality.name} {quality.bounds_text}, but trial {trial.number} has {cost:g} "
-                f"and {value:g}; tell a trial that has none as failed."
-            )
+            told_both = f"trial {trial.number} has {cost:g} and {value:g}; tell a trial that has none as failed"
+            raise ValueError(f"cost must be above 0 and {quality.name} {quality.bounds_text}, but {told_both}.")
         cost = cost if math.isfinite(cost) else None
         # What was told as the trial's value is its end, whatever stands in the curve.
         curve = [*(point for point in curve if point[0] < 1), (1.0, quality.loss_of(value))]

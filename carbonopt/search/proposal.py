@@ -1,9 +1,15 @@
 """Which configuration to try next: pure functions of what the trials have taught.
 
-Only one question matters: which configuration is the cheapest that meets the target. The models are asked for joint
+Where one question matters, which configuration is the cheapest that meets the target, the models are asked for joint
 draws of every candidate's loss and cost; in each draw one candidate is the answer. How often it is the answer, for
 each unit of energy that trying it is expected to take, is a candidate's worth: the order in which a search for one
 hidden thing finds it at the least expected cost (Stone 1975, Theory of Optimal Search, on disjoint events).
+
+Where the whole trade-off is searched, the next trial is the one that is expected to add most to the hypervolume of the
+front, the area that it dominates up to a reference point (Emmerich, Giannakoglou and Naujoks 2006, Single- and
+Multiobjective Evolutionary Optimization Assisted by Gaussian Random Field Metamodels). Logarithms of cost and loss are
+normal and independent, so that it has a closed form. Divided by the cost once more, the search found 88 instead of 84 %
+of the front for 2 % of a grid's energy (means of three recorded tables), but less of its dear end.
 """
 
 import itertools
@@ -34,6 +40,9 @@ SPENT_ON_A_MISS = 0.4
 SPENT_ON_A_PROBE = 0.05  # likewise, of a trial that turns out too dear, found after its first steps
 ROWS = 400  # different learning curves that are drawn jointly; of more, the most promising
 SPARE = 1.0  # standard deviations of one run by which a configuration's mean has to meet the target, where it has to
+# The reference point lies beyond the front's ends by this share of its range, so that the ends count, too (Ishibuchi
+# et al. 2018, How to Specify a Reference Point in Hypervolume Calculation).
+FRONT_MARGIN = 0.1
 LIKELY_TO_FIT = 0.9  # a candidate that is less likely to fit in memory is not tried while another one is left
 
 
@@ -138,7 +147,7 @@ def propose(
     *,
     by_mean: bool,
 ) -> Proposal | None:
-    """The candidate most worth its energy.
+    """The candidate most worth its energy; None if none can be cheaper than the best.
 
     Args:
         candidates: configurations that were not run, each naming every dimension that either model sees.
@@ -146,9 +155,6 @@ def propose(
         best_cost: of the cheapest complete trial that meets the target; infinite while there is none.
         by_mean: the answer is a configuration whose mean over all seeds meets the target, not a lucky run; needed of an
             infinite space, where the search would go from lucky neighbour to lucky neighbour of what just misses.
-
-    Returns:
-        None if no candidate can be cheaper than the best.
     """
     limit = knowledge.limit(target_loss, by_mean=by_mean)
     promising = _promising(candidates, knowledge, limit)
@@ -157,9 +163,8 @@ def propose(
     mean, spread = knowledge.curves.predict(rows)
     meets = ndtr((limit - mean) / spread)[which]
     losses = knowledge.curves.sample(rows, DRAWS, rng, means=by_mean)
-    system = knowledge.encoder.system_rows(candidates)
-    steps = knowledge.steps(candidates)
-    costs = steps[:, None] * np.exp(knowledge.step_costs.sample(system, DRAWS, rng))
+    step_costs = np.exp(knowledge.step_costs.sample(knowledge.encoder.system_rows(candidates), DRAWS, rng))
+    costs = knowledge.steps(candidates)[:, None] * step_costs
     allowed = knowledge.likely_to_fit(candidates)
     useful = (costs < best_cost * 0.999) & allowed[:, None]
     if not useful.any():
@@ -178,8 +183,7 @@ def propose(
             near = np.flatnonzero((which == closest[draw]) & allowed)
             if len(near):
                 often[near[costs[near, draw].argmin()]] += 1.0
-    mean_cost = costs.mean(1)
-    cheaper = (costs < best_cost).mean(1)
+    mean_cost, cheaper = costs.mean(1), (costs < best_cost).mean(1)
     trying = mean_cost * (meets + (1 - meets) * SPENT_ON_A_MISS)
     spend = cheaper * trying + (1 - cheaper) * SPENT_ON_A_PROBE * mean_cost + knowledge.overhead_cost
     worth = np.where(allowed & (cheaper > 0), (often / DRAWS + 1e-6 * meets * cheaper) / spend, -1.0)
@@ -207,3 +211,70 @@ def _ranks(column: Sequence[Any]) -> Array:
     values = sorted(set(column)) if numbers else list(dict.fromkeys(column))
     place = {value: (index + 0.5) / len(values) for index, value in enumerate(values)}
     return np.array([place[value] for value in column])
+
+
+def propose_for_front(candidates: Configurations, knowledge: Knowledge) -> int:
+    """Index of the candidate that is expected to add most to the front of the complete trials; see `propose`."""
+    allowed = np.flatnonzero(knowledge.likely_to_fit(candidates))
+    candidates = [candidates[index] for index in allowed.tolist()]
+    loss, loss_spread = knowledge.curves.predict(knowledge.encoder.curve_rows(candidates))
+    step_cost, cost_spread = knowledge.step_costs.predict(knowledge.encoder.system_rows(candidates))
+    cost = np.log(knowledge.steps(candidates)) + step_cost
+    mean, spread = np.column_stack([cost, loss]), np.column_stack([cost_spread, loss_spread])
+    ends = _points(knowledge)
+    known = ends[front(ends)]
+    expected = np.concatenate([known, mean])
+    expected = expected[front(expected)]
+    low, high = expected.min(0), expected.max(0)
+    span = np.where(high > low, high - low, 1.0)
+    gain = expected_improvement(mean / span, spread / span, known / span, high / span + FRONT_MARGIN)
+    return int(allowed[np.lexsort((cost, -gain))[0]])  # the cheapest of those that are equal
+
+
+def on_front(knowledge: Knowledge) -> list[Observation]:
+    """The complete trials of known cost that no other one dominates, by rising cost."""
+    return [knowledge.ends[index][0] for index in front(_points(knowledge))]
+
+
+def front(points: Array) -> Indices:
+    """Indices of the points (n, 2) that none dominates, by rising first coordinate; of equal points, one."""
+    order = np.lexsort((points[:, 1], points[:, 0]))
+    seconds = points[order, 1]
+    before = np.minimum.accumulate(np.append(np.inf, seconds))[:-1]
+    return np.asarray(order[seconds < before])
+
+
+def hypervolume(front: Array, reference: Array) -> float:
+    """The area that a front, (k, 2) by rising first coordinate, dominates up to a reference point."""
+    inside = front[(front < reference).all(1)]
+    widths = np.diff(inside[:, 0], append=reference[0])
+    return float(widths @ (reference[1] - inside[:, 1]))
+
+
+def expected_improvement(mean: Array, spread: Array, front: Array, reference: Array) -> Array:
+    """By how much normal points, (n, 2), are expected to raise a front's hypervolume, (n,).
+
+    What a point adds lies below the front's steps, (k, 2) by rising first coordinate: of each, the part of its width
+    that is dearer than the point, times the height from the point up to the step.
+    """
+    inside = front[(front < reference).all(1)]
+    edges = np.append(inside[:, 0], reference[0])
+    heights = np.append(reference[1], inside[:, 1])
+    right_of = _expected_excess(edges, mean[:, 0], spread[:, 0])
+    widths = np.diff(right_of, prepend=0.0, axis=1)
+    return np.asarray((widths * _expected_excess(heights, mean[:, 1], spread[:, 1])).sum(1))
+
+
+def _expected_excess(limits: Array, mean: Array, spread: Array) -> Array:
+    """Mean of max(0, limit - X) for normal X, (points, limits)."""
+    apart = limits[None, :] - mean[:, None]
+    scale = np.maximum(spread, 1e-9)[:, None]
+    z = apart / scale
+    return np.asarray(np.maximum(0.0, scale * np.exp(-z * z / 2) / np.sqrt(2 * np.pi) + apart * ndtr(z)))
+
+
+def _points(knowledge: Knowledge) -> Array:
+    """The logarithm of the cost and the linked final loss of the complete trials, (n, 2)."""
+    losses, costs = np.array([end[1:] for end in knowledge.ends], dtype=float).reshape(-1, 2).T
+    logarithms = np.log(np.maximum(costs, np.finfo(float).tiny))
+    return np.column_stack([logarithms, knowledge.points.linked(losses, knowledge.quality)])

@@ -53,7 +53,6 @@ def should_prune(
 
     Args:
         knowledge: of the other trials; its models were fitted before this one began.
-        number, params: the running trial.
         target_loss: of the target (`Quality.loss_of`); None: it matters as long as it can be on the Pareto front.
     """
     quality, now = knowledge.quality, evals[-1]

@@ -1,9 +1,6 @@
-"""The sampler that counts what its proposals cost.
-
-It serves carbonopt's studies, and anybody's Optuna study of two objectives, a cost to minimize and a quality, whose
-parameters have carbonopt's names (`global_batch_size`, `learning_rate`, `epochs`, ...); see `observation` for the user
-attributes that let it learn from unfinished trials, too.
-"""
+"""The sampler that counts what its proposals cost: for carbonopt's studies, and anybody's Optuna study of a cost to
+minimize and a quality, whose parameters have carbonopt's names (`global_batch_size`, `learning_rate`, ...); see
+`observation` for the user attributes that let it learn from unfinished trials, too."""
 
 import math
 import time
@@ -22,11 +19,10 @@ from optuna.trial import FrozenTrial
 
 from carbonopt.core.quality import QUALITIES
 from carbonopt.search.candidates import Candidates, Distributions, Values, draw
-from carbonopt.search.front import on_front, propose_for_front
 from carbonopt.search.models.curves import one_blas_thread
 from carbonopt.search.models.features import check_dimensions
 from carbonopt.search.observation import observe
-from carbonopt.search.proposal import Knowledge, Proposal, first, propose
+from carbonopt.search.proposal import Knowledge, Proposal, first, on_front, propose, propose_for_front
 
 CENTRES = 3  # good trials, near which more of a large space are looked at
 SHORT_FIT_FROM = 30  # trials; from here on the models' parameters hardly change
@@ -54,7 +50,7 @@ class CarbonSampler(BaseSampler):
     Args:
         quality: the second objective, by its name in `carbonopt.core.quality.QUALITIES`.
         target: what a trial has to reach.
-        goal: "recommend": the cheapest configuration that meets the target. "front": the whole trade-off; see `front`.
+        goal: "recommend": the cheapest configuration that meets the target. "front": the whole trade-off.
         valid: whether a combination of values can exist; None: all can.
         listed: all combinations that can exist, where they are known.
         complete: adds what is fixed to the values of the dimensions that move.

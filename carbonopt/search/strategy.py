@@ -1,28 +1,41 @@
 """A study's search: who proposes its trials, when a running one can't matter any more, when another one doesn't pay."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
-from optuna.distributions import BaseDistribution, CategoricalDistribution
-from optuna.samplers import BaseSampler
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 from optuna.study import Study
+from optuna.trial import FrozenTrial
 from optuna.trial import TrialState as OptunaState
 
 from carbonopt.analysis.confirmation import refuted
-from carbonopt.core.config import StudyConfig
-from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.config import Choices, StudyConfig
+from carbonopt.core.dimensions import DIMENSIONS, TrialParams
 from carbonopt.core.space import SearchSpace
 from carbonopt.core.trial import TrialRecord
 from carbonopt.core.units import human_energy
-from carbonopt.search.optuna_samplers import Planned, ValidSampler, distributions, exhausted, next_of_grid
+from carbonopt.search.candidates import Distributions
 from carbonopt.search.pruning import Evals, should_prune
 from carbonopt.search.sampler import CarbonSampler, NextTrial
 
+optuna.logging.set_verbosity(optuna.logging.WARNING)  # its INFO lines would break the live display
+
 PruningRule = Callable[[Evals, int], bool]  # by a trial's evaluations and its number of steps
 _AUDIT = 1  # keeps the audits' draws apart from the proposals'
+# How often the inner sampler is asked before a random valid configuration is taken: one that has settled on a region
+# where nothing new can exist would be asked for ever, and a Gaussian process is fitted anew each time.
+ATTEMPTS, RANDOM_ATTEMPTS = 8, 50
+INNER: dict[str, Callable[..., BaseSampler]] = {
+    "tpe": partial(TPESampler, multivariate=True),
+    "nsga2": partial(NSGAIISampler, population_size=10),
+    "gp": partial(GPSampler, n_startup_trials=10),
+    "random": RandomSampler,
+}
 
 
 class Strategy:
@@ -51,7 +64,7 @@ class Strategy:
         """Why no further trial is worth it, in words; None if trial `number` is."""
         if study.get_trials(deepcopy=False, states=(OptunaState.WAITING,)):
             return None  # one was interrupted, or is the study's start: it has been chosen already
-        if exhausted(study, self._space):
+        if _exhausted(study, self._space):
             return "every configuration of the search space has been run"
         if not self._proposes:
             return None
@@ -77,7 +90,7 @@ class Strategy:
         """For the proposal of trial `number`."""
         name, seed = self._config.search.sampler, self._config.search.seed
         if name == "grid":
-            return Planned(next_of_grid(study, self._space, seed, number), self.distributions)
+            return Planned(_next_of_grid(study, self._space, seed, number), self.distributions)
         if not self._proposes:
             return ValidSampler("random" if name == "carbon" else name, self._space, seed, number)
         values = self._plan(study, number).values
@@ -116,3 +129,81 @@ class Strategy:
 def _only_value(distribution: BaseDistribution) -> Any:
     """Of a dimension with a single value."""
     return distribution.choices[0] if isinstance(distribution, CategoricalDistribution) else distribution.low  # type: ignore[attr-defined]
+
+
+def distributions(space: SearchSpace) -> Distributions:
+    """Optuna's form of the free dimensions."""
+    by_name: Distributions = {}
+    for name, domain in space.space.free().items():
+        if isinstance(domain, Choices):
+            by_name[name] = CategoricalDistribution(domain.choices)
+        elif DIMENSIONS[name].integer:
+            by_name[name] = IntDistribution(int(domain.low), int(domain.high), domain.log, int(domain.step or 1))
+        else:
+            by_name[name] = FloatDistribution(domain.low, domain.high, domain.log, domain.step)
+    return by_name
+
+
+def _exhausted(study: Study, space: SearchSpace) -> bool:
+    """Whether every configuration of a finite space has been run or is running."""
+    names = list(space.space.free())
+    run = {_key(names, trial.params) for trial in study.get_trials(deepcopy=False) if trial.params or not names}
+    return space.combinations is not None and all(_key(names, values) in run for values in space.combinations)
+
+
+def _next_of_grid(study: Study, space: SearchSpace, seed: int, trial_number: int) -> dict[str, Any]:
+    """Every combination that can exist, once, in an order drawn from the seed: a GPU drifts as it warms up. Empty only
+    for an interrupted trial that is asked for again, with its own values already set."""
+    run = [trial.params for trial in study.get_trials(deepcopy=False) if trial.number != trial_number]
+    combinations = space.combinations or []
+    order = np.random.default_rng(seed).permutation(len(combinations)).tolist()
+    return next((dict(combinations[index]) for index in order if combinations[index] not in run), {})
+
+
+class Planned(BaseSampler):
+    """Proposes what was planned: a value for each of the dimensions."""
+
+    def __init__(self, values: Mapping[str, Any], distributions: Distributions) -> None:
+        self._values, self._distributions = values, distributions
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> Distributions:
+        return self._distributions
+
+    def sample_relative(self, study: Study, trial: FrozenTrial, search_space: Distributions) -> dict[str, Any]:
+        return dict(self._values)
+
+    def sample_independent(self, study: Study, trial: FrozenTrial, param_name: str, _: BaseDistribution) -> Any:
+        raise AssertionError(f"{param_name} was not planned")
+
+
+class ValidSampler(Planned):
+    """Asks one of Optuna's samplers again until its proposal can exist and is new: they know no constraint that joins
+    dimensions, and TPE proposes failed and known configurations again. Training here is deterministic, so a repeat
+    would cost its energy for nothing. It is seeded by the study's seed and the trial's number, so that an interrupted
+    study proposes what the uninterrupted one would have."""
+
+    def __init__(self, name: str, space: SearchSpace, seed: int, trial_number: int) -> None:
+        super().__init__({}, distributions(space))
+        self._space, self._seed = space, int(np.random.default_rng([seed, trial_number]).integers(2**31))
+        self._inner = INNER[name](seed=self._seed)
+
+    def sample_relative(self, study: Study, trial: FrozenTrial, search_space: Distributions) -> dict[str, Any]:
+        names, trials = list(search_space), study.get_trials(deepcopy=False)
+        known = {_key(names, other.params) for other in trials if other.number != trial.number}
+        # Single-valued distributions carry nothing to learn from, and some samplers refuse them.
+        movable = {name: dist for name, dist in search_space.items() if not dist.single()}
+        for sampler in [self._inner] * ATTEMPTS + [RandomSampler(seed=self._seed)] * RANDOM_ATTEMPTS:
+            values = sampler.sample_relative(study, trial, movable)
+            for name, distribution in search_space.items():
+                if name not in values:
+                    values[name] = sampler.sample_independent(study, trial, name, distribution)
+            if self._space.rule_broken(values) is None and _key(names, values) not in known:
+                return values
+        combinations = self._space.combinations or []
+        left = [values for values in combinations if _key(names, values) not in known]
+        # Nothing new is left only for an interrupted trial that is asked for again, with its own values already set.
+        return left[int(np.random.default_rng(self._seed).integers(len(left)))] if left else {}
+
+
+def _key(names: list[str], values: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(values.get(name) for name in names)

@@ -14,9 +14,15 @@ from optuna.trial import FrozenTrial
 
 from carbonopt.core.quality import PERPLEXITY
 from carbonopt.engines.replay import read_table
-from carbonopt.search.front import expected_improvement, front, hypervolume, on_front, propose_for_front
 from carbonopt.search.observation import CURVE, TOTAL_STEPS, Observation
-from carbonopt.search.proposal import Knowledge
+from carbonopt.search.proposal import (
+    Knowledge,
+    expected_improvement,
+    front,
+    hypervolume,
+    on_front,
+    propose_for_front,
+)
 from carbonopt.search.sampler import CarbonSampler
 
 SEQUENCES = 12_800

@@ -73,13 +73,8 @@ def distinct(rows: Array) -> tuple[Array, Indices]:
 
 
 def chance_to_fit(rows: Array, known: Array, peaks_gib: Sequence[float | None], capacity_gib: float | None) -> Array:
-    """Probability that each configuration fits in the device's memory.
-
-    Args:
-        rows: (n, columns) of the configurations, from `Encoder.memory_rows`.
-        known: (m, columns) of trials; their peak memory, None for those that ran out of it.
-        capacity_gib: of a device; None: it is not known, and only what ran out of memory speaks against a setting.
-    """
+    """Probability that each of n configurations fits in a device's memory, by m trials (both as `Encoder.memory_rows`)
+    and their peaks, None for what ran out of it: that alone speaks against a setting where the capacity isn't known."""
     measured = [peak for peak in peaks_gib if peak is not None]
     if capacity_gib is None and None in peaks_gib:
         capacity_gib = 1.05 * max(measured, default=1.0)

@@ -9,9 +9,9 @@ coordinates, each a combination whose exponents are learned with it:
 - how often the data was seen: ln(steps) + ln(batch): what overfitting goes by;
 
 and the share of the peak rate that is left, since a rate that falls lets the loss fall. Other dimensions follow. Each
-trial has an offset of its own (its seed) beside the noise of each evaluation. Length scales, exponents and amplitudes
-are those of highest posterior density under priors that hold for language models at large; evaluations that fit
-badly (a spike of the loss) lose their weight.
+trial has an offset of its own (its seed) beside the noise of each evaluation. The parameters are those of highest
+posterior density under priors that hold for language models at large; evaluations that fit badly (a spike of the loss)
+lose their weight.
 """
 
 import math
@@ -87,7 +87,6 @@ class CurveModel:
     """The process, given evaluations.
 
     Args:
-        quality: whose link the losses are modelled on.
         centre: the middle of the space in ln(batch) and ln(learning rate), where the basin is expected.
         fitted: whose parameters, and distrust of outliers among the first points, are taken; None: they are fitted.
         effort: iterations of the fit.
@@ -104,9 +103,8 @@ class CurveModel:
         columns = points.rows.shape[1]
         self._prior = np.array([*zip(_CORE_MEANS, _CORE_SDS, strict=True), *[_OTHER_PRIOR] * (columns - CORE)])
         self._quality, self._centre, self._points = quality, centre, points
-        self._origin = np.zeros(columns)
-        self._origin[[LN_BATCH, LN_RATE]] = centre
-        self._origin[LN_STEPS] = points.rows[:, LN_STEPS].mean() if len(points.rows) else 0.0
+        mean_steps = points.rows[:, LN_STEPS].mean() if len(points.rows) else 0.0
+        self._origin = np.array([*centre, mean_steps, *[0.0] * (columns - LN_STEPS - 1)])
         self._rows = points.rows - self._origin
         linked = points.linked(points.losses, quality)
         self._level = float(linked.mean()) if len(linked) else 0.0
