@@ -48,15 +48,11 @@ def examine(compile_ops: bool) -> Iterator[Finding]:
 
 
 def before_run(config: StudyConfig, folder: Path) -> list[Finding]:
-    """Those checks that cost next to nothing, of what this study, in this folder, will use.
-
-    Raises:
-        BadInput: if a GPU of the launch doesn't exist or has no energy counter.
-        MeasurementError: if the driver doesn't answer for them.
-    """
+    """Those checks that cost next to nothing, of what this study, in this folder, will use. Raises BadInput if a GPU of
+    the launch doesn't exist or has no energy counter, MeasurementError if the driver doesn't answer for them."""
     launch, space = config.launch, config.search.space
     if not launch.trains:
-        return list(_checks({"disk for runs": lambda: _disk_for_runs(folder)}))
+        return list(_checks(_disk(folder)))
     check_gpus(launch.gpus)
     operators = needed_operators(launch, space)
     compiles = bool(operators) or may_be_other_than(space.torch_compile, False)
@@ -86,14 +82,14 @@ def _of_both(machine: Machine, launch: Launch, seen: Sequence[GpuNow], folder: P
         "CodeCarbon settings": services.codecarbon_config,
         "CUDA architectures": lambda: build.arch_list(ours, work_environment(launch, [device.uuid for device in ours])),
         "temporary files": host.temporary_files,
-        "disk for runs": lambda: _disk_for_runs(folder),
+        **_disk(folder),
         "disk for operators": lambda: host.disk(extensions_folder(), extensions),
         "disk for models": services.hub_disk,
     }
 
 
-def _disk_for_runs(folder: Path) -> Finding:
-    return host.disk(folder, "carbonopt run STUDY.yaml --out /another/disk/NAME")
+def _disk(folder: Path) -> dict[str, Find]:
+    return {"disk for runs": lambda: host.disk(folder, "carbonopt run STUDY.yaml --out /another/disk/NAME")}
 
 
 def _checks(finds: dict[str, Find]) -> Iterator[Finding]:

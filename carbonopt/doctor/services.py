@@ -25,23 +25,20 @@ def codecarbon_config() -> Finding:
     for path in (Path.home() / _CONFIG, Path.cwd() / _CONFIG):
         if (odd := _no_file(path)) is not None:
             return odd
-        if not path.exists():
-            continue
         parser = configparser.ConfigParser()
         try:
-            parser.read(path)  # as CodeCarbon reads it: what it may not open it ignores
+            parser.read(path)  # as CodeCarbon reads it: what isn't there, or it may not open, it ignores
             if parser.has_section("codecarbon"):
                 dict(parser["codecarbon"])
         except (configparser.Error, UnicodeDecodeError) as error:
             text = f"{path} can't be parsed, so CodeCarbon fails: {' '.join(str(error).split())}"
             return failure(text, f"mv {path} {path}.bad")
-        strays.append(str(path))
+        strays += [str(path)] if path.exists() else []
     strays += sorted(name for name in os.environ if name.lower().startswith("codecarbon_"))
     return ok(f"{', '.join(strays)}: ignored, every setting is given" if strays else "no stray settings")
 
 
 def netrc() -> Finding | None:
-    """Only a file that can't be read there is told."""
     return _no_file(netrc_file())
 
 

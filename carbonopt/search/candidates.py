@@ -6,9 +6,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.random import Generator
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 Values = dict[str, Any]
+Key = tuple[Any, ...]  # of a configuration: its values, in the dimensions' order
 Distributions = dict[str, BaseDistribution]  # of each dimension, by its name
 
 ENUMERATED = 4096  # configurations; of more, some are drawn
@@ -39,19 +41,14 @@ class Candidates:
         else:
             self.listed = [{name: values[name] for name in distributions} for values in listed]
 
-    def untried(
-        self, tried: Collection[tuple[Any, ...]], centres: Sequence[Values], rng: np.random.Generator
-    ) -> list[Values]:
-        """Configurations that can exist and are not among `tried` (tuples of their values, in the dimensions' order).
-
-        Of a large space more are taken near the `centres`: good configurations.
-        """
+    def untried(self, tried: Collection[Key], centres: Sequence[Values], rng: Generator) -> list[Values]:
+        """Configurations that can exist and are not among `tried`, of a large space more near `centres`: good ones."""
         left = None
         if self.listed is not None:
             left = [values for values in self.listed if tuple(values.values()) not in tried]
             if len(left) <= ENUMERATED:
                 return left
-        new: dict[tuple[Any, ...], Values] = {}
+        new: dict[Key, Values] = {}
         for _ in range(ROUNDS):
             for values in (*self._drawn(left, rng), *self._neighbours(centres, rng)):
                 key = tuple(values.values())
@@ -61,7 +58,7 @@ class Candidates:
                 break
         return list(new.values())
 
-    def any(self, rng: np.random.Generator) -> Values:
+    def any(self, rng: Generator) -> Values:
         """One that can exist, tried or not; ValueError if none was found."""
         if untried := self.untried((), (), rng):
             return untried[int(rng.integers(len(untried)))]
@@ -74,12 +71,12 @@ class Candidates:
         combinations = (dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values()))
         return [values for values in combinations if self._valid(values)]
 
-    def _drawn(self, left: Sequence[Values] | None, rng: np.random.Generator) -> list[Values]:
+    def _drawn(self, left: Sequence[Values] | None, rng: Generator) -> list[Values]:
         if left is not None:
             return [left[index] for index in rng.choice(len(left), DRAWN, replace=False)]
         return [{name: draw(dist, rng) for name, dist in self._distributions.items()} for _ in range(DRAWN)]
 
-    def _neighbours(self, centres: Sequence[Values], rng: np.random.Generator) -> Iterator[Values]:
+    def _neighbours(self, centres: Sequence[Values], rng: Generator) -> Iterator[Values]:
         names = list(self._distributions)
         for centre in centres:
             for _ in range(DRAWN // 8):
@@ -87,7 +84,7 @@ class Candidates:
                 yield {**centre, name: _near(self._distributions[name], centre[name], rng)}
 
 
-def draw(distribution: BaseDistribution, rng: np.random.Generator) -> Any:
+def draw(distribution: BaseDistribution, rng: Generator) -> Any:
     """A random value of one dimension."""
     if isinstance(distribution, CategoricalDistribution):
         return distribution.choices[int(rng.integers(len(distribution.choices)))]
@@ -105,7 +102,7 @@ def _values(distribution: BaseDistribution) -> list[Any]:
     return [type(low)(low + index * step) for index in range(int((distribution.high - low) / step + 1e-9) + 1)]
 
 
-def _near(distribution: BaseDistribution, value: Any, rng: np.random.Generator) -> Any:
+def _near(distribution: BaseDistribution, value: Any, rng: Generator) -> Any:
     if isinstance(distribution, CategoricalDistribution):
         return draw(distribution, rng)
     assert isinstance(distribution, IntDistribution | FloatDistribution)

@@ -1,5 +1,4 @@
-"""What a trial has taught so far, whether it ended, was stopped or still runs; from a study of carbonopt's, or from
-anybody's Optuna study."""
+"""What a trial has taught so far, ended, stopped or running; of carbonopt's studies, or anybody's Optuna study."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,7 @@ PEAK_MEMORY_GIB = "peak_memory_gib"
 OUT_OF_MEMORY = "out_of_memory"
 
 # What the models look into, and what stands in for it where it is missing.
-_MODELLED = {"global_batch_size": 1, "learning_rate": 1.0, "epochs": 1, "lr_scheduler": None, "warmup_ratio": None}
+NEEDED = {"global_batch_size": 1, "learning_rate": 1.0, "epochs": 1, "lr_scheduler": None, "warmup_ratio": None}
 
 
 class _Told(Frozen):
@@ -131,7 +130,7 @@ def of_record(record: TrialRecord) -> Observation:
 
 def trial_params(values: Values) -> TrialParams:
     """The configuration as far as the models look into it."""
-    known = {name: values.get(name, default) for name, default in _MODELLED.items()}
+    known = {name: values.get(name, default) for name, default in NEEDED.items()}
     if known["lr_scheduler"] not in LR_SCHEDULERS:  # of another library: taken for one that falls linearly
         known["lr_scheduler"] = None
     micro = values.get("micro_batch_size_per_gpu", known["global_batch_size"])

@@ -101,10 +101,8 @@ class CarbonSampler(BaseSampler):
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> Distributions:
         needed, told = ["minimize", self._quality.direction], [way.name.lower() for way in study.directions]
         if told != needed:
-            rule = f"two objectives, cost to minimize and {self._quality.name} to {needed[1]}"
-            raise ValueError(
-                f"the study must have {rule}, but has {', '.join(told)}; create it with directions={needed}."
-            )
+            rule = f"the study must have two objectives, cost to minimize and {self._quality.name} to {needed[1]}"
+            raise ValueError(f"{rule}, but has {', '.join(told)}; create it with directions={needed}.")
         space = self._search_space.calculate(study) if self._given_space is None else self._given_space
         check_dimensions(space)
         return {name: dist for name, dist in space.items() if not dist.single()}
@@ -124,12 +122,10 @@ class CarbonSampler(BaseSampler):
             if _claim(study, trial, values):
                 return values
 
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        return draw(param_distribution, np.random.default_rng([self._seed, trial.number, crc32(param_name.encode())]))
+    def sample_independent(self, study: Study, trial: FrozenTrial, name: str, distribution: BaseDistribution) -> Any:
+        return draw(distribution, np.random.default_rng([self._seed, trial.number, crc32(name.encode())]))
 
-    def knowledge(self, trials: Sequence[FrozenTrial], distributions: Mapping[str, BaseDistribution]) -> Knowledge:
+    def knowledge(self, trials: Sequence[FrozenTrial], distributions: Distributions) -> Knowledge:
         """What these trials have taught."""
         observations = [taught for trial in trials if (taught := observe(trial, self._quality)) is not None]
         effort = 40 if len(observations) < SHORT_FIT_FROM else 12
@@ -137,11 +133,7 @@ class CarbonSampler(BaseSampler):
 
     @one_blas_thread()
     def plan(
-        self,
-        trials: Sequence[FrozenTrial],
-        distributions: Mapping[str, BaseDistribution],
-        number: int,
-        refuted: Collection[int] = (),
+        self, trials: Sequence[FrozenTrial], distributions: Distributions, number: int, refuted: Collection[int] = ()
     ) -> NextTrial:
         """The next trial, after these.
 
@@ -180,7 +172,7 @@ class CarbonSampler(BaseSampler):
         return {trial.number: trial.cost for trial in meeting if trial.cost is not None and trial.number not in refuted}
 
 
-def _tried(trials: Sequence[FrozenTrial], distributions: Mapping[str, BaseDistribution]) -> set[tuple[Any, ...]]:
+def _tried(trials: Sequence[FrozenTrial], distributions: Distributions) -> set[tuple[Any, ...]]:
     return {tuple(values.get(name) for name in distributions) for values in map(_values_of, trials)}
 
 

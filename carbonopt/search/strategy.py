@@ -19,7 +19,7 @@ from carbonopt.core.dimensions import DIMENSIONS, TrialParams
 from carbonopt.core.space import SearchSpace
 from carbonopt.core.trial import TrialRecord
 from carbonopt.core.units import human_energy
-from carbonopt.search.candidates import Distributions
+from carbonopt.search.candidates import Distributions, draw
 from carbonopt.search.pruning import Evals, should_prune
 from carbonopt.search.sampler import CarbonSampler, NextTrial
 
@@ -45,7 +45,8 @@ class Strategy:
         self._config, self._space = config, space
         self.distributions = distributions(space)
         self._movable = {name: dist for name, dist in self.distributions.items() if not dist.single()}
-        self._single = {name: _only_value(dist) for name, dist in self.distributions.items() if dist.single()}
+        any_rng = np.random.default_rng(0)  # of a single value there is no other
+        self._single = {name: draw(dist, any_rng) for name, dist in self.distributions.items() if dist.single()}
         self._carbon = CarbonSampler(
             config.target.quality.name,
             config.target.value,
@@ -124,11 +125,6 @@ class Strategy:
                 plan = NextTrial(None, None, knowledge, 0, frozenset(self._carbon.meeting(knowledge, missed)))
             self._planned = (number, plan)
         return self._planned[1]
-
-
-def _only_value(distribution: BaseDistribution) -> Any:
-    """Of a dimension with a single value."""
-    return distribution.choices[0] if isinstance(distribution, CategoricalDistribution) else distribution.low  # type: ignore[attr-defined]
 
 
 def distributions(space: SearchSpace) -> Distributions:

@@ -54,17 +54,14 @@ class StudyPaths:
             return []
         own = (self.lock, self.prepared, self.prepare_log, self.template_log, self.prepare_spec, self.trackers)
         made = {path.name for path in own} | {f"{self.storage.name}-journal"}
-        names = (path.name for path in self.root.iterdir())
-        return sorted(name for name in names if name not in made and not name.endswith((".part", ".old")))  # half made
+        names = {path.name for path in self.root.iterdir() if path.suffix not in (".part", ".old")}  # half made
+        return sorted(names - made)
 
 
 @contextmanager
 def study_folder(paths: StudyPaths) -> Iterator[None]:
-    """The folder, for one command at a time. After a BadInput inside, what this made is gone again.
-
-    Raises:
-        BadInput: if it can't be made, holds other files, or another command works in it.
-    """
+    """The folder, for one command at a time. Raises BadInput if it can't be made, holds other files, or another command
+    works in it. After a BadInput inside, what this made is gone again."""
     root = paths.root
     if root.exists() and not root.is_dir():
         raise BadInput(f"--out {root} is a file; give a folder.")

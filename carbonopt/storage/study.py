@@ -43,11 +43,8 @@ class StudyStorage:
 
     @classmethod
     def of_folder(cls, storage: BaseStorage, paths: StudyPaths) -> "StudyStorage":
-        """The study that a folder belongs to.
-
-        Raises:
-            BadInput: if the storage is damaged, or does not hold it, or holds several and the folder doesn't say which.
-        """
+        """The study that a folder belongs to. Raises BadInput if the storage is damaged, or does not hold it, or holds
+        several and the folder doesn't say which."""
         pointer = stored_pointer(paths)
         with _readable(str(paths.root)):
             studies = [study for study in storage.get_all_studies() if "config" in study.user_attrs]
@@ -57,10 +54,8 @@ class StudyStorage:
         must = f"the storage of {paths.root} must hold one study of carbonopt's, but holds"
         if names:
             raise BadInput(f"{must} {len(names)}.")
-        restore = f"it is damaged ({RESTORE})"
-        raise BadInput(
-            f"{must} none: {restore}, or its run ended before the first trial (type the same command again)."
-        )
+        ended = "its run ended before the first trial (type the same command again)"
+        raise BadInput(f"{must} none: it is damaged ({RESTORE}), or {ended}.")
 
     @classmethod
     def create(cls, storage: BaseStorage, config: StudyConfig, provenance: Provenance) -> "StudyStorage":

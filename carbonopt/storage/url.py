@@ -33,11 +33,8 @@ _HARMLESS = {"application_name", "charset", "host", "port", "sslmode", "sslrootc
 
 
 def storage_url(paths: StudyPaths, given: str | None) -> str:
-    """The storage of a study folder: the one given, else the one it was begun with, else a file in it.
-
-    Raises:
-        BadInput: for an URL that is none or is another than the folder's, and for a folder that no URL can name.
-    """
+    """The storage of a study folder: the one given, else the one it was begun with, else a file in it. Raises BadInput
+    for an URL that is none or is another than the folder's, and for a folder that no URL can name."""
     pointer = stored_pointer(paths)
     if given is not None:
         begun_with = pointer["url"] if pointer else str(paths.storage) if paths.storage.exists() else None
@@ -54,10 +51,7 @@ def storage_url(paths: StudyPaths, given: str | None) -> str:
 
 def stored_pointer(paths: StudyPaths) -> dict[str, str] | None:
     """The URL and the study's name in a storage outside the folder; None where the storage is the folder's own file.
-
-    Raises:
-        BadInput: if the note is not what carbonopt writes.
-    """
+    Raises BadInput if the note is not what carbonopt writes."""
     if not paths.storage_pointer.exists():
         return None
     try:
@@ -74,11 +68,8 @@ def remember_storage(paths: StudyPaths, given: str | None, study_name: str) -> N
 
 
 def connect(url: str, *, must_exist: bool = False) -> RDBStorage:
-    """Opens a storage by its SQLAlchemy URL. `must_exist`: a missing SQLite file is not made.
-
-    Raises:
-        BadInput: if it can't be reached, or is something else; the password is never shown.
-    """
+    """Opens a storage by its SQLAlchemy URL. `must_exist`: a missing SQLite file is not made. Raises BadInput if it
+    can't be reached, or is something else; the password is never shown."""
     parsed = _parsed(url)
     what, arguments = f"--storage {_shown(parsed)}", {}
     if parsed.get_backend_name() == "sqlite":

@@ -97,10 +97,9 @@ class _Holder(Worker):
             advice = f"let it go on (kill -CONT {self.pid}) or end it (kill -KILL {self.pid})"
         else:
             advice = f"end it (kill {self.pid})"
-        return (
-            f"process {self.pid} on {self.host} works on the study {study!r} in this storage since {since}, last heard "
-            f"{human_duration(self.silent_s)} ago; wait for it, {advice}, or give the study another name."
-        )
+        who = f"process {self.pid} on {self.host} works on the study {study!r} in this storage since {since}"
+        heard = f"last heard {human_duration(self.silent_s)} ago"
+        return f"{who}, {heard}; wait for it, {advice}, or give the study another name."
 
 
 class Lease:
@@ -142,10 +141,9 @@ class Lease:
         with self._engine.begin() as connection:
             has_it = connection.execute(_WORKERS.update().where(self._mine).values(beat)).rowcount == 1
         if not has_it:
-            raise CarbonoptError(
-                f"the study {self._study!r} was taken over by another worker, because this one was not heard for "
-                f"{human_duration(now_s - self._heard_at_s)}; what it had stored by then counts."
-            )
+            taken = f"the study {self._study!r} was taken over by another worker"
+            silent = f"because this one was not heard for {human_duration(now_s - self._heard_at_s)}"
+            raise CarbonoptError(f"{taken}, {silent}; what it had stored by then counts.")
         self._heard_at_s = now_s
 
     def give_back(self) -> None:

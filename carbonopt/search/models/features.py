@@ -1,6 +1,5 @@
-"""Configurations as rows of numbers: one form for what decides the quality, one for what decides the cost of a
-step. Micro batch, ZeRO stage, offload and the like leave the quality alone, so that each model learns from all
-trials that share its own settings."""
+"""Configurations as rows of numbers: one form for what decides the quality, one for what decides the cost of a step.
+Micro batch, ZeRO stage and the like leave the quality alone: each model learns from all that share its settings."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from pydantic import ValidationError
 from carbonopt.core.arrays import Array
 from carbonopt.core.dimensions import DEFAULT_LR_SCHEDULER, DIMENSIONS, Affects, TrialParams, affecting, rate_decays
 from carbonopt.search.models.curves import CORE, Points
-from carbonopt.search.observation import Observation, Values, trial_params
+from carbonopt.search.observation import NEEDED, Observation, Values, trial_params
 
 Configurations = Sequence[Values]
 
@@ -95,8 +94,7 @@ class Encoder:
 
 
 def check_dimensions(distributions: Mapping[str, BaseDistribution]) -> None:
-    """Raises ValueError if a dimension with one of carbonopt's names has a value that it can't have, or another one has
-    numbers too large to compare."""
+    """Raises ValueError for a value that a dimension of that name can't have, or numbers too large to compare."""
     for name, distribution in distributions.items():
         values = list(
             distribution.choices if isinstance(distribution, CategoricalDistribution) else _ends(distribution)
@@ -116,9 +114,8 @@ def _can_be(name: str, value: Any) -> bool:
         return isinstance(value, str)
     if name not in DIMENSIONS or DIMENSIONS[name].choices:
         return True
-    needed = {"global_batch_size": 1, "micro_batch_size_per_gpu": 1, "learning_rate": 1.0, "epochs": 1}
     try:
-        TrialParams.model_validate({**needed, name: value})
+        TrialParams.model_validate({**NEEDED, "micro_batch_size_per_gpu": 1, name: value})
     except ValidationError:
         return False
     return True
@@ -134,8 +131,7 @@ def _ends(distribution: BaseDistribution) -> tuple[float, float]:
 
 
 def sequences_per_epoch(observations: Sequence[Observation]) -> float:
-    """How many sequences an epoch has, as the trials' numbers of steps tell; 1 before any has told: then only ratios
-    between configurations are known."""
+    """By the trials' numbers of steps; 1 before any has told: then only ratios between configurations are known."""
     known = [(trial.total_steps, trial_params(trial.params)) for trial in observations if trial.total_steps]
     told = [steps * params.global_batch_size / params.epochs for steps, params in known]
     return float(np.median(told)) if told else 1.0
