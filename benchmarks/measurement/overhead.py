@@ -117,7 +117,7 @@ def main() -> None:
     options = parser.parse_args()
 
     from carbonopt.core.files import write_json
-    from carbonopt.engines import agent
+    from carbonopt.engines import local
     from carbonopt.engines.process.environment import rank_environments
     from carbonopt.engines.process.launcher import ProcessLauncher
     from carbonopt.engines.process.processes import WorkProcesses
@@ -139,7 +139,7 @@ def main() -> None:
         def __getattr__(self, name):
             return lambda *_: None
 
-    agent.ProcessLauncher = Timed
+    local.ProcessLauncher = Timed
     config = common.study(options.study, options.gpus)
     space = config.search.space.model_copy(update={"epochs": type(config.search.space.epochs)(value=options.epochs)})
     config = config.model_copy(update={"search": config.search.model_copy(update={"space": space})})

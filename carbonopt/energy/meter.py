@@ -1,8 +1,11 @@
 """A study's energy meter: which phase spent how much, by component; what all meters have in common."""
 
 import math
+import operator
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from functools import reduce
 from typing import Any, Literal, Protocol
 
 from pydantic import Field
@@ -141,3 +144,44 @@ class ReplayMeter(EnergyWindows):
 
     def close(self) -> None:
         self._open = None
+
+
+class NodeMeters:
+    """The nodes of a study, each with a meter of its own, as one: they change phases together, and their readings are
+    summed. Implements `Meter`; its readings also tell each node's own."""
+
+    def __init__(self, meters: Mapping[Node, Meter]) -> None:
+        self._meters = dict(meters)
+        self.energy_source: dict[str, EnergySource] = {}
+        self.models: dict[str, str] = {}
+        for meter in self._meters.values():
+            for component, how in meter.energy_source.items():  # modelled on one node: the sum isn't measured
+                self.energy_source[component] = how if self.energy_source.get(component, how) == how else "modelled"
+            self.models |= meter.models
+        self.idle: tuple[IdlePower, ...] = tuple(idle for meter in self._meters.values() for idle in meter.idle)
+
+    def enter(self, phase: Phase) -> None:
+        for meter in self._meters.values():
+            meter.enter(phase)
+
+    def running(self, phase: Phase) -> Reading:
+        return _across({node: meter.running(phase) for node, meter in self._meters.items()})
+
+    def take(self, *phases: Phase) -> dict[Phase, Reading]:
+        taken = {node: meter.take(*phases) for node, meter in self._meters.items()}
+        return {phase: _across({node: readings[phase] for node, readings in taken.items()}) for phase in phases}
+
+    def outer(self) -> Reading:
+        return _across({node: meter.outer() for node, meter in self._meters.items()})
+
+    def close(self) -> None:
+        with ExitStack() as closing:  # each of them, also if another one can't read any more
+            for meter in self._meters.values():
+                closing.callback(meter.close)
+
+
+def _across(readings: Mapping[Node, Reading]) -> Reading:
+    """What several nodes used in the same time: energies add up, the seconds don't."""
+    total = reduce(operator.add, readings.values())
+    duration_s = max(reading.duration_s for reading in readings.values())
+    return total.model_copy(update={"duration_s": duration_s, "nodes": dict(readings)})

@@ -1,10 +1,11 @@
-"""What a study asks of whatever runs its trials: an engine's protocol, and a running trial's.
+"""What a study asks of whatever runs its trials: of an engine, and of a running trial.
 
-An engine is one file that implements `Engine`, and one line in `kinds.ENGINES`. Nobody else asks for the kind of
+An engine is one file that derives from `Engine`, and one line in `kinds.ENGINES`. Nobody else asks for the kind of
 launch: what a study file's launch says of itself it says by its properties (`config.LocalLaunch`), what was measured
 and where is in the meter's readings and in the provenance.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -50,29 +51,20 @@ class Engine(Protocol):
 
     Its methods are called in this order: `check`; `begin`; `prepare`; then for each trial `await_free`, `start`, and
     `prepare_next` while it trains; `close`. Whoever has called `begin` calls `close`, also after an error.
+    An engine that has nothing to do in one of them leaves it out, but for `start` and `close`.
     """
 
-    @property
-    def description(self) -> str:
-        """Where trials run, in a few words."""
-
-    @property
-    def max_power_w(self) -> float | None:
-        """What its devices can draw; 0: it runs nothing; None: not known."""
-
-    @property
-    def meter(self) -> Meter:
-        """Of all its nodes, from `begin` on."""
-
-    @property
-    def hardware(self) -> Hardware | None:
-        """What trials run on, from `begin` on; None: a table, which says nothing of it."""
+    description: str  # where trials run, in a few words
+    max_power_w: float | None  # what its devices can draw; 0: it runs nothing; None: not known
+    meter: Meter  # of all its nodes, from `begin` on
+    hardware: Hardware | None = None  # what trials run on, from `begin` on; None: a table, which says nothing of it
 
     def check(self, space: SearchSpace) -> None:
         """Whatever can be known before anything is started; raises a BadInput for what is wrong."""
 
     def seed(self, seed: int, params: TrialParams) -> int:
         """The seed that this configuration will be trained with: the one asked for, where that can be had."""
+        return seed
 
     def begin(
         self, paths: StudyPaths, fingerprint: str, observer: EngineObserver, interrupted: Callable[[], bool]
@@ -102,11 +94,13 @@ class Engine(Protocol):
         """Waits until the devices are as free as before the first trial, for so long as that can take; says in words
         what isn't free then, once."""
 
+    @abstractmethod
     def start(self, spec: TrialSpec, log: Path) -> RunningTrial:
         """Starts a trial, whose output goes to `log`."""
 
     def prepare_next(self) -> None:
         """Does ahead what the next trial needs, whichever it is. Called at every report of a trial's steps."""
 
+    @abstractmethod
     def close(self) -> None:
         """Closes the meter's last window, and ends all that was started. Again it does nothing."""

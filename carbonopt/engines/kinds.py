@@ -7,9 +7,5 @@ from carbonopt.engines.base import Engine
 from carbonopt.engines.local import LocalEngine
 from carbonopt.engines.replay import ReplayEngine
 
+# Each makes the study's engine; nothing is read or started.
 ENGINES: dict[str, Callable[[StudyConfig], Engine]] = {"local": LocalEngine, "replay": ReplayEngine}
-
-
-def engine_of(config: StudyConfig) -> Engine:
-    """Makes the study's engine; nothing is read or started."""
-    return ENGINES[config.launch.kind](config)

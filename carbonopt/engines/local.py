@@ -1,32 +1,30 @@
 """Trials on this machine, each a fresh set of processes."""
 
 import os
+import socket
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 from carbonopt.core.config import LocalLaunch, StudyConfig
-from carbonopt.core.dimensions import TrialParams
-from carbonopt.core.errors import BadInput
+from carbonopt.core.errors import BEFORE_FIRST_TRIAL, BadInput, StudyInterrupted
 from carbonopt.core.space import SearchSpace
-from carbonopt.core.study import Hardware
-from carbonopt.core.trial import Prepared, TrialSpec
-from carbonopt.energy.meter import Meter
-from carbonopt.engines.agent import Agent
-from carbonopt.engines.base import EngineObserver
-from carbonopt.engines.nodes import NodeMeters
+from carbonopt.core.trial import Node, Prepared, TrialSpec
+from carbonopt.energy.hardware import describe_hardware, gpu_uuids
+from carbonopt.energy.machine import MachineMeter
+from carbonopt.energy.meter import NodeMeters
+from carbonopt.energy.occupancy import GpuMemory
+from carbonopt.engines.base import Engine, EngineObserver
+from carbonopt.engines.process.launcher import ProcessLauncher
 from carbonopt.engines.process.processes import WorkProcesses
 from carbonopt.storage.paths import StudyPaths
 
 _GPU_POWER_W = 700.0  # board power of an H100 or H200 SXM, the largest that a rank of this project runs on
 
 
-class LocalEngine:
-    """One agent, on this machine. Implements `Engine`."""
-
-    meter: Meter
-    hardware: Hardware
-    _agent: Agent  # from `begin` on
+class LocalEngine(Engine):
+    """Owns this machine's part of a study: its GPUs, the ranks on them, and the meter of what they take. Nobody else
+    meters the machine or starts ranks on it, so that nothing is counted twice, however many ranks run."""
 
     def __init__(self, config: StudyConfig) -> None:
         assert isinstance(config.launch, LocalLaunch) and config.workload is not None
@@ -49,29 +47,35 @@ class LocalEngine:
             if name is not None and Path(name).is_absolute() and not os.path.isdir(name):  # noqa: PTH112
                 raise BadInput(f"workload.{key}.name_or_path: no folder {name}; give a local folder or a hub name.")
 
-    def seed(self, seed: int, params: TrialParams) -> int:
-        return seed
-
     def begin(
         self, paths: StudyPaths, fingerprint: str, observer: EngineObserver, interrupted: Callable[[], bool]
     ) -> None:
-        self._agent = agent = self._begun.enter_context(closing(Agent(self._launch, observer.warn)))
-        self.hardware = agent.hardware
+        gpus, objective, hold = self._launch.gpus, self._config.carbon.objective, self._begun.enter_context
+        self.hardware = describe_hardware(gpus)
+        uuids = gpu_uuids(gpus)
+        self._memory = hold(closing(GpuMemory(gpus)))
+        self._launcher = hold(closing(ProcessLauncher(self._launch, uuids, observer.warn)))
         # It imports while the meter is set up, and leaves the GPUs alone, whose idle power is measured then.
-        observer.preparing(agent.launcher.begin(self._config, paths, fingerprint))
-        self.meter = NodeMeters({agent.node: agent.open_meter(self._config.carbon.objective, interrupted)})
+        observer.preparing(self._launcher.begin(self._config, paths, fingerprint))
+        try:
+            meter = hold(closing(MachineMeter(gpus, objective, interrupted)))
+        except Exception as error:
+            if interrupted():  # a Ctrl-C also ends the programs that CodeCarbon asks for the CPU, and it fails somehow
+                raise StudyInterrupted(BEFORE_FIRST_TRIAL) from error
+            raise
+        self.meter = NodeMeters({Node(name=socket.gethostname(), devices=uuids or ("cpu",)): meter})
 
     def prepare(self, interrupted: Callable[[], bool]) -> Prepared:
-        return self._agent.launcher.prepare(interrupted)
+        return self._launcher.prepare(interrupted)
 
     def await_free(self, interrupted: Callable[[], bool]) -> str | None:
-        return self._agent.memory.await_free(interrupted)
+        return self._memory.await_free(interrupted)
 
     def start(self, spec: TrialSpec, log: Path) -> WorkProcesses:
-        return self._agent.launcher.start(spec, log)
+        return self._launcher.start(spec, log)
 
     def prepare_next(self) -> None:
-        self._agent.launcher.prepare_next()
+        self._launcher.prepare_next()
 
     def close(self) -> None:
         self._begun.close()

@@ -3,7 +3,7 @@ compared, and how the whole pipeline runs where there is no GPU."""
 
 import json
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated
@@ -21,14 +21,11 @@ from carbonopt.core.trial import EvalPoint, Phase, StopReason, TrialSpec
 from carbonopt.core.units import kwh_from_joules
 from carbonopt.core.values import Frozen, Scalar
 from carbonopt.energy.meter import ReplayMeter
-from carbonopt.engines.base import EngineObserver
-from carbonopt.storage.paths import StudyPaths
+from carbonopt.engines.base import Engine
 
 _MAX_MIB = 1024
 # Between two evaluations a recorded run reports so often; a cap is then noticed within that share of the stretch.
 PROGRESS_REPORTS = 10
-
-Advance = Callable[[Phase, float, float], None]  # phase, kWh, seconds
 
 
 class RecordedEval(Frozen):
@@ -68,11 +65,11 @@ class RecordedRun(Frozen):
     evals: tuple[RecordedEval, ...] = Field(min_length=1)
 
 
-class ReplayEngine:
-    """Trials from the table that `launch.table` names. Implements `Engine`."""
+class ReplayEngine(Engine):
+    """Trials from the table that `launch.table` names."""
 
     max_power_w = 0.0
-    hardware = None
+    meter: ReplayMeter
 
     def __init__(self, config: StudyConfig) -> None:
         assert isinstance(config.launch, ReplayLaunch)
@@ -85,26 +82,23 @@ class ReplayEngine:
     def _runs(self) -> list[RecordedRun]:
         return read_table(self._path, self._quality)
 
-    @property
-    def _keys(self) -> list[str]:
-        return list(self._runs[0].params)
-
     def check(self, space: SearchSpace) -> None:
         """Refuses a table that can't be read, and a space with a configuration that was not recorded, naming the
         nearest rows."""
-        recorded = ", ".join(self._keys)
+        recorded = self._runs[0].params
         for name, domain in self._space.domains().items():
-            if name not in self._keys and not isinstance(domain, Fixed):
-                why = f"the table {self._path} was recorded over {recorded} only; leave this dimension out"
-                raise BadInput(f"search.space.{name}: {why}.")
-            if name in self._keys and not isinstance(domain, Choices | Fixed):
+            if name not in recorded and not isinstance(domain, Fixed):
+                over = f"the table {self._path} was recorded over {', '.join(recorded)} only"
+                raise BadInput(f"search.space.{name}: {over}; leave this dimension out.")
+            if name in recorded and not isinstance(domain, Choices | Fixed):
                 raise BadInput(f"search.space.{name}: a replay needs choices, because the table holds single points.")
-        for name in self._keys:
+        for name in recorded:
             if self._space[name] is None:
                 raise BadInput(f"search.space.{name} is missing; the table {self._path} was recorded over it.")
         if space.combinations is None:
-            why = f"{self._path} holds single points"
-            raise BadInput(f"a replay needs choices in every dimension of search.space; {why}.")
+            raise BadInput(
+                f"a replay needs choices in every dimension of search.space; {self._path} holds single points."
+            )
         for values in space.combinations:
             self._find(space.params(values), 0)
 
@@ -112,35 +106,20 @@ class ReplayEngine:
         """The seed of the run that this configuration will be given: the one asked for, where it was recorded."""
         return self._find(params, seed).seed
 
-    def begin(
-        self, paths: StudyPaths, fingerprint: str, observer: EngineObserver, interrupted: Callable[[], bool]
-    ) -> None:
-        pass
-
-    def prepare(self, interrupted: Callable[[], bool]) -> None:
-        pass
-
-    def await_free(self, interrupted: Callable[[], bool]) -> None:
-        pass
-
     def start(self, spec: TrialSpec, log: Path) -> "ReplayedTrial":
-        return ReplayedTrial(self._find(spec.params, spec.seed), self._quality, self.meter.advance, log)
-
-    def prepare_next(self) -> None:
-        pass
+        return ReplayedTrial(self._find(spec.params, spec.seed), self._quality, self.meter, log)
 
     def close(self) -> None:
         self.meter.close()
 
     def _find(self, params: TrialParams, seed: int) -> RecordedRun:
-        wanted = {key: getattr(params, key) for key in self._keys}
+        wanted = {key: getattr(params, key) for key in self._runs[0].params}
         rows = [run for run in self._runs if all(_apart(run.params[key], wanted[key]) < 1e-9 for key in wanted)]
         if not rows:
-
-            def distance(run: RecordedRun) -> float:
-                return math.fsum(_apart(run.params[key], wanted[key]) for key in wanted)
-
-            nearest = "; ".join(_text(run.params) for run in sorted(self._runs, key=distance)[:3])
+            by_distance = sorted(
+                self._runs, key=lambda run: math.fsum(_apart(run.params[key], wanted[key]) for key in wanted)
+            )
+            nearest = "; ".join(_text(run.params) for run in by_distance[:3])
             raise BadInput(f"the table {self._path} has no run of {_text(wanted)}; the nearest are: {nearest}.")
         return min(rows, key=lambda run: (run.seed != seed, run.seed))
 
@@ -148,8 +127,8 @@ class ReplayEngine:
 class ReplayedTrial:
     """Speaks as a trial's processes do, from the record."""
 
-    def __init__(self, run: RecordedRun, quality: Quality, advance: Advance, log: Path) -> None:
-        self.log, self._quality, self._advance = log, quality, advance
+    def __init__(self, run: RecordedRun, quality: Quality, meter: ReplayMeter, log: Path) -> None:
+        self.log, self._quality, self._meter = log, quality, meter
         self._stopped = False
         self._events = self._play(run)
 
@@ -173,12 +152,12 @@ class ReplayedTrial:
             for part in range(1, PROGRESS_REPORTS + 1):
                 step = start + round(stretch * part / PROGRESS_REPORTS)
                 energy_kwh = kwh_from_joules((step - done) * run.joules_per_step)
-                self._advance(Phase.TRAIN, energy_kwh, (step - done) * run.seconds_per_step)
+                self._meter.advance(Phase.TRAIN, energy_kwh, (step - done) * run.seconds_per_step)
                 done = step
                 if part < PROGRESS_REPORTS:
                     yield Progress(step=done, total_steps=run.total_steps)
             yield PhaseChanged(phase=Phase.EVAL)
-            self._advance(Phase.EVAL, kwh_from_joules(run.joules_per_eval), 0.0)
+            self._meter.advance(Phase.EVAL, kwh_from_joules(run.joules_per_eval), 0.0)
             point = EvalPoint.of(self._quality, recorded.total, recorded.count, step=recorded.step, tokens=None)
             yield Evaluated(point=point, total_steps=run.total_steps)
             if self._stopped:

@@ -11,7 +11,7 @@ from carbonopt.core.values import Scalar
 from carbonopt.energy.intensity import reference_intensity
 from carbonopt.energy.trace import read_trace
 from carbonopt.engines.base import Engine
-from carbonopt.engines.kinds import engine_of
+from carbonopt.engines.kinds import ENGINES
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def check(config: StudyConfig) -> Checked:
     start = None if config.search.start is None else space.start_values(config.search.start)
     if config.search.sampler == "grid" and space.combinations is None:
         raise BadInput("search.sampler: a grid needs choices (or a step) in every dimension of search.space.")
-    engine = engine_of(config)
+    engine = ENGINES[config.launch.kind](config)
     engine.check(space)
     trace = None if config.carbon.trace is None else read_trace(Path(config.carbon.trace))
     return Checked(config, space, reference_intensity(config.carbon), start, trace, engine)

@@ -11,9 +11,8 @@ import carbonopt
 from carbonopt.core import config
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import Node, Phase
-from carbonopt.energy.meter import Reading, ReplayMeter
+from carbonopt.energy.meter import NodeMeters, Reading, ReplayMeter
 from carbonopt.engines.kinds import ENGINES
-from carbonopt.engines.nodes import NodeMeters
 
 HERE, THERE = Node(name="here", devices=("GPU-a",)), Node(name="there", devices=("GPU-b", "GPU-c"))
 
