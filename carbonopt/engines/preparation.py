@@ -29,10 +29,10 @@ class Preparation:
     ) -> None:
         assert config.workload is not None
         self._operators = needed_operators(launch, config.search.space)
-        self._found = PreparedFolder(paths.prepared).made_for(fingerprint)
-        self._work: WorkProcesses | None = None
+        self._made_before = PreparedFolder(paths.prepared).made_for(fingerprint)
+        self.work: WorkProcesses | None = None  # None: there is nothing to prepare
         # Else the first trial would compile them, in what it measures, or every trial would die of a missing compiler.
-        if self._found is not None and not missing_operators(self._operators):
+        if self._made_before is not None and not missing_operators(self._operators):
             return
         spec_file, prepared = paths.prepare_spec.resolve(), paths.prepared.resolve()
         spec = {
@@ -43,17 +43,13 @@ class Preparation:
         }
         write_json(spec_file, spec)
         one_rank = launch.model_copy(update={"gpus": launch.gpus[:1], "cpu_ranks": 1})
-        self._work = WorkProcesses(
+        self.work = WorkProcesses(
             run_module("carbonopt.train.prepare", str(spec_file)),
             rank_environments(one_rank),
             work_environment(one_rank, gpu_uuids[:1]),
             paths.prepare_log.resolve(),
             scratch=(str(prepared.parent), f".{prepared.name}.*"),  # what is half made
         )
-
-    @property
-    def is_needed(self) -> bool:
-        return self._work is not None
 
     def result(self, interrupted: Callable[[], bool]) -> Prepared:
         """Waits for it; nothing is left running afterwards. Asks `interrupted` ten times a second.
@@ -65,27 +61,22 @@ class Preparation:
         """
         with closing(self):
             wait_for(self._operators, interrupted)
-            if self._work is not None:
-                return self._listen(self._work, interrupted)
-            assert self._found is not None
-            return self._found
+            if (work := self.work) is None:
+                assert self._made_before is not None
+                return self._made_before
+            while not interrupted():
+                match work.receive(_TICK_S):
+                    case PhaseChanged():
+                        work.answer()
+                    case Finished(summary=summary):
+                        return Prepared(**summary)
+                    case Failed(kind="bad_input", text=text):
+                        raise BadInput(text)
+                    case Failed() | Exited() as event:
+                        how = f"failed: {event.text}" if isinstance(event, Failed) else f"ended with code {event.code}:"
+                        raise CarbonoptError(f"preparing the workload {how}\n{work.log_tail()}\n(log: {work.log})")
+            raise StudyInterrupted(BEFORE_FIRST_TRIAL)
 
     def close(self) -> None:
-        if self._work is not None:
-            self._work.end()
-
-    def _listen(self, work: WorkProcesses, interrupted: Callable[[], bool]) -> Prepared:
-        while not interrupted():
-            match work.receive(_TICK_S):
-                case PhaseChanged():
-                    work.answer()
-                case Finished(summary=summary):
-                    return Prepared(**summary)
-                case Failed(kind="bad_input", text=text):
-                    raise BadInput(text)
-                case Failed(text=text):
-                    raise CarbonoptError(f"preparing the workload failed: {text}\n{work.log_tail()}\n(log: {work.log})")
-                case Exited(code=code):
-                    how = f"ended with code {code}:"
-                    raise CarbonoptError(f"preparing the workload {how}\n{work.log_tail()}\n(log: {work.log})")
-        raise StudyInterrupted(BEFORE_FIRST_TRIAL)
+        if self.work is not None:
+            self.work.end()

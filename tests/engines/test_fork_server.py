@@ -57,7 +57,9 @@ def fork_server(environment: dict[str, str], tmp_path: Path):
 
 
 def start(fork_server: ForkServer, expression: str, tmp_path: Path, ranks: int = 1) -> WorkProcesses:
-    return prelaunched(fork_server, tmp_path, ranks).begin(expression, tmp_path / "trial" / "log.txt")
+    trial = prelaunched(fork_server, tmp_path, ranks)
+    trial.begin(expression, tmp_path / "trial" / "log.txt")
+    return trial
 
 
 def prelaunched(fork_server: ForkServer, tmp_path: Path, ranks: int = 1) -> PrelaunchedTrial:
@@ -125,10 +127,10 @@ while not fork_server.ready(1):
     pass
 logs = (Path({str(tmp_path)!r}) / name for name in "ab")
 first, second = (PrelaunchedTrial(fork_server, [{{}}], dict(os.environ), log) for log in logs)
-work = first.begin("say('Progress', step=os.getpid(), total_steps=imported_by) or time.sleep(600)",
-                   Path({str(tmp_path / "log")!r}))
-heard = work.receive(20)
-print(heard.step, heard.total_steps, second.work._guard.pid, flush=True)
+first.begin("say('Progress', step=os.getpid(), total_steps=imported_by) or time.sleep(600)",
+            Path({str(tmp_path / "log")!r}))
+heard = first.receive(20)
+print(heard.step, heard.total_steps, second._guard.pid, flush=True)
 time.sleep(600)
 """
     study = subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
@@ -196,7 +198,7 @@ def test_a_fork_server_that_was_killed_has_its_own_last_words(environment: dict[
 
 def ranks_of(one: PrelaunchedTrial, count: int) -> list[int]:
     deadline = time.monotonic() + 10
-    while len(found := psutil.Process(one.work._guard.pid).children()) < count:
+    while len(found := psutil.Process(one._guard.pid).children()) < count:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return [rank.pid for rank in found]
@@ -206,7 +208,7 @@ def test_one_that_waits_does_nothing_until_it_is_told_and_can_be_dropped(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:
     one = prelaunched(fork_server, tmp_path, ranks=2)
-    guard = one.work._guard.pid
+    guard = one._guard.pid
     processes = [guard, *ranks_of(one, 2)]
     time.sleep(0.5)
     assert not one.has_died
@@ -243,7 +245,7 @@ def test_one_trial_waits_for_the_next_and_is_replaced_if_it_dies(fork_server: Fo
     launcher.prepare_next()
     assert waits is not None and launcher._next is waits, "one is enough"
     work = launcher.start(spec, tmp_path / "log.txt")
-    assert work is waits.work and launcher._next is None, "none beside a trial that is still set up"
+    assert work is waits and launcher._next is None, "none beside a trial that is still set up"
     work.end()
     launcher.prepare_next()
     dead = launcher._next
@@ -253,7 +255,7 @@ def test_one_trial_waits_for_the_next_and_is_replaced_if_it_dies(fork_server: Fo
     while not dead.has_died:
         time.sleep(0.05)
     replaced = launcher.start(spec, tmp_path / "log.txt")
-    assert replaced is not dead.work and [gone(pid) for pid in (rank, dead.work._guard.pid)] == [True, True]
+    assert replaced is not dead and [gone(pid) for pid in (rank, dead._guard.pid)] == [True, True]
     replaced.end()
     launcher.close()
 

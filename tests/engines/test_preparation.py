@@ -41,16 +41,16 @@ def preparation(tmp_path: Path, text: str = "to be or not to be " * 40, **change
 
 def test_it_imports_at_once_and_makes_nothing_before_its_result_is_asked_for(tmp_path: Path) -> None:
     begun = preparation(tmp_path)
-    assert begun._work is not None
-    assert begun._work.receive(60.0) == PhaseChanged(phase=Phase.PREPARE), "imported, and waits"
-    modules = " ".join(mapping.path for mapping in psutil.Process(begun._work._guard.pid).children()[0].memory_maps())
+    assert begun.work is not None
+    assert begun.work.receive(60.0) == PhaseChanged(phase=Phase.PREPARE), "imported, and waits"
+    modules = " ".join(mapping.path for mapping in psutil.Process(begun.work._guard.pid).children()[0].memory_maps())
     assert "libtorch" in modules
-    assert begun._work.receive(0.5) is None and not (tmp_path / "run" / "prepared").exists()
-    begun._work.answer()
+    assert begun.work.receive(0.5) is None and not (tmp_path / "run" / "prepared").exists()
+    begun.work.answer()
     made = begun.result(lambda: False)
     assert made.train_sequences > 1 and (tmp_path / "run" / "prepared").is_dir()
     again = preparation(tmp_path)
-    assert again._work is None and again.result(lambda: False) == made, "no process for what is there"
+    assert again.work is None and again.result(lambda: False) == made, "no process for what is there"
 
 
 # Takes what was compiled already, as a compiler cache does.
@@ -87,13 +87,13 @@ def test_an_operator_that_is_not_there_is_compiled_before_the_first_trial(tmp_pa
     assert preparation(tmp_path).result(lambda: False) == made
     assert (tmp_path / "extensions" / "deepspeed_shm_comm" / "deepspeed_shm_comm.so").is_file()
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "prepared").rglob("*")} == files
-    assert preparation(tmp_path)._work is None, "nothing is left to be made"
+    assert preparation(tmp_path).work is None, "nothing is left to be made"
 
 
 def test_one_that_nobody_waits_for_leaves_nothing(tmp_path: Path) -> None:
     begun = preparation(tmp_path)
-    assert begun._work is not None
-    guard = begun._work._guard.pid
+    assert begun.work is not None
+    guard = begun.work._guard.pid
     begun.close()
     assert not psutil.pid_exists(guard) or psutil.Process(guard).status() == psutil.STATUS_ZOMBIE
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"prepare.json", "prepare-log.txt"}

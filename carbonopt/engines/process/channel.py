@@ -9,8 +9,8 @@ from carbonopt.core.events import SPOKEN, Event
 from carbonopt.core.trial import StopReason
 
 
-class LineReader:
-    """Reads lines. It never blocks for longer than it was told to."""
+class Listener:
+    """Reads lines, and answers. It never blocks for longer than it was told to."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -37,15 +37,8 @@ class LineReader:
     def closed(self) -> bool:
         return self._ended and b"\n" not in self._buffer
 
-    def close(self) -> None:
-        self._connection.close()
-
-
-class Listener(LineReader):
-    """The parent's end of the channel."""
-
     def receive(self, timeout_s: float) -> Event | None:
-        """The next event; None as `read` has it."""
+        """The next line of a channel; None as `read` has it."""
         line = self.read(timeout_s)
         if line is None:
             return None
@@ -58,3 +51,6 @@ class Listener(LineReader):
             self._connection.sendall(json.dumps({"stop": stop}).encode() + b"\n")
         except ConnectionError:
             self._ended = True
+
+    def close(self) -> None:
+        self._connection.close()

@@ -9,13 +9,13 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from carbonopt.core.errors import CarbonoptError
 from carbonopt.core.events import Exited
-from carbonopt.engines.process.channel import LineReader
+from carbonopt.engines.process import guard
+from carbonopt.engines.process.channel import Listener
 from carbonopt.engines.process.fork_server import MESSAGE_BYTES
 from carbonopt.engines.process.processes import WorkProcesses, run_module, said_since, start_session
 
@@ -61,11 +61,8 @@ class ForkServer:
             raise CannotFork(self._answer["unfit"])
         return True
 
-    def fork(
-        self, waits_for: tuple[int, int], job: dict[str, Any], _environment: Mapping[str, str], *descriptors: int
-    ) -> "ForkedGuard":
-        """A guard with forked ranks, whose environment is the fork server's. As `processes.start_guard`, but for what
-        the ranks wait for: the descriptors of start barrier and specification.
+    def fork(self, job: dict[str, Any], *descriptors: int) -> "ForkedGuard":
+        """A guard with forked ranks; their descriptors are those of `fork_server.DESCRIPTORS` after the first.
 
         Raises:
             CannotFork: if the fork server has died, or doesn't answer.
@@ -73,8 +70,7 @@ class ForkServer:
         status, theirs = socket.socketpair()
         try:
             with theirs:  # closed before the answer: what dies with it in hand then ends the connection
-                handed_over = [theirs.fileno(), *descriptors, *waits_for]
-                socket.send_fds(self._control, [json.dumps(job).encode()], handed_over)
+                socket.send_fds(self._control, [json.dumps(job).encode()], [theirs.fileno(), *descriptors])
             return ForkedGuard(status)
         except OSError as error:
             status.close()
@@ -99,11 +95,11 @@ class ForkServer:
         self._process.wait()
 
 
-class PrelaunchedTrial:
+class PrelaunchedTrial(WorkProcesses):
     """A trial's processes that wait to be told which trial they are; what any trial needs they do meanwhile.
 
     Args:
-        ranks, environment: as `WorkProcesses` takes them.
+        ranks, environment: as `WorkProcesses` takes them; the environment is that of the fork server.
         log: takes their output until they are told.
 
     Raises:
@@ -114,39 +110,40 @@ class PrelaunchedTrial:
         self, fork_server: ForkServer, ranks: list[dict[str, str]], environment: Mapping[str, str], log: Path
     ) -> None:
         log.unlink(missing_ok=True)  # of a study that was killed
-        self._spec = tempfile.TemporaryFile()  # noqa: SIM115, it lives until the trial is told
-        start_barrier, self._start_barrier = os.pipe()
-        start = partial(fork_server.fork, (start_barrier, self._spec.fileno()))
+        self._fork_server, self._spec = fork_server, tempfile.TemporaryFile()  # noqa: SIM115, until the trial is told
+        self._start_barrier = os.pipe()
         try:
-            self.work = WorkProcesses([], ranks, environment, log, start=start)
+            super().__init__([], ranks, environment, log)
         except BaseException:
             self._lift_barrier()
             raise
         finally:
-            os.close(start_barrier)
+            os.close(self._start_barrier[0])
+
+    def _start_guard(self, job: dict[str, Any], _: Mapping[str, str], *descriptors: int) -> "ForkedGuard":
+        return self._fork_server.fork(job, *descriptors, self._start_barrier[0], self._spec.fileno())
 
     @property
     def has_died(self) -> bool:
         """They can: the trial before may leave no memory for them, not even to begin with."""
-        return isinstance(self.work.receive(0.0), Exited)
+        return isinstance(self.receive(0.0), Exited)
 
-    def begin(self, spec: str, log: Path) -> WorkProcesses:
+    def begin(self, spec: str, log: Path) -> None:
         """Tells them: the trial's specification, as JSON. `log` is the new name of what takes their output."""
         log.parent.mkdir(parents=True, exist_ok=True)
-        self.work.log = self.work.log.rename(log)
+        self.log = self.log.rename(log)
         self._spec.write(spec.encode())
         self._spec.flush()
         self._lift_barrier()
-        return self.work
 
-    def end(self) -> None:
-        """For those that nobody needs any more."""
-        self.work.end()
-        self._lift_barrier()
-        self.work.log.unlink(missing_ok=True)
+    def end(self, patience_s: float = guard.PATIENCE_S) -> None:
+        super().end(patience_s)
+        if not self._spec.closed:  # they were never told: nobody needs them any more
+            self._lift_barrier()
+            self.log.unlink(missing_ok=True)
 
     def _lift_barrier(self) -> None:
-        os.close(self._start_barrier)
+        os.close(self._start_barrier[1])
         self._spec.close()
 
 
@@ -158,7 +155,7 @@ class ForkedGuard:
     """
 
     def __init__(self, status: socket.socket) -> None:
-        self._status = LineReader(status)
+        self._status = Listener(status)
         number = self._status.read(_PATIENCE_S)
         if number is None:
             raise ConnectionError("no number")

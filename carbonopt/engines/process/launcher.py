@@ -53,7 +53,7 @@ class ProcessLauncher:
             self._prelaunch_logs = (paths.waiting_log(number).resolve() for number in itertools.count())
             log = paths.template_log.resolve()
             self._fork_server = ForkServer("carbonopt.train.forked_rank", self._environment, log)
-        return self._preparation.is_needed
+        return self._preparation.work is not None
 
     def close(self) -> None:
         """Ends what waits for a next trial, what it was forked from, and a preparation that nobody has waited for."""
@@ -75,7 +75,8 @@ class ProcessLauncher:
                 if self._next is not None and self._next.has_died:
                     self._drop_next()
                 trial, self._next = self._next or self._prelaunch(self._fork_server), None
-                return trial.begin(spec.model_dump_json(), log)
+                trial.begin(spec.model_dump_json(), log)
+                return trial
         argv = run_module("carbonopt.train.worker", str(spec_file))
         return WorkProcesses(argv, rank_environments(self._launch), self._environment, log)
 

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,16 +29,6 @@ class Guard(Protocol):
 
     def wait(self, timeout: float) -> int:
         """Its exit code, negative for a signal. Raises TimeoutExpired if it goes on for longer than these seconds."""
-
-
-# Starts a guard with its job, its environment, and the descriptors of lifeline, channel and what takes its output.
-StartGuard = Callable[[dict[str, Any], Mapping[str, str], int, int, int], Guard]
-
-
-def start_guard(job: dict[str, Any], environment: Mapping[str, str], lifeline: int, channel: int, log: int) -> Guard:
-    """A guard that is a program of its own, and its ranks with it."""
-    program = [sys.executable, "-I", "-S", guard.__file__, str(lifeline), str(channel), json.dumps(job)]
-    return start_session(program, environment, log, lifeline, channel)
 
 
 def start_session(
@@ -83,7 +73,6 @@ class WorkProcesses:
         environment: the whole environment of all.
         log: takes the output of all.
         scratch: a folder and a pattern of what in it is removed when all have ended, however they did.
-        start: how their guard is started.
     """
 
     def __init__(
@@ -93,7 +82,6 @@ class WorkProcesses:
         environment: Mapping[str, str],
         log: Path,
         scratch: Sequence[str] = (),
-        start: StartGuard = start_guard,
     ) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
@@ -105,7 +93,7 @@ class WorkProcesses:
         try:
             with log.open("ab") as output:
                 self._log_begins = output.tell()
-                self._guard = start(job, environment, lifeline, theirs.fileno(), output.fileno())
+                self._guard = self._start_guard(job, environment, lifeline, theirs.fileno(), output.fileno())
         except BaseException:
             os.close(self._lifeline)
             ours.close()
@@ -115,6 +103,13 @@ class WorkProcesses:
             theirs.close()
         self._listener = Listener(ours)
         self._ended = False
+
+    def _start_guard(
+        self, job: dict[str, Any], environment: Mapping[str, str], lifeline: int, channel: int, log: int
+    ) -> Guard:
+        """A program of its own, and its ranks with it. The last three are descriptors."""
+        program = [sys.executable, "-I", "-S", guard.__file__, str(lifeline), str(channel), json.dumps(job)]
+        return start_session(program, environment, log, lifeline, channel)
 
     def receive(self, timeout_s: float) -> Event | None:
         """The next event, or None after `timeout_s` without one. After `Exited` nothing comes."""
