@@ -35,15 +35,14 @@ def reference_intensity(carbon: Carbon) -> Intensity:
         BadInput: if the bundled data doesn't know the country, the region or the cloud region, with the nearest names
             that it knows.
     """
-    given = carbon.intensity_g_co2e_per_kwh
+    given, place = carbon.intensity_g_co2e_per_kwh, _place(carbon)
     if given is not None:
-        return Intensity(g_co2e_per_kwh=given, source="given in the study file", place=_place(carbon))
+        return Intensity(g_co2e_per_kwh=given, source="given in the study file", place=place)
     if carbon.cloud_provider is not None and carbon.cloud_region is not None:
-        looked_up = _cloud(carbon.cloud_provider, carbon.cloud_region)
-    elif carbon.country is None:
-        raise BadInput(f"carbon must have a country or a cloud region, but has neither; give one, or {_GIVE_IT}.")
+        looked_up = _cloud(carbon.cloud_provider, carbon.cloud_region, place)
     else:
-        looked_up = _of_country(carbon.country, carbon.region)
+        assert carbon.country is not None and place is not None  # the study file has one of the three
+        looked_up = _of_country(carbon.country, carbon.region, place)
     if not (rate := looked_up.g_co2e_per_kwh) > 0:
         raise BadInput(
             f"carbon: the bundled data says {rate:g} g CO2e per kWh for {looked_up.place}; {_GIVE_IT} instead."
@@ -73,43 +72,39 @@ def _mix(row: dict[str, Any]) -> Intensity:
     return _intensity(row["carbon_intensity"], what, row["year"], row["country_name"])
 
 
-def _of_country(country: str, region: str | None) -> Intensity:
-    mixes = _data("global_energy_mix.json")
-    if country not in mixes:
-        raise BadInput(f"carbon.country: no data for {country}; {_nearest_countries(country, mixes)}")
-    return _mix(mixes[country]) if region is None else _regional(country, region)
-
-
-def _cloud(provider: str, region: str) -> Intensity:
+def _cloud(provider: str, region: str, name: str | None) -> Intensity:
     """Providers' own figures; most publish none."""
     with (_folder() / "cloud" / "impact.csv").open(encoding="utf-8-sig", newline="") as file:
         rows = {(row["provider"], row["region"]): row for row in csv.DictReader(file)}
-    name, wanted = provider.lower(), region.lower()
-    providers = sorted({provider for provider, _ in rows})
-    if name not in providers:
+    wanted = provider.lower(), region.lower()
+    providers = sorted({known for known, _ in rows})
+    if wanted[0] not in providers:
         raise BadInput(
-            f"carbon.cloud_provider: no data for {provider!r}; {hint(name, providers)} Else give the carbon.country "
-            f"that the machine is in, or {_GIVE_IT}."
+            f"carbon.cloud_provider: no data for {provider!r}; {hint(wanted[0], providers)} Else give the "
+            f"carbon.country that the machine is in, or {_GIVE_IT}."
         )
-    if (name, wanted) not in rows:
-        near = _near(wanted, [region for provider, region in rows if provider == name])
-        raise BadInput(f"carbon.cloud_region: {name} has no {region!r} {near} Or {_GIVE_IT}.")
-    row = rows[name, wanted]
-    place = f"{row['country_name']} ({_cloud_name(provider, region)})"
+    if wanted not in rows:
+        near = _near(wanted[1], [known for by, known in rows if by == wanted[0]])
+        raise BadInput(f"carbon.cloud_region: {wanted[0]} has no {region!r} {near} Or {_GIVE_IT}.")
+    row = rows[wanted]
+    place = f"{row['country_name']} ({name})"
     if not row["impact"]:
         raise BadInput(f"carbon: the bundled data has no figure for {place}; {_GIVE_IT} instead.")
     what = f"{row['providerName']}'s published figure ({row['source']}), year not given"
     return _intensity(float(row["impact"]), what, None, place)
 
 
-def _near(name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=3) or sorted(known)
-    return f"in the bundled data; known: {', '.join(near)}."
-
-
-def _regional(country: str, region: str) -> Intensity:
-    figures = _regions(country)
-    if not figures:
+def _of_country(country: str, region: str | None, place: str) -> Intensity:
+    mixes = _data("global_energy_mix.json")
+    if country not in mixes:
+        # Two of three letters in common at the same places: what a mistyped code looks like.
+        alike = (known for known in mixes if sum(map(operator.eq, known, country)) >= 2)
+        near = ", ".join(f"{known} ({mixes[known]['country_name']})" for known in alike)
+        advice = f"near to it: {near}" if near else "it must be a three-letter code of ISO 3166-1, such as USA"
+        raise BadInput(f"carbon.country: no data for {country}; {advice}. Or {_GIVE_IT}.")
+    if region is None:
+        return _mix(mixes[country])
+    if not (figures := _regions(country)):
         raise BadInput(
             f"carbon.region: there is no data by region for {country}, but got {region!r}; leave region out, "
             f"or {_GIVE_IT}."
@@ -117,7 +112,12 @@ def _regional(country: str, region: str) -> Intensity:
     name = " ".join(region.lower().split())
     if name not in figures:
         raise BadInput(f"carbon.region: {country} has no {region!r} {_near(name, figures)}")
-    return _intensity(*figures[name], _region_name(country, region))
+    return _intensity(*figures[name], place)
+
+
+def _near(name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=3) or sorted(known)
+    return f"in the bundled data; known: {', '.join(near)}."
 
 
 def _regions(country: str) -> dict[str, tuple[float, str, int]]:
@@ -153,30 +153,14 @@ def _fossil_g_per_kwh(mix: dict[str, float]) -> float:
     return GRAMS_PER_KG * sum(mix[fuel] / mix["total"] * kg for fuel, kg in _KG_PER_KWH_BY_FUEL.items())
 
 
-def _nearest_countries(code: str, mixes: dict[str, Any]) -> str:
-    # Two of three letters in common at the same places: what a mistyped code looks like.
-    alike = (known for known in mixes if sum(map(operator.eq, known, code)) >= 2)
-    near = ", ".join(f"{known} ({mixes[known]['country_name']})" for known in alike)
-    advice = f"near to it: {near}" if near else "it must be a three-letter code of ISO 3166-1, such as USA"
-    return f"{advice}. Or {_GIVE_IT}."
-
-
 def _place(carbon: Carbon) -> str | None:
     """What the study file says of the place."""
     if carbon.cloud_provider is not None and carbon.cloud_region is not None:
-        return _cloud_name(carbon.cloud_provider, carbon.cloud_region)
-    if carbon.country is None or carbon.region is None:
+        return f"{carbon.cloud_provider.upper()} {carbon.cloud_region.lower()}"
+    if carbon.country is None or (region := carbon.region) is None:
         return carbon.country
-    return _region_name(carbon.country, carbon.region)
-
-
-def _cloud_name(provider: str, region: str) -> str:
-    return f"{provider.upper()} {region.lower()}"
-
-
-def _region_name(country: str, region: str) -> str:
     name = region.upper() if any(map(str.isdigit, region)) else string.capwords(region)
-    return f"{name}, {country}".replace(" And ", " and ").replace(" Of ", " of ")
+    return f"{name}, {carbon.country}".replace(" And ", " and ").replace(" Of ", " of ")
 
 
 def _data(name: str) -> Any:

@@ -61,10 +61,13 @@ def _trace(rows: Iterator[tuple[int, list[str]]], path: Path) -> CarbonTrace:
         time_text, rate_text = row[time_column].strip(), row[column].strip()
         if not rate_text:
             continue  # a hole in the data, as a missing row is
-        time, rate = _time(time_text, where), _rate(rate_text, where)
+        time = _time(time_text, where)
         if time.tzinfo is None:
             time = time.replace(tzinfo=UTC)
             assumed = "utc" not in _words(header[time_column])
+        if not _NUMBER.fullmatch(rate_text) or not 0 <= (rate := float(rate_text)) <= MAX_G_CO2E_PER_KWH:
+            must = f"must be from 0 to {MAX_G_CO2E_PER_KWH:g} g CO2e per kWh, but is {rate_text[:40]!r}"
+            raise BadInput(f"{where}: the intensity {must}.")
         _, first = intensities.setdefault(time.timestamp(), (rate, line))
         if first != line:  # even with one value: a date without the hour repeats, as local time does in autumn
             raise BadInput(
@@ -78,9 +81,10 @@ def _trace(rows: Iterator[tuple[int, list[str]]], path: Path) -> CarbonTrace:
 
 
 def _by_hour(intensities: dict[float, float], path: Path) -> tuple[int, tuple[float | None, ...]]:
-    """The first hour, counted from 1970, and the mean of each hour from there on; `found` is in order."""
+    """The first hour, counted from 1970, and the mean of each hour from there on. The instants are in order."""
+    hourly = f"carbon.trace: {path} must have a row for each hour, but"
     if not intensities:
-        raise BadInput(f"carbon.trace: {path} must have a row for each hour, but has none with a value.")
+        raise BadInput(f"{hourly} has none with a value.")
     hours = defaultdict(list)
     for instant, rate in intensities.items():
         hours[int(instant // _HOUR_S)].append(rate)
@@ -92,28 +96,25 @@ def _by_hour(intensities: dict[float, float], path: Path) -> tuple[int, tuple[fl
         )
     step_s = min((after - before for before, after in itertools.pairwise(intensities)), default=_HOUR_S)
     if step_s > _HOUR_S:
-        raise BadInput(
-            f"carbon.trace: {path} must have a row for each hour, but no two are less than {step_s / _HOUR_S:g} h "
-            "apart; give hourly data."
-        )
+        raise BadInput(f"{hourly} no two are less than {step_s / _HOUR_S:g} h apart; give hourly data.")
     return begin, tuple(fmean(hours[hour]) if hour in hours else None for hour in range(begin, end))
 
 
 def _columns(header: list[str], path: Path) -> tuple[int, int]:
     """Where the times and the intensities stand."""
     names = [_words(name) for name in header]
-    has = f"but its first line has {', '.join(header)[:200] or 'none'}"
+    must, has = f"carbon.trace: {path} must have", f"but its first line has {', '.join(header)[:200] or 'none'}"
     time = next((name for name in _TIME_NAMES if name in names), None)
     if time is None:
-        raise BadInput(f"carbon.trace: {path} must have a column named datetime, timestamp or time, {has}.")
+        raise BadInput(f"{must} a column named datetime, timestamp or time, {has}.")
     if names.count(time) > 1:
-        raise BadInput(f"carbon.trace: {path} must have one column {time}, but has {names.count(time)}; rename one.")
+        raise BadInput(f"{must} one column {time}, but has {names.count(time)}; rename one.")
     rates = [at for at, name in enumerate(names) if _INTENSITY_NAME.search(name) and not _NO_INTENSITY.search(name)]
     rates = [at for at in rates if _LIFE_CYCLE.search(names[at])] or rates
     if len(rates) != 1:
         raise BadInput(
-            f"carbon.trace: {path} must have one column whose name says g CO2e per kWh (of several, one of the life "
-            f"cycle), {has}; name it g_co2e_per_kwh."
+            f"{must} one column whose name says g CO2e per kWh (of several, one of the life cycle), {has}; name it "
+            "g_co2e_per_kwh."
         )
     return names.index(time), rates[0]
 
@@ -130,14 +131,6 @@ def _time(text: str, where: str) -> datetime:
     except (ValueError, OverflowError) as error:
         raise BadInput(f"{where}: the time must be like 2024-12-31T23:00:00Z, but is {text[:40]!r}.") from error
     return time
-
-
-def _rate(text: str, where: str) -> float:
-    if not _NUMBER.fullmatch(text) or not 0 <= float(text) <= MAX_G_CO2E_PER_KWH:
-        raise BadInput(
-            f"{where}: the intensity must be from 0 to {MAX_G_CO2E_PER_KWH:g} g CO2e per kWh, but is {text[:40]!r}."
-        )
-    return float(text)
 
 
 def _iso(hour: int) -> str:

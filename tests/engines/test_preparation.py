@@ -9,8 +9,8 @@ from carbonopt.core.config import LocalLaunch, Space, StudyConfig
 from carbonopt.core.errors import BadInput, CarbonoptError, StudyInterrupted
 from carbonopt.core.events import PhaseChanged
 from carbonopt.core.trial import Phase
-from carbonopt.engines.preparation import Preparation
 from carbonopt.engines.process.extensions import extensions_folder, missing_operators, needed_operators
+from carbonopt.engines.process.launcher import Preparation
 from carbonopt.storage.paths import StudyPaths
 
 LAUNCH = LocalLaunch(kind="local", gpus=[])

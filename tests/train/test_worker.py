@@ -36,8 +36,8 @@ from carbonopt.core.events import (
 from carbonopt.core.files import PreparedFolder, write_json
 from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.trial import EvalPoint, Phase, Prepared, Stage, StopReason
-from carbonopt.engines.process.channel import Listener
 from carbonopt.engines.process.environment import programs_path
+from carbonopt.engines.process.processes import Listener
 from carbonopt.train.client import Speaker
 from carbonopt.train.data.packing import open_tokens
 from carbonopt.train.failures import Diverged, reported

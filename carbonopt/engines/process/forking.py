@@ -15,9 +15,8 @@ from typing import Any
 from carbonopt.core.errors import CarbonoptError
 from carbonopt.core.events import Exited
 from carbonopt.engines.process import guard
-from carbonopt.engines.process.channel import Listener
 from carbonopt.engines.process.fork_server import MESSAGE_BYTES
-from carbonopt.engines.process.processes import WorkProcesses, run_module, said_since, start_session
+from carbonopt.engines.process.processes import Listener, WorkProcesses, run_module, said_since, start_session
 
 _PATIENCE_S = 10.0  # with a fork that doesn't say its number
 _END_S = 2.0  # that a process takes to end, once its descriptors are closed

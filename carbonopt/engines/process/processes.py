@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -13,10 +14,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from carbonopt.core.errors import CarbonoptError
-from carbonopt.core.events import CHANNEL_FD, Event, Exited
+from carbonopt.core.events import CHANNEL_FD, SPOKEN, Event, Exited
 from carbonopt.core.trial import StopReason
 from carbonopt.engines.process import guard
-from carbonopt.engines.process.channel import Listener
 from carbonopt.engines.process.extensions import extensions_folder
 
 LOG_TAIL_LINES = 15
@@ -62,6 +62,54 @@ def _is_found_elsewhere() -> bool:
     # Installed as editable it is found by a finder of its own, which takes no path.
     paths = ((finder, list(map(str, others)) if finder is PathFinder else None) for finder in sys.meta_path)
     return any(finder.find_spec("carbonopt", path) is not None for finder, path in paths)
+
+
+class Listener:
+    """The study's end of a channel (see `carbonopt.core.events`) or of a forked guard's connection. It never blocks for
+    longer than it was told to."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._connection, self._buffer, self._ended = connection, b"", False
+
+    def read(self, timeout_s: float) -> bytes | None:
+        """The next line, or None: none came in time, or the other end is closed (see `closed`)."""
+        deadline = time.monotonic() + timeout_s
+        while b"\n" not in self._buffer and not self._ended:
+            if not select.select([self._connection], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                return None
+            try:
+                data = self._connection.recv(65536)
+            except ConnectionError:
+                data = b""
+            self._buffer += data
+            self._ended = not data
+        if self.closed:
+            return None
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    @property
+    def closed(self) -> bool:
+        return self._ended and b"\n" not in self._buffer
+
+    def receive(self, timeout_s: float) -> Event | None:
+        """The next line of a channel; None as `read` has it."""
+        line = self.read(timeout_s)
+        if line is None:
+            return None
+        message = json.loads(line)
+        return SPOKEN[message.pop("event")].model_validate(message)  # type: ignore[return-value]
+
+    def answer(self, stop: StopReason | None = None) -> None:
+        """Go on, or stop and why. A trial that died meanwhile can't hear it; its exit is the next event."""
+        try:
+            self._connection.sendall(json.dumps({"stop": stop}).encode() + b"\n")
+        except ConnectionError:
+            self._ended = True
+
+    def close(self) -> None:
+        self._connection.close()
 
 
 class WorkProcesses:
