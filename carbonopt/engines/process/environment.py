@@ -28,11 +28,7 @@ _OF_LAUNCHERS = re.compile(
 
 
 def check_environment(base: Mapping[str, str] = os.environ) -> None:
-    """For what the user has set and every trial would die of.
-
-    Raises:
-        BadInput: with the variable, its value and what to do.
-    """
+    """Raises BadInput for what the user has set and every trial would die of, with what to do."""
     threads = base.get(_THREADS, "")
     # OpenMP also takes a list, one number for each level of nesting, but accelerate reads it as one number.
     if threads and (not re.fullmatch(r"\s*[0-9]+\s*", threads) or int(threads) == 0):
@@ -49,15 +45,11 @@ def check_environment(base: Mapping[str, str] = os.environ) -> None:
 
 
 def work_environment(launch: Launch, gpu_uuids: Sequence[str], base: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What all ranks share: exactly the launch's devices visible, nothing that changes with the user's shell.
-
-    The user's variables pass, but for what launchers set (torchrun, accelerate, MPI). A value of the user's own stands
-    for OMP_NUM_THREADS, TORCHINDUCTOR_CACHE_DIR, GOMP_SPINCOUNT, OMP_WAIT_POLICY and glibc's MALLOC_*; the first two,
-    if empty, count as not set.
-
-    `gpu_uuids` are those of launch.gpus, in that order. Every rank compares them with what CUDA gave it: the GPUs that
-    NVML measures are those that train.
-    """
+    """What all ranks share: exactly the launch's devices visible, nothing that changes with the user's shell. The
+    user's variables pass, but for what launchers set (torchrun, accelerate, MPI). A value of the user's own stands for
+    OMP_NUM_THREADS, TORCHINDUCTOR_CACHE_DIR, GOMP_SPINCOUNT, OMP_WAIT_POLICY and glibc's MALLOC_*; the first two, if
+    empty, count as not set. Every rank compares `gpu_uuids`, those of launch.gpus in that order, with what CUDA gave
+    it: the GPUs that NVML measures are those that train."""
     unset = {name for name in base if _OF_LAUNCHERS.fullmatch(name)}
     unset |= {name for name in (_THREADS, _COMPILE_CACHE) if not base.get(name)}
     environment = {name: value for name, value in base.items() if name not in unset}

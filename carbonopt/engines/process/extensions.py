@@ -118,10 +118,8 @@ def lock_at(operator: str, path: Path) -> OperatorLock | None:
 
 
 def wait_for(operators: Sequence[str], interrupted: Callable[[], bool]) -> None:
-    """Until none of them is locked.
-
-    Waited for here and not where torch would: that waits for ever, also for what was killed, and then loads an operator
-    that isn't there.
+    """Until none of them is locked. Not left to torch: that waits for ever, also for what was killed, and then loads an
+    operator that isn't there.
 
     Raises:
         BadInput: for a lock that nobody is going to take away, with what to type.

@@ -2,13 +2,11 @@
 
     python -m carbonopt.engines.process.fork_server CONTROL_FD MODULE FOLDER
 
-Started once by the study. It imports MODULE, answers {"unfit": why forks of it can't train, or null}, and then, for
-each job that it is sent, forks the guard of a session (see `guard`), which forks the ranks. It never touches a GPU, so
-that every rank opens its own. It ends when the study closes the control socket or dies; the guards see to their ranks.
-FOLDER, the study's, is for those who look at the list of processes, where forks go by the names "guard" and "rank N".
-
-MODULE has `unfit() -> str | None` and `run() -> int`, which is a rank's whole work and returns its exit code.
-"""
+Started once by the study. It imports MODULE, answers {"unfit": why forks of it can't train, or null}, by MODULE's
+`unfit()`, and then, for each job that it is sent, forks the guard of a session (see `guard`), which forks the ranks,
+whose whole work is MODULE's `run()`, and returns their exit code. It never touches a GPU, so that every rank opens its
+own. It ends when the study closes the control socket or dies; the guards see to their ranks. FOLDER, the study's, is
+for those who look at the list of processes, where forks go by the names "guard" and "rank N"."""
 
 import ctypes
 import gc
@@ -62,18 +60,15 @@ def _lead(module: ModuleType, job: dict[str, Any], descriptors: list[int]) -> in
     os.setsid()
     _call_itself("guard")
     os.write(status, f"{os.getpid()}\n".encode())
-    nowhere = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nowhere, 0), (log, 1), (log, 2)):
+    for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (log, 1), (log, 2)):
         os.dup2(source, target)
 
     def rank(environment: dict[str, str]) -> int:
         os.close(status)
         _call_itself(f"rank {environment.get('RANK', 0)}")
-        os.environ.update(environment, **{GATE_FD: str(start_barrier), SPEC_FD: str(spec)})
-        if CHANNEL_FD in environment:
-            os.environ[CHANNEL_FD] = str(channel)  # by its number in this process, as the others
-        code: int = module.run()
-        return code
+        here = {GATE_FD: str(start_barrier), SPEC_FD: str(spec)}  # by their numbers in this process
+        os.environ.update(environment | here | ({CHANNEL_FD: str(channel)} if CHANNEL_FD in environment else {}))
+        return int(module.run())
 
     code = guard.main(lifeline, channel, job, rank)
     os.write(status, f"{code}\n".encode())

@@ -27,12 +27,8 @@ class CannotFork(CarbonoptError):
 
 
 class ForkServer:
-    """Starts the process, which imports `module` while the study goes on.
-
-    Args:
-        environment: of the fork server, and so of every rank that is forked from it.
-        log: takes its output.
-    """
+    """Starts the process, which imports `module` while the study goes on. `environment` is also that of every rank that
+    is forked from it; `log` takes its output."""
 
     def __init__(self, module: str, environment: Mapping[str, str], log: Path) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -46,11 +42,8 @@ class ForkServer:
         self._answer: dict[str, Any] | None = None
 
     def ready(self, timeout_s: float) -> bool:
-        """Whether it can fork now. Returns at once when it can, else after `timeout_s`.
-
-        Raises:
-            CannotFork: if it never will.
-        """
+        """Whether it can fork now. Returns at once when it can, else after `timeout_s`; raises CannotFork if it never
+        will."""
         if self._answer is None:
             if not select.select([self._control], [], [], timeout_s)[0]:
                 return False
@@ -61,11 +54,8 @@ class ForkServer:
         return True
 
     def fork(self, job: dict[str, Any], *descriptors: int) -> "ForkedGuard":
-        """A guard with forked ranks; their descriptors are those of `fork_server.DESCRIPTORS` after the first.
-
-        Raises:
-            CannotFork: if the fork server has died, or doesn't answer.
-        """
+        """A guard with forked ranks; their descriptors are those of `fork_server.DESCRIPTORS` after the first. Raises
+        CannotFork if the fork server has died, or doesn't answer."""
         status, theirs = socket.socketpair()
         try:
             with theirs:  # closed before the answer: what dies with it in hand then ends the connection
@@ -89,21 +79,13 @@ class ForkServer:
         """Ends the process; what was forked from it goes on."""
         self._control.close()
         with contextlib.suppress(ProcessLookupError):
-            # Not asked to end: it may be in the middle of an import, and has nothing to lose.
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self._process.pid, signal.SIGKILL)  # not asked to end: it may be in the middle of an import
         self._process.wait()
 
 
 class PrelaunchedTrial(WorkProcesses):
-    """A trial's processes that wait to be told which trial they are; what any trial needs they do meanwhile.
-
-    Args:
-        ranks, environment: as `WorkProcesses` takes them; the environment is that of the fork server.
-        log: takes their output until they are told.
-
-    Raises:
-        CannotFork: if the fork server has died.
-    """
+    """A trial's processes that wait to be told which trial they are; what any trial needs they do meanwhile. `log`
+    takes their output until then, `environment` is the fork server's. Raises CannotFork as that does."""
 
     def __init__(
         self, fork_server: ForkServer, ranks: list[dict[str, str]], environment: Mapping[str, str], log: Path
@@ -147,16 +129,12 @@ class PrelaunchedTrial(WorkProcesses):
 
 
 class ForkedGuard:
-    """A guard that is a fork of the fork server's, which speaks on `status`. Implements `processes.Guard`.
-
-    Raises:
-        ConnectionError: if the fork does not say its number.
-    """
+    """A guard that is a fork of the fork server's, which speaks on `status`. Implements `processes.Guard`. Raises
+    ConnectionError if the fork does not say its number."""
 
     def __init__(self, status: socket.socket) -> None:
         self._status = Listener(status)
-        number = self._status.read(_PATIENCE_S)
-        if number is None:
+        if (number := self._status.read(_PATIENCE_S)) is None:
             raise ConnectionError("no number")
         self.pid = int(number)
         self._code: int | None = None

@@ -1,12 +1,11 @@
 """Runs a trial's ranks and ends them when the study is gone, however it went.
 
-A process of its own, the leader of the trial's session. It holds the reading end of a pipe whose writing end only the
-study has: when the study closes it or dies, even by SIGKILL or while a rank holds Python's lock, the guard kills the
-whole session, compilers and data loaders included, and takes away what they can't any more. So it does when the ranks
-have ended themselves.
+The leader of the trial's session. It holds the reading end of a pipe whose writing end only the study has: when the
+study closes it or dies, even by SIGKILL or while a rank holds Python's lock, the guard kills the whole session,
+compilers and data loaders included, and takes away what they can't any more. So it does when the ranks have ended
+themselves.
 
-Its ranks are new programs where it is a program itself, started by the study (standard library only: it starts in
-30 ms), or forks where it is one (see `fork_server`).
+As a program (standard library only: it starts in 30 ms) it starts programs; as a fork, forks (see `fork_server`).
 
     python guard.py LIFELINE_FD CHANNEL_FD '{"argv": [...], "ranks": [{"RANK": "0", ...}, ...],
                                              "extensions": "/folder", "scratch": ["/folder", ".pattern*"] or []}'
@@ -36,11 +35,9 @@ LOCK = "lock"  # torch's name for the file that it holds open while it compiles 
 
 
 def main(lifeline: int, channel: int, job: dict[str, Any], work: Callable[[dict[str, str]], int]) -> int:
-    """Until all ranks have ended or the study is gone; returns what this program's exit code is to be.
-
-    `work` is a rank's, in a process of its own: it takes what the rank has in its environment for itself, and returns
-    its exit code. Only the first rank has the channel.
-    """
+    """Until all ranks have ended or the study is gone; returns what this program's exit code is to be. `work`, in a
+    process of its own, takes what a rank has in its environment for itself, and returns the rank's exit code. Only the
+    first rank has the channel."""
     guard = os.getpid()
     for index, environment in enumerate(job["ranks"]):
         if os.fork() == 0:
@@ -91,17 +88,13 @@ def _reap(ranks: int, told: int) -> None:
 
 
 def end_session(session: int, extensions: str, scratch: list[str], patience_s: float) -> list[int]:
-    """Kills every process of a session but this one, then removes what only they could have.
-
-    A whole session and not a process group: ninja gives each compiler a group of its own.
+    """Kills every process of a session but this one; returns those that survive SIGKILL for `patience_s`. A session and
+    not a process group: ninja gives each compiler a group of its own. When all are gone it removes what only they
+    could:
 
     Args:
-        session: the number of its first process.
-        extensions: the folder of torch's operators; of the locks in it, those that the killed held are removed.
-        scratch: a folder and a pattern of names in it, which are removed; or nothing.
-
-    Returns:
-        Those that survive SIGKILL for `patience_s`; nothing is removed then.
+        extensions: the folder of torch's operators; of the locks in it, those that the killed held.
+        scratch: a folder and a pattern of names in it; or nothing.
     """
     locks = {lock for pid in _freeze(session) for lock in open_locks(pid) if lock.is_relative_to(extensions)}
     deadline = time.monotonic() + patience_s
@@ -112,9 +105,8 @@ def end_session(session: int, extensions: str, scratch: list[str], patience_s: f
         time.sleep(0.01)
     for lock in locks:
         lock.unlink(missing_ok=True)
-    if scratch:
-        for path in Path(scratch[0]).glob(scratch[1]):
-            shutil.rmtree(path, ignore_errors=True)
+    for path in Path(scratch[0]).glob(scratch[1]) if scratch else ():
+        shutil.rmtree(path, ignore_errors=True)
     return []
 
 

@@ -47,12 +47,10 @@ def start_session(
 
 
 def run_module(module: str, *arguments: str) -> list[str]:
-    """The command that runs one of our modules.
-
-    With -P, since Python would look for every module in the working folder first: a datasets.py among the user's own
-    files would be imported for the library. As a flag and not as PYTHONSAFEPATH, which all that a trial starts would
-    inherit. Without it where carbonopt itself is to be found in the working folder alone, a checkout not installed.
-    """
+    """The command that runs one of our modules. With -P, since Python would look for every module in the working folder
+    first: a datasets.py among the user's own files would be imported for the library. As a flag and not as
+    PYTHONSAFEPATH, which all that a trial starts would inherit. Without it where carbonopt itself is found in the
+    working folder alone."""
     return [sys.executable, *(["-P"] if _is_found_elsewhere() else []), "-m", module, *arguments]
 
 
@@ -95,8 +93,7 @@ class Listener:
 
     def receive(self, timeout_s: float) -> Event | None:
         """The next line of a channel; None as `read` has it."""
-        line = self.read(timeout_s)
-        if line is None:
+        if (line := self.read(timeout_s)) is None:
             return None
         message = json.loads(line)
         return SPOKEN[message.pop("event")].model_validate(message)  # type: ignore[return-value]
@@ -116,10 +113,8 @@ class WorkProcesses:
     """The processes of one trial (or of the preparation), as one thing: a channel, a log, an end.
 
     Args:
-        argv: the command of every rank.
-        ranks: what the environment of each rank has beside `environment`; the first one gets the channel.
-        environment: the whole environment of all.
-        log: takes the output of all.
+        argv: the command of every rank, whose output goes to `log`.
+        ranks: what each has in its environment beside `environment`; the first one gets the channel.
         scratch: a folder and a pattern of what in it is removed when all have ended, however they did.
     """
 
@@ -162,8 +157,7 @@ class WorkProcesses:
     def receive(self, timeout_s: float) -> Event | None:
         """The next event, or None after `timeout_s` without one. After `Exited` nothing comes."""
         deadline = time.monotonic() + timeout_s
-        event = self._listener.receive(timeout_s)
-        if event is not None or not self._listener.closed:
+        if (event := self._listener.receive(timeout_s)) is not None or not self._listener.closed:
             return event
         try:
             code = self._guard.wait(max(0.0, deadline - time.monotonic()))
@@ -175,11 +169,8 @@ class WorkProcesses:
         self._listener.answer(stop)
 
     def end(self, patience_s: float = guard.PATIENCE_S) -> None:
-        """Kills whatever is left of them and waits until it is gone, so that the next trial finds free memory.
-
-        Raises:
-            CarbonoptError: if a process survives SIGKILL for `patience_s` (one stuck in the driver, usually).
-        """
+        """Kills whatever is left of them and waits until it is gone, so that the next trial finds free memory. Raises
+        CarbonoptError if a process survives SIGKILL for `patience_s` (one stuck in the driver, usually)."""
         if self._ended:
             return
         self._ended = True
