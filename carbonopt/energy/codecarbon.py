@@ -1,7 +1,7 @@
 """CodeCarbon's running totals: the CPU's and RAM's energy, and a second reading of the GPUs'.
 
 Its own tasks are not used: `flush()` fails while one is open, so a running window could not be read, and what is used
-between two tasks is in neither. EnergyTotals read at the windows' edges lose nothing.
+between two tasks is in neither. Totals read at the windows' edges lose nothing.
 """
 
 import logging
@@ -72,10 +72,9 @@ class CodeCarbonTotals:
 
     def __init__(self, gpu_indices: Sequence[int]) -> None:
         if gpu_indices and shutil.which("nvidia-smi") is None:
-            raise MeasurementError(
-                "nvidia-smi must be on PATH, but is not: without it CodeCarbon takes every GPU for absent and its "
-                "energy for 0. Add its folder to PATH (often /usr/bin, in WSL /usr/lib/wsl/lib)."
-            )
+            why = "without it CodeCarbon takes every GPU for absent and its energy for 0"
+            advice = "Add its folder to PATH (often /usr/bin, in WSL /usr/lib/wsl/lib)"
+            raise MeasurementError(f"nvidia-smi must be on PATH, but is not: {why}. {advice}.")
         from codecarbon import OfflineEmissionsTracker
         from codecarbon.output_methods.base_output import BaseOutput
         from codecarbon.output_methods.emissions_data import EmissionsData
@@ -105,15 +104,11 @@ class CodeCarbonTotals:
         time.sleep(FRESH_AFTER_S)  # so that the first window doesn't begin with energy from before it
 
     def read(self) -> "EmissionsData":
-        """Energy since the start, in kWh; readings less than FRESH_AFTER_S apart give the same.
-
-        Raises:
-            MeasurementError: CodeCarbon's methods swallow every exception, so silence is the only sign of one.
-        """
+        """Energy since the start, in kWh; readings less than FRESH_AFTER_S apart give the same. CodeCarbon's methods
+        swallow every exception: silence, the only sign of one, is a MeasurementError."""
         self._latest.total = None
         self._tracker.flush()
-        total = self._latest.total
-        if total is None:
+        if (total := self._latest.total) is None:
             said = _COMPLAINTS.cause or _COMPLAINTS.latest or "nothing"
             raise MeasurementError(f"CodeCarbon must give an energy reading, but gave none; it said: {said}")
         _COMPLAINTS.forget()

@@ -32,24 +32,18 @@ class EnergyCounters:
         self._last_mj, self._last_s = self._start_mj, time.monotonic()
 
     def read(self) -> tuple[float, ...]:
-        """Joules that each GPU has used since this object was made, up to its counter's last tick.
-
-        Raises:
-            MeasurementError: if a GPU doesn't answer any more, or its counter has gone backwards or jumped.
-        """
+        """Joules that each GPU has used since this object was made, up to its counter's last tick. Raises a
+        MeasurementError if a GPU doesn't answer any more, or its counter has gone backwards or jumped."""
         now_mj, now_s = self._read_mj(), time.monotonic()
         most_mj = _MOST_W * 1000 * (now_s - self._last_s + _DEAD_AFTER_S)
         for index, before, now in zip(self.indices, self._last_mj, now_mj, strict=True):
+            went = f"GPU {index} went from {before} to {now} mJ"
             if now < before:
-                raise MeasurementError(
-                    f"an energy counter only grows, but that of GPU {index} went from {before} to {now} mJ: its driver "
-                    "was reloaded or the GPU was reset. The same command goes on with the study."
-                )
+                why = "its driver was reloaded or the GPU was reset. The same command goes on with the study."
+                raise MeasurementError(f"an energy counter only grows, but that of {went}: {why}")
             if now - before > most_mj:
-                raise MeasurementError(
-                    f"no GPU draws {_MOST_W:g} W, but the counter of GPU {index} went from {before} to {now} mJ within "
-                    f"{now_s - self._last_s:.1f} s. Take another GPU."
-                )
+                within = f"within {now_s - self._last_s:.1f} s. Take another GPU."
+                raise MeasurementError(f"no GPU draws {_MOST_W:g} W, but the counter of {went} {within}")
         self._last_mj, self._last_s = now_mj, now_s
         return tuple((now - start) * _JOULES_PER_MJ for start, now in zip(self._start_mj, now_mj, strict=True))
 
@@ -74,10 +68,8 @@ class EnergyCounters:
 
 
 def measure_idle(counters: EnergyCounters, interrupted: Callable[[], bool]) -> tuple[IdlePower, ...]:
-    """The power of each GPU while nothing runs on it: five windows of a second, cut where its counter ticks.
-
-    Takes five to six seconds. The caller sees to it that the GPUs are idle: one that holds a CUDA context draws more
-    (H200: 124 W against 80 W).
+    """The power of each GPU while nothing runs on it: five windows of a second, cut where its counter ticks. The caller
+    sees to it that the GPUs are idle: one that holds a CUDA context draws more (H200: 124 W against 80 W).
 
     Raises:
         MeasurementError: if a counter stands still.
@@ -94,10 +86,8 @@ def measure_idle(counters: EnergyCounters, interrupted: Callable[[], bool]) -> t
             if energy_j != before:
                 gpu_ticks.append((now_s, energy_j))
             elif now_s - (gpu_ticks[-1][0] if gpu_ticks else began) > _DEAD_AFTER_S:
-                raise MeasurementError(
-                    f"a running GPU uses energy, but the counter of GPU {index} stood still for {_DEAD_AFTER_S:g} s. "
-                    "Look at what `carbonopt doctor` says."
-                )
+                still = f"the counter of GPU {index} stood still for {_DEAD_AFTER_S:g} s"
+                raise MeasurementError(f"a running GPU uses energy, but {still}. Look at what `carbonopt doctor` says.")
         last_j = now_j
         time.sleep(_POLL_S)
     return tuple(_idle_power(index, gpu_ticks) for index, gpu_ticks in zip(counters.indices, ticks, strict=True))

@@ -37,12 +37,13 @@ class Gpu:
         return _expect(kind, answer, f"the {words} of GPU {self.index}")
 
     def energy_mj(self) -> int:
-        """Its energy counter."""
         return self.ask(int, "TotalEnergyConsumption", "energy")
 
-    def memory_gib(self, part: Literal["total", "used"], *version: int) -> float | None:
-        """None: it shares the host's memory. Raises as `ask`."""
+    def memory_gib(self, part: Literal["total", "used"]) -> float | None:
+        """None: it shares the host's memory. What is used is without what the driver reserves. Raises as `ask`."""
         try:
+            # The first version of this call, which old drivers have alone, counts what the driver reserves as used.
+            version = (self.nvml.nvmlMemory_v2,) if part == "used" else ()
             memory = self.nvml.nvmlDeviceGetMemoryInfo(self.handle, *version)
         except self.nvml.NVMLError_NotSupported:
             return None
@@ -66,11 +67,8 @@ def describe_hardware(gpu_indices: Sequence[int]) -> Hardware:
 
 
 def check_gpus(indices: Sequence[int]) -> None:
-    """Makes sure that each of these GPUs exists and counts its own energy. Asking for none is fine anywhere.
-
-    Raises:
-        BadInput: if there is no NVIDIA driver, an index is unknown, or a GPU has no energy counter.
-    """
+    """Raises BadInput if there is no NVIDIA driver, an index is unknown, or a GPU has no energy counter. Asking for
+    none is fine anywhere."""
     with open_gpus(indices):
         pass
 
@@ -93,17 +91,15 @@ def open_gpus(indices: Sequence[int] | None) -> Iterator[tuple[Gpu, ...]]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        raise BadInput(
-            f"the study asks for GPUs, but NVIDIA's driver can't be reached ({error}). Install it; {_CPU_INSTEAD}."
-        ) from error
+        why = f"NVIDIA's driver can't be reached ({error}). Install it; {_CPU_INSTEAD}"
+        raise BadInput(f"the study asks for GPUs, but {why}.") from error
     try:
         with answering():
             seen = range(_expect(int, pynvml.nvmlDeviceGetCount(), "the number of GPUs"))
-            for index in indices or ():
-                if index not in seen:
-                    among = ", ".join(map(str, seen)) or "none"
-                    raise BadInput(f"GPU {index} not found: NVML sees {among}; {_CPU_INSTEAD}.")
             wanted = seen if indices is None else indices
+            if absent := [index for index in wanted if index not in seen]:
+                among = ", ".join(map(str, seen)) or "none"
+                raise BadInput(f"GPU {absent[0]} not found: NVML sees {among}; {_CPU_INSTEAD}.")
             gpus = tuple(Gpu(pynvml, index, pynvml.nvmlDeviceGetHandleByIndex(index)) for index in wanted)
             for gpu in gpus if indices else ():
                 _check_counter(gpu)
@@ -121,9 +117,8 @@ def answering() -> Iterator[None]:
     try:
         yield
     except pynvml.NVMLError as error:
-        raise MeasurementError(
-            f"NVIDIA's driver must answer for the GPUs, but says: {error}. See what `nvidia-smi` says."
-        ) from error
+        says = f"but says: {error}. See what `nvidia-smi` says."
+        raise MeasurementError(f"NVIDIA's driver must answer for the GPUs, {says}") from error
 
 
 def _check_counter(gpu: Gpu) -> None:
@@ -132,20 +127,16 @@ def _check_counter(gpu: Gpu) -> None:
     except gpu.nvml.NVMLError as error:
         # CodeCarbon would integrate polled power instead, which samples a quarter of the time on A100 and H100
         # (arXiv 2312.02741).
-        name = gpu.ask(str, "Name", "name")
-        raise BadInput(
-            f"GPU {gpu.index} ({name}) must have an energy counter, but NVML says: {error}; NVIDIA GPUs since Volta "
-            f"have one, MIG slices don't. Take another GPU; {_CPU_INSTEAD}."
-        ) from error
+        must = f"GPU {gpu.index} ({gpu.ask(str, 'Name', 'name')}) must have an energy counter, but NVML says: {error}"
+        have = "NVIDIA GPUs since Volta have one, MIG slices don't"
+        raise BadInput(f"{must}; {have}. Take another GPU; {_CPU_INSTEAD}.") from error
 
 
 def _expect(kind: type[Answer], answer: object, what: str) -> Answer:
     """An answer that is what NVML promises, and no None, NaN or bytes; else raises MeasurementError."""
     if not isinstance(answer, kind):
-        raise MeasurementError(
-            f"NVML must give {what} as {kind.__name__}, but gave {answer!r}: another package may lie over nvidia-ml-py."
-            f" Type: {REINSTALL_NVML}"
-        )
+        why = f"another package may lie over nvidia-ml-py. Type: {REINSTALL_NVML}"
+        raise MeasurementError(f"NVML must give {what} as {kind.__name__}, but gave {answer!r}: {why}")
     return answer
 
 

@@ -44,9 +44,8 @@ def reference_intensity(carbon: Carbon) -> Intensity:
         assert carbon.country is not None and place is not None  # the study file has one of the three
         looked_up = _of_country(carbon.country, carbon.region, place)
     if not (rate := looked_up.g_co2e_per_kwh) > 0:
-        raise BadInput(
-            f"carbon: the bundled data says {rate:g} g CO2e per kWh for {looked_up.place}; {_GIVE_IT} instead."
-        )
+        says = f"the bundled data says {rate:g} g CO2e per kWh for {looked_up.place}"
+        raise BadInput(f"carbon: {says}; {_GIVE_IT} instead.")
     return looked_up
 
 
@@ -79,10 +78,8 @@ def _cloud(provider: str, region: str, name: str | None) -> Intensity:
     wanted = provider.lower(), region.lower()
     providers = sorted({known for known, _ in rows})
     if wanted[0] not in providers:
-        raise BadInput(
-            f"carbon.cloud_provider: no data for {provider!r}; {hint(wanted[0], providers)} Else give the "
-            f"carbon.country that the machine is in, or {_GIVE_IT}."
-        )
+        advice = f"{hint(wanted[0], providers)} Else give the carbon.country that the machine is in, or {_GIVE_IT}"
+        raise BadInput(f"carbon.cloud_provider: no data for {provider!r}; {advice}.")
     if wanted not in rows:
         near = _near(wanted[1], [known for by, known in rows if by == wanted[0]])
         raise BadInput(f"carbon.cloud_region: {wanted[0]} has no {region!r} {near} Or {_GIVE_IT}.")
@@ -105,10 +102,8 @@ def _of_country(country: str, region: str | None, place: str) -> Intensity:
     if region is None:
         return _mix(mixes[country])
     if not (figures := _regions(country)):
-        raise BadInput(
-            f"carbon.region: there is no data by region for {country}, but got {region!r}; leave region out, "
-            f"or {_GIVE_IT}."
-        )
+        has = f"there is no data by region for {country}, but got {region!r}"
+        raise BadInput(f"carbon.region: {has}; leave region out, or {_GIVE_IT}.")
     name = " ".join(region.lower().split())
     if name not in figures:
         raise BadInput(f"carbon.region: {country} has no {region!r} {_near(name, figures)}")

@@ -1,9 +1,9 @@
 """The meter of this machine: the GPUs' own counters and CodeCarbon, read at the same windows' edges."""
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, NamedTuple
 
 from carbonopt.core.errors import MeasurementError
@@ -34,11 +34,9 @@ class CounterSnapshot(NamedTuple):
 
 
 class MachineMeter(EnergyWindows):
-    """Measures the GPUs of these NVML indices, all CPUs and RAM. Implements `Meter`.
-
-    GPU energy is that of the GPUs' own counters; CodeCarbon reads the same windows beside them. It takes one to three
-    seconds to set up, before the first window, so that no window pays for it. From its construction on the meter is in
-    PREPARE, beginning with the idle power of the GPUs (six seconds; none without GPUs).
+    """Measures the GPUs of these NVML indices by their own counters, and all CPUs and RAM by CodeCarbon, which reads
+    the GPUs in the same windows beside them. Implements `Meter`. It takes one to three seconds to set up, before the
+    first window, which is in PREPARE and begins with the idle power of the GPUs (six seconds; none without GPUs).
 
     Raises:
         BadInput: if a GPU doesn't exist or has no energy counter.
@@ -57,10 +55,10 @@ class MachineMeter(EnergyWindows):
         super().__init__(nothing, sources, power_models())
         self._ended: Reading | None = None
         self._open = Phase.PREPARE
-        with contextlib.ExitStack() as opened:  # CodeCarbon has threads, which end also if one of these fails
-            self._counters = opened.enter_context(contextlib.closing(EnergyCounters(gpu_indices)))
-            self._outer_counters = opened.enter_context(contextlib.closing(EnergyCounters(gpu_indices)))
-            self._codecarbon = opened.enter_context(contextlib.closing(CodeCarbonTotals(gpu_indices)))
+        with ExitStack() as opened:  # CodeCarbon has threads, which end also if one of these fails
+            self._counters = opened.enter_context(closing(EnergyCounters(gpu_indices)))
+            self._outer_counters = opened.enter_context(closing(EnergyCounters(gpu_indices)))
+            self._codecarbon = opened.enter_context(closing(CodeCarbonTotals(gpu_indices)))
             self._latest = self._opened = self._began = self._read()
             self._outer_began_j = self._outer_counters.read()
             if gpu_indices:
@@ -85,9 +83,8 @@ class MachineMeter(EnergyWindows):
         if self._ended is not None:
             return self._ended
         self._refresh()
-        gpus_j = self._outer_counters.read()
-        used_j = math.fsum(gpus_j) - math.fsum(self._outer_began_j)
-        gpu = {"gpu_kwh": kwh_from_joules(used_j)} if gpus_j else {}
+        used_j = math.fsum(self._outer_counters.read()) - math.fsum(self._outer_began_j)
+        gpu = {"gpu_kwh": kwh_from_joules(used_j)} if self._outer_began_j else {}
         return self._between(self._began, self._latest).model_copy(update=gpu)
 
     def close(self) -> None:
@@ -108,8 +105,8 @@ class MachineMeter(EnergyWindows):
         asked_s = max(self._opened.at_s, self._utilisation_at_s)
         if self._open is Phase.TRAIN and now_s - asked_s >= _UTILISATION_EVERY_S:
             self._utilisation_at_s = now_s
-            utilisation = self._counters.utilisation()
-            self._utilisations += [] if utilisation is None else [utilisation]
+            if (utilisation := self._counters.utilisation()) is not None:
+                self._utilisations.append(utilisation)
 
     def _read(self) -> CounterSnapshot:
         # The counters first: their reading is the one that is used, and it is the quicker.
@@ -126,8 +123,7 @@ class MachineMeter(EnergyWindows):
         differs = disagreement(window.gpu, window.duration_s)
         self._closed[self._open] += window.model_copy(update={"disagreement": differs})
         self._powers_w = self._window_powers_w()
-        self._opened = self._latest
-        self._utilisations = []
+        self._opened, self._utilisations = self._latest, []
 
     def _window(self) -> Reading:
         """The open window up to the latest reading."""
@@ -172,7 +168,6 @@ class MachineMeter(EnergyWindows):
         used_j = zip(self._counters.indices, self._opened.gpus_j, self._latest.gpus_j, strict=True)
         silent += [f"GPU {index}" for index, before_j, now_j in used_j if now_j <= before_j]
         if silent:
-            raise MeasurementError(
-                f"a running machine uses energy, but none was measured for {' and '.join(silent)} during "
-                f"{window.duration_s:.1f} s of {self._open}. Look at what `carbonopt doctor` says."
-            )
+            during = f"{window.duration_s:.1f} s of {self._open}. Look at what `carbonopt doctor` says."
+            none = f"none was measured for {' and '.join(silent)} during {during}"
+            raise MeasurementError(f"a running machine uses energy, but {none}")

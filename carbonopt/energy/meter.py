@@ -154,11 +154,11 @@ class NodeMeters:
         self._meters = dict(meters)
         self.energy_source: dict[str, EnergySource] = {}
         self.models: dict[str, str] = {}
-        for meter in self._meters.values():
+        for meter in meters.values():
             for component, how in meter.energy_source.items():  # modelled on one node: the sum isn't measured
                 self.energy_source[component] = how if self.energy_source.get(component, how) == how else "modelled"
             self.models |= meter.models
-        self.idle: tuple[IdlePower, ...] = tuple(idle for meter in self._meters.values() for idle in meter.idle)
+        self.idle = tuple(idle for meter in meters.values() for idle in meter.idle)
 
     def enter(self, phase: Phase) -> None:
         for meter in self._meters.values():

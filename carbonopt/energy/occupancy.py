@@ -35,7 +35,7 @@ def gpus_now() -> tuple[GpuNow, ...]:
                 name=gpu.ask(str, "Name", "name"),
                 uuid=gpu.ask(str, "UUID", "UUID"),
                 compute_capability=".".join(map(str, gpu.ask(tuple, "CudaComputeCapability", "compute capability"))),
-                memory_used_gib=_memory_used_gib(gpu),
+                memory_used_gib=gpu.memory_gib("used"),
                 processes=_processes(gpu),
             )
             for gpu in gpus
@@ -49,21 +49,12 @@ def _processes(gpu: Gpu) -> tuple[int, ...]:
         return ()
 
 
-def _memory_used_gib(gpu: Gpu) -> float | None:
-    # The first version of this call counts what the driver reserves as used.
-    return gpu.memory_gib("used", gpu.nvml.nvmlMemory_v2)
-
-
 class GpuMemory:
-    """Whether the memory of these GPUs is as free as when this was made: before the study starts anything.
-
-    GPUs of which NVML doesn't tell it are left out. `patience_s` is how long to wait for memory. Raises as
-    `check_gpus`.
-    """
+    """Whether the memory of these GPUs is as free as when this was made: before the study starts anything. GPUs of
+    which NVML doesn't tell it are left out. Raises as `check_gpus`."""
 
     def __init__(self, indices: Sequence[int], patience_s: float = _PATIENCE_S) -> None:
-        self._patience_s = patience_s
-        self._nvml = ExitStack()
+        self._patience_s, self._nvml = patience_s, ExitStack()
         self._gpus = self._nvml.enter_context(open_gpus(indices))
         self._free_gib = self._used_gib()  # what is used on each while nothing of this study's is
         self._free_at = now_utc()
@@ -72,9 +63,7 @@ class GpuMemory:
         """Returns as soon as what the last trial held is free again. When patience ends, or when `interrupted` says so,
         it returns all the same: others may hold memory, too. Says in words what isn't free, once; None: all is."""
         deadline = time.monotonic() + self._patience_s
-        while held := self._held():
-            if interrupted():
-                return None
+        while (held := self._held()) and not interrupted():
             if time.monotonic() > deadline:
                 return self._tell(held)
             time.sleep(_POLL_S)
@@ -94,10 +83,9 @@ class GpuMemory:
         return held
 
     def _tell(self, held: dict[int, float]) -> str:
-        more = ((index, gib, gib - self._free_gib[index]) for index, gib in held.items())
-        gpus = " and ".join(
-            f"GPU {index} holds {gib:.1f} GiB, {more_gib:.1f} GiB more" for index, gib, more_gib in more
-        )
+        free = self._free_gib
+        each = (f"GPU {index} holds {gib:.1f} GiB, {gib - free[index]:.1f} GiB more" for index, gib in held.items())
+        gpus = " and ".join(each)
         self._free_gib |= held  # said once: no later trial waits for it again
         return (
             f"{gpus} than at {self._free_at}, still after {self._patience_s:g} s of waiting. What is left of a trial "
@@ -109,7 +97,7 @@ class GpuMemory:
         for gpu in self._gpus:
             try:
                 with answering():
-                    gib = _memory_used_gib(gpu)
+                    gib = gpu.memory_gib("used")
             except MeasurementError:  # the energy counters, which can't do without it, say what is wrong with a GPU
                 continue
             if gib is not None:

@@ -70,10 +70,9 @@ def _trace(rows: Iterator[tuple[int, list[str]]], path: Path) -> CarbonTrace:
             raise BadInput(f"{where}: the intensity {must}.")
         _, first = intensities.setdefault(time.timestamp(), (rate, line))
         if first != line:  # even with one value: a date without the hour repeats, as local time does in autumn
-            raise BadInput(
-                f"{where}: a time must stand in one row, but {time_text[:40]!r} is the time of line {first} too; give "
-                "the rows of one place, with date and hour in one column, in UTC or with their offset."
-            )
+            same = f"{time_text[:40]!r} is the time of line {first} too"
+            advice = "give the rows of one place, with date and hour in one column, in UTC or with their offset"
+            raise BadInput(f"{where}: a time must stand in one row, but {same}; {advice}.")
     first_hour, rates = _by_hour({instant: intensities[instant][0] for instant in sorted(intensities)}, path)
     source = f"{path.name}, column {header[column]}{', times read as UTC' if assumed else ''}"
     source = " ".join("".join(sign if sign.isprintable() else " " for sign in source).split())  # one line of text
@@ -90,10 +89,8 @@ def _by_hour(intensities: dict[float, float], path: Path) -> tuple[int, tuple[fl
         hours[int(instant // _HOUR_S)].append(rate)
     begin, end = min(hours), max(hours) + 1
     if end - begin > MAX_HOURS:
-        raise BadInput(
-            f"carbon.trace: {path} must span 10 years at most, but goes from {_iso(begin)} to {_iso(end - 1)}; "
-            "look for a mistyped year, or leave rows out."
-        )
+        spans = f"goes from {_iso(begin)} to {_iso(end - 1)}; look for a mistyped year, or leave rows out"
+        raise BadInput(f"carbon.trace: {path} must span 10 years at most, but {spans}.")
     step_s = min((after - before for before, after in itertools.pairwise(intensities)), default=_HOUR_S)
     if step_s > _HOUR_S:
         raise BadInput(f"{hourly} no two are less than {step_s / _HOUR_S:g} h apart; give hourly data.")
@@ -112,10 +109,8 @@ def _columns(header: list[str], path: Path) -> tuple[int, int]:
     rates = [at for at, name in enumerate(names) if _INTENSITY_NAME.search(name) and not _NO_INTENSITY.search(name)]
     rates = [at for at in rates if _LIFE_CYCLE.search(names[at])] or rates
     if len(rates) != 1:
-        raise BadInput(
-            f"{must} one column whose name says g CO2e per kWh (of several, one of the life cycle), {has}; name it "
-            "g_co2e_per_kwh."
-        )
+        unit = "whose name says g CO2e per kWh (of several, one of the life cycle)"
+        raise BadInput(f"{must} one column {unit}, {has}; name it g_co2e_per_kwh.")
     return names.index(time), rates[0]
 
 

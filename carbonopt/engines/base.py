@@ -1,8 +1,7 @@
 """What a study asks of whatever runs its trials: of an engine, and of a running trial.
 
 An engine is one file that derives from `Engine`, and one line in `kinds.ENGINES`. Nobody else asks for the kind of
-launch: what a study file's launch says of itself it says by its properties (`config.LocalLaunch`), what was measured
-and where is in the meter's readings and in the provenance.
+launch: it is told by a launch's properties, the meter's readings and the provenance.
 """
 
 from abc import abstractmethod
@@ -69,11 +68,8 @@ class Engine(Protocol):
     def begin(
         self, paths: StudyPaths, fingerprint: str, observer: EngineObserver, interrupted: Callable[[], bool]
     ) -> None:
-        """Starts what takes long, and the meter, which is in PREPARE from then on.
-
-        Args:
-            paths: the study's, whose lock the caller holds.
-            fingerprint: of all that the prepared data depends on.
+        """Starts what takes long, and the meter, which is in PREPARE from then on. The caller holds the study's lock;
+        `fingerprint` is of all that the prepared data depends on.
 
         Raises:
             BadInput: for devices that aren't there, or what in the user's environment every trial would die of.

@@ -96,9 +96,8 @@ class ReplayEngine(Engine):
             if self._space[name] is None:
                 raise BadInput(f"search.space.{name} is missing; the table {self._path} was recorded over it.")
         if space.combinations is None:
-            raise BadInput(
-                f"a replay needs choices in every dimension of search.space; {self._path} holds single points."
-            )
+            why = f"{self._path} holds single points"
+            raise BadInput(f"a replay needs choices in every dimension of search.space; {why}.")
         for values in space.combinations:
             self._find(space.params(values), 0)
 
@@ -129,8 +128,7 @@ class ReplayedTrial:
 
     def __init__(self, run: RecordedRun, quality: Quality, meter: ReplayMeter, log: Path) -> None:
         self.log, self._quality, self._meter = log, quality, meter
-        self._stopped = False
-        self._events = self._play(run)
+        self._stopped, self._events = False, self._play(run)
 
     def receive(self, timeout_s: float) -> Event | None:
         return next(self._events, Exited(code=0))
@@ -138,7 +136,7 @@ class ReplayedTrial:
     def answer(self, stop: StopReason | None = None) -> None:
         self._stopped = stop is not None
 
-    def end(self, patience_s: float = 0.0) -> None:
+    def end(self) -> None:
         self._events.close()
 
     def log_tail(self) -> str:
@@ -167,11 +165,7 @@ class ReplayedTrial:
 
 
 def read_table(path: Path, quality: Quality) -> list[RecordedRun]:
-    """The runs of a table of this quality.
-
-    Raises:
-        BadInput: with the line's number and what is wrong with it.
-    """
+    """The runs of a table of this quality. Raises a BadInput with the line's number and what is wrong with it."""
     runs: list[RecordedRun] = []
     for number, line in enumerate(read_text(path, "launch.table", _MAX_MIB).splitlines(), start=1):
         if not line.strip():

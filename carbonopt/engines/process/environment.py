@@ -32,16 +32,12 @@ def check_environment(base: Mapping[str, str] = os.environ) -> None:
     threads = base.get(_THREADS, "")
     # OpenMP also takes a list, one number for each level of nesting, but accelerate reads it as one number.
     if threads and (not re.fullmatch(r"\s*[0-9]+\s*", threads) or int(threads) == 0):
-        raise BadInput(
-            f"{_THREADS} must be one whole number above 0, but is {threads!r} in the environment; "
-            f"export {_THREADS}=N, or unset {_THREADS} for this machine's cores divided by the ranks."
-        )
+        advice = f"export {_THREADS}=N, or unset {_THREADS} for this machine's cores divided by the ranks"
+        raise BadInput(f"{_THREADS} must be one whole number above 0, but is {threads!r} in the environment; {advice}.")
     cache = base.get(_COMPILE_CACHE)
     if cache and (reason := _why_not_written(Path(cache))) is not None:
-        raise BadInput(
-            f"{_COMPILE_CACHE} must be a folder that can be made and written, but is {cache!r} in the environment "
-            f"({reason}); export another one, or unset {_COMPILE_CACHE}."
-        )
+        is_none = f"but is {cache!r} in the environment ({reason}); export another one, or unset {_COMPILE_CACHE}"
+        raise BadInput(f"{_COMPILE_CACHE} must be a folder that can be made and written, {is_none}.")
 
 
 def work_environment(launch: Launch, gpu_uuids: Sequence[str], base: Mapping[str, str] = os.environ) -> dict[str, str]:

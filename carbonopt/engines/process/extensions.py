@@ -77,10 +77,8 @@ def missing_operators(operators: Sequence[str]) -> list[str]:
         folder /= f"{_OF_THIS_PYTHON}_{_accelerator()}"
     installed = _package("deepspeed") / "ops"  # with DeepSpeed itself, if it was told to when it was installed
 
-    def is_there(operator: str) -> bool:
-        return (folder / operator / f"{operator}.so").exists() or any(installed.glob(f"*/{operator}_op*.so"))
-
-    return [operator for operator in operators if not is_there(operator)]
+    missing = [operator for operator in operators if not (folder / operator / f"{operator}.so").exists()]
+    return [operator for operator in missing if not any(installed.glob(f"*/{operator}_op*.so"))]
 
 
 def _accelerator() -> str:

@@ -16,17 +16,13 @@ from carbonopt.engines.process.forking import CannotFork, ForkServer, Prelaunche
 from carbonopt.engines.process.processes import WorkProcesses, run_module
 from carbonopt.storage.paths import StudyPaths
 
-_TICK_S = 0.1  # of a preparation
-_READY_TICK_S = 0.5
+_TICK_S, _READY_TICK_S = 0.1, 0.5  # of the preparation; of the fork server
 
 
 class Preparation:
-    """Reads, checks and tokenizes the workload's data, and has DeepSpeed's operators compiled; what was made for the
-    same workload is taken as it is. There is no process where nothing is to be made.
-
-    Its process is started at once, and imports until it is asked for its `result`: only then does it touch a GPU or
-    the study's folder. The caller holds the lock of that folder.
-    """
+    """Reads, checks and tokenizes the workload's data, and has DeepSpeed's operators compiled (see
+    `carbonopt.train.prepare`); what was made for the same workload is taken as it is. Its process is started at once,
+    and imports until it is asked for its `result`: only then does it touch a GPU or the study's folder."""
 
     def __init__(
         self, config: StudyConfig, launch: LocalLaunch, gpu_uuids: Sequence[str], paths: StudyPaths, fingerprint: str
@@ -39,12 +35,8 @@ class Preparation:
         if self._made_before is not None and not missing_operators(self._operators):
             return
         spec_file, prepared = paths.prepare_spec.resolve(), paths.prepared.resolve()
-        spec = {
-            "workload": config.workload.model_dump(mode="json"),
-            "space": config.search.space.model_dump(mode="json"),
-            "prepared_dir": str(prepared),
-            "fingerprint": fingerprint,
-        }
+        workload, space = config.workload.model_dump(mode="json"), config.search.space.model_dump(mode="json")
+        spec = {"workload": workload, "space": space, "prepared_dir": str(prepared), "fingerprint": fingerprint}
         write_json(spec_file, spec)
         one_rank = launch.model_copy(update={"gpus": launch.gpus[:1], "cpu_ranks": 1})
         self.work = WorkProcesses(
@@ -87,12 +79,8 @@ class Preparation:
 
 
 class ProcessLauncher:
-    """Trials are forks of a process that has imported what they need (see `forking`), or programs of their own
-    where that can't be; `note` is told so, once.
-
-    Raises:
-        BadInput: for what in the user's environment every trial would die of.
-    """
+    """Trials are forks of a process that has imported what they need (see `forking`), or programs of their own where
+    that can't be; `note` is told so, once. Raises as `check_environment`."""
 
     def __init__(self, launch: LocalLaunch, gpu_uuids: Sequence[str], note: Callable[[str], None]) -> None:
         check_environment()
@@ -107,16 +95,12 @@ class ProcessLauncher:
 
     def begin(self, config: StudyConfig, paths: StudyPaths, fingerprint: str) -> bool:
         """Starts the process that trials are forked from, and the one that prepares their data. Both import for
-        seconds, while the study goes on, and leave the GPUs alone. The caller holds the lock of the study's folder.
-        `fingerprint` is of all that the prepared data depends on. Returns whether there is anything to prepare."""
+        seconds, while the study goes on, and leave the GPUs alone. Returns whether there is anything to prepare."""
         self._preparation = Preparation(config, self._launch, self._gpu_uuids, paths, fingerprint)
         if self._launch.warm_start:
             random_model = config.workload is not None and config.workload.model.from_config is not None
-            self._of_the_study = {
-                PREPARED: str(paths.prepared.resolve()),
-                FINGERPRINT: fingerprint,
-                LIKELY_SEED: str(config.search.seed) if random_model else "",
-            }
+            self._of_the_study = {PREPARED: str(paths.prepared.resolve()), FINGERPRINT: fingerprint}
+            self._of_the_study[LIKELY_SEED] = str(config.search.seed) if random_model else ""
             self._prelaunch_logs = (paths.waiting_log(number).resolve() for number in itertools.count())
             log = paths.template_log.resolve()
             self._fork_server = ForkServer("carbonopt.train.forked_rank", self._environment, log)
@@ -150,10 +134,9 @@ class ProcessLauncher:
     def prepare_next(self) -> None:
         """Has the next trial's processes open the GPUs: that takes longer than all the rest of a set-up. Called at
         every report of a trial's steps, and not before: two set-ups at once wait for each other in the driver."""
-        if self._fork_server is None or self._next is not None or not self._launch.gpus:
-            return
-        with self._cold_if_it_cannot_fork():
-            self._next = self._prelaunch(self._fork_server)
+        if self._fork_server is not None and self._next is None and self._launch.gpus:
+            with self._cold_if_it_cannot_fork():
+                self._next = self._prelaunch(self._fork_server)
 
     def _prelaunch(self, fork_server: ForkServer) -> PrelaunchedTrial:
         ranks = [{**rank, **self._of_the_study} for rank in rank_environments(self._launch)]

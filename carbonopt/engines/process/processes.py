@@ -5,12 +5,12 @@ import json
 import os
 import select
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
+from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
 from typing import Any, Protocol
 
 from carbonopt.core.errors import CarbonoptError
@@ -31,18 +31,10 @@ class Guard(Protocol):
         """Its exit code, negative for a signal. Raises TimeoutExpired if it goes on for longer than these seconds."""
 
 
-def start_session(
-    program: list[str], environment: Mapping[str, str], log: int, *descriptors: int
-) -> subprocess.Popen[bytes]:
+def start_session(program: list[str], environment: Mapping[str, str], log: int, *descriptors: int) -> Popen[bytes]:
     """A program in a session of its own: a Ctrl-C reaches the study alone, which then ends it itself."""
-    return subprocess.Popen(
-        program,
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        pass_fds=descriptors,
-        start_new_session=True,
+    return Popen(
+        program, env=environment, stdin=DEVNULL, stdout=log, stderr=STDOUT, pass_fds=descriptors, start_new_session=True
     )
 
 
@@ -161,7 +153,7 @@ class WorkProcesses:
             return event
         try:
             code = self._guard.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             return None  # rank 0 closed its channel and is still on its way out
         return Exited(code=128 - code if code < 0 else code)
 
@@ -177,7 +169,7 @@ class WorkProcesses:
         # The guard does it, since it goes on when this process is killed meanwhile; after it, what it didn't live to.
         deadline = time.monotonic() + patience_s
         os.close(self._lifeline)
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with contextlib.suppress(TimeoutExpired):
             self._guard.wait(patience_s)
         session = self._guard.pid
         left = guard.end_session(session, self._extensions, self._scratch, max(1.0, deadline - time.monotonic()))
