@@ -86,8 +86,8 @@ def measure_idle(counters: EnergyCounters, interrupted: Callable[[], bool]) -> t
             if energy_j != before:
                 gpu_ticks.append((now_s, energy_j))
             elif now_s - (gpu_ticks[-1][0] if gpu_ticks else began) > _DEAD_AFTER_S:
-                still = f"the counter of GPU {index} stood still for {_DEAD_AFTER_S:g} s"
-                raise MeasurementError(f"a running GPU uses energy, but {still}. Look at what `carbonopt doctor` says.")
+                still = f"stood still for {_DEAD_AFTER_S:g} s. Look at what `carbonopt doctor` says."
+                raise MeasurementError(f"a running GPU uses energy, but the counter of GPU {index} {still}")
         last_j = now_j
         time.sleep(_POLL_S)
     return tuple(_idle_power(index, gpu_ticks) for index, gpu_ticks in zip(counters.indices, ticks, strict=True))

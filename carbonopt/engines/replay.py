@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 
-from carbonopt.core.config import Choices, Fixed, ReplayLaunch, StudyConfig
+from carbonopt.core.config import Choices, Fixed, Frozen, ReplayLaunch, StudyConfig
 from carbonopt.core.dimensions import SEARCHED, TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.events import Evaluated, Event, Exited, Finished, PhaseChanged, Progress
@@ -19,7 +19,7 @@ from carbonopt.core.quality import Quality
 from carbonopt.core.space import SearchSpace
 from carbonopt.core.trial import EvalPoint, Phase, StopReason, TrialSpec
 from carbonopt.core.units import kwh_from_joules
-from carbonopt.core.values import Frozen, Scalar
+from carbonopt.core.values import Scalar
 from carbonopt.energy.meter import ReplayMeter
 from carbonopt.engines.base import Engine
 
@@ -33,17 +33,15 @@ class RecordedEval(Frozen):
     of (its sum ÷ its count) and that count, by which the search knows how much it tells."""
 
     step: int = Field(ge=1, le=10**12)
-    nll: Annotated[float, Field(ge=0)] | None = None
-    mean: float | None = None
+    nll: Annotated[float, Field(ge=0, allow_inf_nan=True)] | None = None  # infinite where it diverged
+    mean: Annotated[float, Field(allow_inf_nan=True)] | None = None
     count: int = Field(default=1, ge=1)
 
-    @model_validator(mode="after")
-    def _one_mean(self) -> "RecordedEval":
-        if (self.nll is None) == (self.mean is None):
-            raise ValueError("must have either nll or mean")
-        if self.mean is not None and "count" not in self.model_fields_set:
-            raise ValueError("must have count, of examples, beside mean")
-        return self
+    one_of = ("nll", "mean")
+
+    def faults(self) -> dict[str, bool]:
+        no_count = self.mean is not None and "count" not in self.model_fields_set
+        return {"must have count, of examples, beside mean": no_count}
 
     @property
     def total(self) -> float:
@@ -56,7 +54,7 @@ class RecordedEval(Frozen):
 class RecordedRun(Frozen):
     """One line of a table."""
 
-    params: dict[str, bool | int | Annotated[float, Field(allow_inf_nan=False)] | str] = Field(min_length=1)
+    params: dict[str, Scalar] = Field(min_length=1)
     seed: int = 0
     total_steps: int = Field(ge=1, le=10**12)
     joules_per_step: float = Field(gt=0, le=1e12)

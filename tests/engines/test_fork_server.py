@@ -64,7 +64,7 @@ def start(fork_server: ForkServer, expression: str, tmp_path: Path, ranks: int =
 
 def prelaunched(fork_server: ForkServer, tmp_path: Path, ranks: int = 1) -> PrelaunchedTrial:
     environments = [{"RANK": str(rank)} for rank in range(ranks)]
-    return PrelaunchedTrial(fork_server, environments, dict(os.environ), tmp_path / "waiting.txt")
+    return PrelaunchedTrial(fork_server, environments, tmp_path / "waiting.txt")
 
 
 def test_each_trial_is_a_process_of_its_own_that_imports_nothing(fork_server: ForkServer, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ fork_server = ForkServer("forked_here", dict(os.environ), Path({str(tmp_path / "
 while not fork_server.ready(1):
     pass
 logs = (Path({str(tmp_path)!r}) / name for name in "ab")
-first, second = (PrelaunchedTrial(fork_server, [{{}}], dict(os.environ), log) for log in logs)
+first, second = (PrelaunchedTrial(fork_server, [{{}}], log) for log in logs)
 first.begin("say('Progress', step=os.getpid(), total_steps=imported_by) or time.sleep(600)",
             Path({str(tmp_path / "log")!r}))
 heard = first.receive(20)

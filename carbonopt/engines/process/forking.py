@@ -31,14 +31,13 @@ class ForkServer:
     is forked from it; `log` takes its output."""
 
     def __init__(self, module: str, environment: Mapping[str, str], log: Path) -> None:
-        log.parent.mkdir(parents=True, exist_ok=True)
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with log.open("ab") as output:
             self._log_begins = output.tell()
             program = run_module("carbonopt.engines.process.fork_server", str(theirs.fileno()), module, str(log.parent))
             self._process = start_session(program, environment, output.fileno(), theirs.fileno())
         theirs.close()
-        self._log = log
+        self._log, self.environment = log, environment
         self._answer: dict[str, Any] | None = None
 
     def ready(self, timeout_s: float) -> bool:
@@ -85,16 +84,14 @@ class ForkServer:
 
 class PrelaunchedTrial(WorkProcesses):
     """A trial's processes that wait to be told which trial they are; what any trial needs they do meanwhile. `log`
-    takes their output until then, `environment` is the fork server's. Raises CannotFork as that does."""
+    takes their output until then. Raises CannotFork as the fork server does."""
 
-    def __init__(
-        self, fork_server: ForkServer, ranks: list[dict[str, str]], environment: Mapping[str, str], log: Path
-    ) -> None:
+    def __init__(self, fork_server: ForkServer, ranks: list[dict[str, str]], log: Path) -> None:
         log.unlink(missing_ok=True)  # of a study that was killed
         self._fork_server, self._spec = fork_server, tempfile.TemporaryFile()  # noqa: SIM115, until the trial is told
         self._start_barrier = os.pipe()
         try:
-            super().__init__([], ranks, environment, log)
+            super().__init__([], ranks, fork_server.environment, log)
         except BaseException:
             self._lift_barrier()
             raise

@@ -140,7 +140,7 @@ class ProcessLauncher:
 
     def _prelaunch(self, fork_server: ForkServer) -> PrelaunchedTrial:
         ranks = [{**rank, **self._of_the_study} for rank in rank_environments(self._launch)]
-        return PrelaunchedTrial(fork_server, ranks, self._environment, next(self._prelaunch_logs))
+        return PrelaunchedTrial(fork_server, ranks, next(self._prelaunch_logs))
 
     def _drop_next(self) -> None:
         if self._next is not None:
