@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from carbonopt.core.errors import MeasurementError
 from carbonopt.core.units import now_utc
@@ -95,11 +95,8 @@ class GpuMemory:
     def _used_gib(self) -> dict[int, float]:
         used_gib: dict[int, float] = {}
         for gpu in self._gpus:
-            try:
-                with answering():
-                    gib = gpu.memory_gib("used")
-            except MeasurementError:  # the energy counters, which can't do without it, say what is wrong with a GPU
-                continue
-            if gib is not None:
-                used_gib[gpu.index] = gib
+            # The energy counters, which can't do without an answer, say what is wrong with a GPU.
+            with suppress(MeasurementError), answering():
+                if (gib := gpu.memory_gib("used")) is not None:
+                    used_gib[gpu.index] = gib
         return used_gib

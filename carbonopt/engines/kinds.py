@@ -1,4 +1,4 @@
-"""Which engine a study has: by `launch.kind` of its study file, in one table."""
+"""Which engine a study has: by `launch.kind` of its study file, in one table. To make one starts nothing."""
 
 from collections.abc import Callable
 
@@ -7,5 +7,4 @@ from carbonopt.engines.base import Engine
 from carbonopt.engines.local import LocalEngine
 from carbonopt.engines.replay import ReplayEngine
 
-# Each makes the study's engine; nothing is read or started.
 ENGINES: dict[str, Callable[[StudyConfig], Engine]] = {"local": LocalEngine, "replay": ReplayEngine}

@@ -136,8 +136,7 @@ class WorkProcesses:
         finally:
             os.close(lifeline)
             theirs.close()
-        self._listener = Listener(ours)
-        self._ended = False
+        self._listener, self._ended = Listener(ours), False
 
     def _start_guard(
         self, job: dict[str, Any], environment: Mapping[str, str], lifeline: int, channel: int, log: int
