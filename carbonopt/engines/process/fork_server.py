@@ -2,11 +2,12 @@
 
     python -m carbonopt.engines.process.fork_server CONTROL_FD MODULE FOLDER
 
-Started once by the study. It imports MODULE, answers {"unfit": why forks of it can't train, or null}, by MODULE's
-`unfit()`, and then, for each job that it is sent, forks the guard of a session (see `guard`), which forks the ranks,
-whose whole work is MODULE's `run()`, and returns their exit code. It never touches a GPU, so that every rank opens its
-own. It ends when the study closes the control socket or dies; the guards see to their ranks. FOLDER, the study's, is
-for those who look at the list of processes, where forks go by the names "guard" and "rank N"."""
+Started once by the study. It imports MODULE, answers {"unfit": MODULE.unfit()}, which is why forks of it can't train,
+or null, and then, for each job that it is sent, forks the guard of a session (see `guard`), which forks the ranks; a
+rank's exit code is what MODULE.run() returns. It never touches a GPU, so that every rank opens its own. It ends when
+the study closes the control socket or dies; the guards see to their ranks. FOLDER, the study's, is for those who look
+at the list of processes, where forks go by the names "guard" and "rank N".
+"""
 
 import ctypes
 import gc

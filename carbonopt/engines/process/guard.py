@@ -89,8 +89,7 @@ def _reap(ranks: int, told: int) -> None:
 
 def end_session(session: int, extensions: str, scratch: list[str], patience_s: float) -> list[int]:
     """Kills every process of a session but this one; returns those that survive SIGKILL for `patience_s`. A session and
-    not a process group: ninja gives each compiler a group of its own. When all are gone it removes what only they
-    could:
+    not a process group: ninja gives each compiler a group of its own. Then it removes what only they could have.
 
     Args:
         extensions: the folder of torch's operators; of the locks in it, those that the killed held.
