@@ -6,13 +6,16 @@ standard deviation is pooled over all repeated configurations: three seeds alone
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 
 from carbonopt.analysis.front import objectives
-from carbonopt.core.quality import Quality, Target
+from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.quality import Target
+from carbonopt.core.statistics import Spread
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.core.values import Frozen
@@ -32,18 +35,14 @@ class Standing(StrEnum):
 
 
 class Configuration:
-    """A complete trial of the search, and its complete repeats with other seeds.
-
-    Args:
-        runs: the search's trial first.
-        failed_replicate: a repeat diverged or did not fit in memory.
-    """
+    """A complete trial of the search, the first of `runs`, and its complete repeats with other seeds;
+    `failed_replicate`: another repeat diverged or did not fit in memory."""
 
     def __init__(self, runs: Sequence[TrialRecord], failed_replicate: bool = False) -> None:
         self.runs, self.first, self.n = tuple(runs), runs[0], len(runs)
         self.failed_replicate = failed_replicate
         self.repeated = self.n > 1 or failed_replicate
-        self.quality: Quality = self.first.quality.of
+        self.trial, self.quality = self.first.trial, self.first.quality.of
         points = [point for run in runs if (point := objectives(run))]
         self.emissions_of_runs = [emissions_kg for emissions_kg, _ in points]
         self.emissions_kg_co2e = statistics.fmean(self.emissions_of_runs)
@@ -54,8 +53,8 @@ class Configuration:
         if self.n > 1:
             self.value = self.quality.unscaled(statistics.fmean(self.scaled_values))
         # By the search's trial alone: least emissions, then the best quality, then the earliest; and by the means.
-        self.rank = (self.emissions_of_runs[0], self.quality.rank(self.values[0]), self.first.trial)
-        self.mean_rank = (self.emissions_kg_co2e, self.quality.rank(self.value), self.first.trial)
+        self.rank = (self.emissions_of_runs[0], self.quality.rank(self.values[0]), self.trial)
+        self.mean_rank = (self.emissions_kg_co2e, self.quality.rank(self.value), self.trial)
 
     @property
     def energy_kwh(self) -> float | None:
@@ -75,8 +74,7 @@ class Pooled:
         """How far a mean of so many runs may lie from the truth; of two counts, a difference of two means.
 
         Student's t with a pooled standard deviation (NIST/SEMATECH e-Handbook of Statistical Methods, 7.2.2 and 7.3.1),
-        at the quantile (1 + LEVEL) / 2: for a mean against the target stricter than the one-sided one, because the
-        first run counts although it is what made the search take the configuration (docs/confirmation.md).
+        two-sided against the target, too, because the search chose by the first run (docs/confirmation.md).
         """
         # Student's t without the second that importing scipy.stats takes, and here: every command imports this file.
         from scipy.special import stdtrit
@@ -84,8 +82,8 @@ class Pooled:
         return float(stdtrit(self.freedom, (1 + LEVEL) / 2)) * self.deviation * math.sqrt(sum(1 / n for n in runs))
 
     def at_least(self, values: Sequence[float]) -> "Pooled":
-        """With one configuration's own deviation where that is larger."""
-        return replace(self, deviation=max(self.deviation, statistics.stdev(values)))
+        """With one configuration's own deviation where that is known and larger."""
+        return replace(self, deviation=max(self.deviation, statistics.stdev(values))) if len(values) > 1 else self
 
 
 class SaferAlternative(Frozen):
@@ -114,19 +112,39 @@ class Confidence(Frozen):
     safer_alternative: SaferAlternative | None  # None: it holds, it has no bound, or no other is as cheap and surer
 
 
-class Evidence:
-    """What a study's records say of its configurations against one target.
+class Repeats(Frozen):
+    """One configuration that completed at least twice."""
 
-    Args:
-        tried: the configurations.
-        target: None where only bounds are asked for.
-        seeds: with how many a configuration is to be run before it is judged.
-    """
+    params: TrialParams
+    trials: tuple[int, ...]  # their numbers
+    seeds: tuple[int, ...]  # different ones; a single seed leaves the quality no reason to differ
+    value: Spread  # of the quality
+    emissions_kg_co2e: Spread  # of the training window, PUE in
+    # What its repeats with other seeds say, by the same means and bounds as the recommendation's confidence:
+    value_mean: float  # as `Configuration.value`
+    value_bound: float | None  # of that mean over all seeds, at `level`; None: no repeats, or beyond all bounds
+    level: float
+    failed_replicate: bool  # with another seed it diverged or did not fit in memory
+
+    def standing(self, target: Target) -> Standing | None:
+        """None: it completed more than once within the search alone, which was not made to judge it."""
+        if self.failed_replicate or (self.value_bound is not None and not target.is_met_by(self.value_mean)):
+            return Standing.REJECTED
+        if self.value_bound is None:
+            return None
+        return Standing.CONFIRMED if target.is_met_by(self.value_bound) else Standing.INCONCLUSIVE
+
+    @property
+    def n(self) -> int:
+        return len(self.trials)
+
+
+class Evidence:
+    """What is known of configurations against one target (None: only bounds are asked for); `seeds`: with how many one
+    is to be run before it is judged."""
 
     def __init__(self, tried: Iterable[Configuration], target: Target | None, seeds: int) -> None:
-        self.configurations = tuple(tried)
-        self._target = target
-        self._seeds = seeds
+        self.configurations, self._target, self._seeds = tuple(tried), target, seeds
         self.scaled_value = pooled(config.scaled_values for config in self.configurations)
         self.emissions = pooled(config.emissions_of_runs for config in self.configurations)
 
@@ -140,10 +158,6 @@ class Evidence:
         """What emitted nothing has no logarithm, and says nothing of how runs differ."""
         emissions_kg = [config.emissions_of_runs for config in self.configurations]
         return pooled([math.log(kg) for kg in of_runs] for of_runs in emissions_kg if min(of_runs) > 0)
-
-    @property
-    def has_repeats(self) -> bool:
-        return any(config.repeated for config in self.configurations)
 
     def standing(self, config: Configuration) -> Standing:
         assert self._target is not None
@@ -170,9 +184,7 @@ class Evidence:
         return bound if math.isfinite(bound) and not config.quality.beyond(bound) else None
 
     def confidence(self, config: Configuration) -> Confidence:
-        noise, emissions = self._noise(config), self.emissions
-        if emissions is not None and config.n > 1:
-            emissions = emissions.at_least(config.emissions_of_runs)
+        noise, emissions = self._noise(config), self.emissions and self.emissions.at_least(config.emissions_of_runs)
         return Confidence(
             level=LEVEL,
             seeds=config.n,
@@ -188,13 +200,13 @@ class Evidence:
     def saving_interval(self, config: Configuration, baseline: Configuration) -> tuple[float, float] | None:
         """Of the share of the baseline's emissions that a run saves, from the logarithm of the ratio of the two means.
 
-        Runs differ by shares, the more emissions the more grams, so that one relative standard deviation serves all
-        configurations: that of the logarithms, pooled. The log of a ratio of means has the variance deviation² × (1 ÷
-        n + 1 ÷ n') (Hedges, Gurevitch and Curtis, The meta-analysis of response ratios, Ecology 80, 1999).
+        Runs differ by shares, so that one standard deviation of the logarithms, pooled, serves all configurations. The
+        log of a ratio of means has the variance deviation² × (1 ÷ n + 1 ÷ n') (Hedges, Gurevitch and Curtis, The
+        meta-analysis of response ratios, Ecology 80, 1999).
 
         None: nothing was repeated, it is the baseline itself, or one of the two emitted nothing.
         """
-        if self._log_emissions is None or config.first.trial == baseline.first.trial:
+        if self._log_emissions is None or config.trial == baseline.trial:
             return None
         if not (config.emissions_kg_co2e > 0 and baseline.emissions_kg_co2e > 0):
             return None
@@ -203,14 +215,13 @@ class Evidence:
         return 1 - ratio * math.exp(margin), 1 - ratio * math.exp(-margin)
 
     def _safer_alternative(self, winner: Configuration) -> SaferAlternative | None:
-        """Of a winner in doubt: the one with the lowest bound among those that cost the same but for the error, or but
-        for NEARLY_AS_CHEAP."""
+        """Of a winner in doubt: the lowest bound of those that cost the same but for the error or NEARLY_AS_CHEAP."""
         bound, rank, winner_kg = self.bound(winner), winner.quality.rank, winner.emissions_kg_co2e
         if bound is None or self.emissions is None or self.confirmed(winner) or not winner_kg > 0:
             return None
         safer = [
             SaferAlternative(
-                trial=config.first.trial,
+                trial=config.trial,
                 seeds=config.n,
                 value_mean=config.value,
                 value_bound=surer,
@@ -231,7 +242,7 @@ class Evidence:
         if self.emissions is None or not self.confirmed(winner):
             return ()
         return tuple(
-            config.first.trial
+            config.trial
             for config in self.configurations
             if config is not winner
             and self.confirmed(config)
@@ -239,24 +250,19 @@ class Evidence:
         )
 
     def _noise(self, config: Configuration) -> Pooled | None:
-        if config.n == 1 or self.scaled_value is None:
-            return None
-        return self.scaled_value.at_least(config.scaled_values)
+        return self.scaled_value.at_least(config.scaled_values) if self.scaled_value and config.n > 1 else None
 
 
 def configurations(records: Iterable[TrialRecord]) -> tuple[Configuration, ...]:
     """Every configuration that the search completed, by trial number, with its repeats."""
-    records = tuple(records)
-    repeats_of: dict[int, list[TrialRecord]] = {}
+    repeats_of: defaultdict[int | None, list[TrialRecord]] = defaultdict(list)  # None: the search's own
     for record in records:
-        if record.repeat_of is not None:
-            repeats_of.setdefault(record.repeat_of, []).append(record)
+        repeats_of[record.repeat_of].append(record)
     failed = (TrialState.DIVERGED, TrialState.INFEASIBLE)
     return tuple(
         Configuration([record, *filter(objectives, again)], any(run.state in failed for run in again))
-        for record in records
-        if record.repeat_of is None and objectives(record)
-        for again in [repeats_of.get(record.trial, ())]
+        for record in filter(objectives, repeats_of[None])
+        for again in [repeats_of[record.trial]]
     )
 
 
@@ -268,7 +274,7 @@ def by_means(records: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
         if config.n > 1:
             quality = config.first.quality.model_copy(update={"value": config.value})
             means = {"emissions_kg_co2e": config.emissions_kg_co2e, "quality": quality}
-            by_trial[config.first.trial] = config.first.model_copy(update=means)
+            by_trial[config.trial] = config.first.model_copy(update=means)
     return tuple(by_trial.values())
 
 
@@ -280,3 +286,39 @@ def pooled(groups: Iterable[Sequence[float]]) -> Pooled | None:
         return None
     squares = math.fsum((value - statistics.fmean(group)) ** 2 for group in repeated for value in group)
     return Pooled(math.sqrt(squares / freedom), freedom)
+
+
+def repeats(records: Iterable[TrialRecord]) -> tuple[Repeats, ...]:
+    """All configurations that completed at least twice, by their first trial; what is not finite doesn't count."""
+    records = tuple(records)
+    evidence = Evidence(configurations(records), None, seeds=1)  # of its bounds alone, which know no target
+    judged = {again.first.params: again for again in evidence.configurations if again.repeated}
+    by_params: dict[TrialParams, list[TrialRecord]] = {}
+    for record in sorted(records, key=lambda record: record.trial):
+        if objectives(record):
+            by_params.setdefault(record.params, []).append(record)
+    return tuple(_repeats(runs, judged.get(params), evidence) for params, runs in by_params.items() if len(runs) >= 2)
+
+
+def _repeats(runs: Sequence[TrialRecord], judged: Configuration | None, evidence: Evidence) -> Repeats:
+    every_run = Configuration(runs)
+    return Repeats(
+        params=runs[0].params,
+        trials=tuple(run.trial for run in runs),
+        seeds=tuple(sorted({run.seed for run in runs})),
+        value=_spread(every_run.values),
+        emissions_kg_co2e=_spread(every_run.emissions_of_runs),
+        value_mean=(judged or every_run).value,
+        value_bound=None if judged is None else evidence.bound(judged),
+        level=LEVEL,
+        failed_replicate=judged is not None and judged.failed_replicate,
+    )
+
+
+def repeats_of(params: TrialParams | None, every: Iterable[Repeats]) -> Repeats | None:
+    return next((repeated for repeated in every if repeated.params == params), None)
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    mean, deviation = statistics.mean(values), statistics.stdev(values)
+    return Spread(mean=mean, standard_deviation=deviation, lowest=min(values), highest=max(values))

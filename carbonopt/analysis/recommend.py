@@ -1,8 +1,9 @@
 """The study's answer: the cheapest configuration that reaches the target, and what it is compared with."""
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from operator import attrgetter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from carbonopt.analysis.confidence import Confidence, Configuration, Evidence, Standing, by_means
@@ -141,29 +142,39 @@ class Recommendation(Answer):
         return value if self.target.quality is PERPLEXITY else None
 
 
+class TargetRange(Answer):
+    """What is recommended for all targets from `from_value` on, each easier to meet, up to and without the next's."""
+
+    from_value: float  # of the first range the best that there can be
+    # The study's own target alone: its repeats were made for it, so that a configuration that holds it comes before a
+    # cheaper one that ran once. Just above it, the answer before goes on.
+    study_target_only: bool
+    seeds: int  # complete runs of its configuration; 0: there is none
+    value_bound: float | None  # of its mean over all seeds, at LEVEL; None: it ran once, or no bound is known
+    baseline_trial: int | None
+
+
 def recommend(data: StudyData, target_value: float | None = None) -> Recommendation:
-    """The configuration with the least emissions among those that meet the target.
+    """The configuration with the least emissions among those that meet the target; of repeated ones, see `_Best`.
 
     Ties go to the better quality, then to the lower trial number. Without `target_value` the study's own target counts;
-    another one needs no new trial. Where configurations were repeated with other seeds, see `Best`.
-
-    Raises:
-        BadInput: if `target_value` is no finite value of the quality.
+    another one needs no new trial. Raises BadInput if it is no finite value of the quality.
     """
     target = data.config.target.at(target_value)
     quality = target.quality
     if quality.beyond(target.value) or not math.isfinite(target.value):
         raise BadInput(f"the target must be a finite {quality.name}, {quality.bounds_text}, but got {target.value:g}.")
     evidence = Evidence.of(data, target)
-    best = Best()
-    for config in evidence.configurations:
-        best.take(config, evidence.standing(config))
+    standings, best = {config: evidence.standing(config) for config in evidence.configurations}, _Best()
+    for config, standing in standings.items():
+        best.take(config, standing)
     winner = best.answer(confirmed_for_it=target == data.config.target.at())
-    baseline = find_baseline(data, evidence.configurations)
+    repeated = any(config.repeated for config in standings)
+    baseline = _baseline(data, evidence.configurations)
     spent = footprint(data)
     closest = None if winner else _closest(data.records, evidence.configurations)
     return Recommendation(
-        **dict(answer(evidence, winner, baseline, spent.emissions_kg_co2e)),
+        **dict(_answer(evidence, winner, baseline, spent.emissions_kg_co2e)),
         target=target,
         params=winner.first.params if winner else None,
         baseline=_described(data, baseline, target) if baseline else None,
@@ -176,92 +187,116 @@ def recommend(data: StudyData, target_value: float | None = None) -> Recommendat
         repeats=sum(record.repeat_of is not None for record in data.records),
         repeats_energy_kwh=spent.repeats_kwh,
         repeats_emissions_kg_co2e=spent.repeats_emissions_kg_co2e,
-        confidence=evidence.confidence(winner) if winner and evidence.has_repeats else None,
+        confidence=evidence.confidence(winner) if winner and repeated else None,
         ties=evidence.ties(winner) if winner else (),
-        rejected=tuple(_rejected(evidence, winner, target)) if winner else (),
+        rejected=tuple(_rejected(standings, winner, target)) if winner else (),
         failed_replicates=tuple(run.trial for run in data.records if winner and _failed_replicate(run, winner)),
+    )
+
+
+def recommendation_by_target(data: StudyData) -> tuple[TargetRange, ...]:
+    """A step function of the target, from the best value on; sorted, no two neighbours recommend the same.
+
+    For any such target, `target_range_for` finds in it what `recommend` would say.
+    """
+    own_target = data.config.target.at()
+    evidence = Evidence.of(data, own_target)
+    baseline = _baseline(data, evidence.configurations)
+    study_kg = footprint(data).emissions_kg_co2e
+    return tuple(
+        TargetRange(
+            **dict(_answer(evidence, winner, baseline, study_kg)),
+            from_value=from_value,
+            study_target_only=only,
+            seeds=winner.n if winner else 0,
+            value_bound=evidence.bound(winner) if winner else None,
+            baseline_trial=baseline.trial if baseline else None,
+        )
+        for from_value, only, winner in _steps(evidence, own_target)
+    )
+
+
+def target_range_for(ranges: Sequence[TargetRange], target: Target) -> TargetRange:
+    """The range that a target lies in."""
+    rank = target.quality.rank
+    return next(
+        target_range
+        for target_range in reversed(ranges)
+        if target_range.from_value == target.value
+        or (rank(target_range.from_value) < rank(target.value) and not target_range.study_target_only)
     )
 
 
 _BY_MEANS, _BY_FIRST_RUN = attrgetter("mean_rank"), attrgetter("rank")
 
 
-class Best:
-    """Of configurations whose standing against a target is known, those that may be its answer.
+class _Best:
+    """Of configurations whose standing against a target is known, the one to recommend.
 
-    The answer is the cheapest configuration that holds the target, by its means; else the cheapest whose repeats are
-    below it on average, though by less than the error; else the cheapest that ran once, which says less. For a target
-    that the repeats were not made for, it is the cheapest of all these: one that was repeated is no better there than
-    a cheaper one that ran once.
+    It is the cheapest that holds the target, by its means; else the cheapest whose repeats are below it on average,
+    though by less than the error; else the cheapest that ran once, which says less. For a target that the repeats were
+    not made for, it is the cheapest of all these: one that was repeated is no better there than a cheaper one that ran
+    once. As targets rise, a configuration may be taken again with its next standing.
     """
 
     def __init__(self) -> None:
-        self._holding: Configuration | None = None  # the cheapest that holds, by its means
-        self._holding_by_first: Configuration | None = None  # likewise, by its first run
-        self._met: Configuration | None = None  # the cheapest that doesn't miss, by its first run
-        self._doubtful: Configuration | None = None
+        self._by_means: dict[Standing, Configuration] = {}  # the cheapest of each standing
+        self._by_first_run: dict[Standing, Configuration] = {}
 
     def take(self, config: Configuration, standing: Standing) -> None:
-        """As targets rise, a configuration may come again with the next of its standings: one that was once in doubt
-        doesn't count any more once one holds."""
-        if standing is Standing.CONFIRMED:
-            self._holding = min(self._holding or config, config, key=_BY_MEANS)
-            self._holding_by_first = min(self._holding_by_first or config, config, key=_BY_FIRST_RUN)
-        if standing is not Standing.REJECTED:
-            self._met = min(self._met or config, config, key=_BY_FIRST_RUN)
-        if standing is Standing.INCONCLUSIVE:
-            self._doubtful = min(self._doubtful or config, config, key=_BY_MEANS)
+        for cheapest, rank in ((self._by_means, _BY_MEANS), (self._by_first_run, _BY_FIRST_RUN)):
+            cheapest[standing] = min(cheapest.get(standing, config), config, key=rank)
 
     def answer(self, *, confirmed_for_it: bool) -> Configuration | None:
+        holding, by_first_run = self._by_means.get(Standing.CONFIRMED), self._by_first_run
+        meeting = (config for standing, config in by_first_run.items() if standing is not Standing.REJECTED)
+        met = min(meeting, key=_BY_FIRST_RUN, default=None)
         if confirmed_for_it:
-            return self._holding or self._doubtful or self._met
-        return self._holding if self._met is self._holding_by_first else self._met
+            return holding or self._by_means.get(Standing.INCONCLUSIVE) or met
+        return holding if met is by_first_run.get(Standing.CONFIRMED) else met
 
 
-def _rejected(evidence: Evidence, winner: Configuration, target: Target) -> Iterator[Rejected]:
-    for config in sorted(evidence.configurations, key=_BY_FIRST_RUN):
-        met_at_first = config.first.meets(target) and config.rank < winner.rank
-        if met_at_first and evidence.standing(config) is Standing.REJECTED:
-            yield Rejected(
-                trial=config.first.trial, seeds=config.n, value=config.value, failed_replicate=config.failed_replicate
-            )
+def _rejected(standings: Mapping[Configuration, Standing], winner: Configuration, target: Target) -> Iterator[Rejected]:
+    for config in sorted(standings, key=_BY_FIRST_RUN):
+        if standings[config] is Standing.REJECTED and config.first.meets(target) and config.rank < winner.rank:
+            failed = config.failed_replicate
+            yield Rejected(trial=config.trial, seeds=config.n, value=config.value, failed_replicate=failed)
 
 
 def _failed_replicate(record: TrialRecord, winner: Configuration) -> bool:
     ended = record.state is not TrialState.RUNNING and record.stop_reason is not StopReason.INTERRUPTED
-    return record.repeat_of == winner.first.trial and ended and objectives(record) is None
+    return record.repeat_of == winner.trial and ended and objectives(record) is None
 
 
 def _most_accurate(tried: Iterable[Configuration]) -> Configuration:
     return min(tried, key=lambda config: (config.quality.rank(config.value), *config.mean_rank))
 
 
-def find_baseline(data: StudyData, tried: Sequence[Configuration]) -> Configuration | None:
+def _baseline(data: StudyData, tried: Sequence[Configuration]) -> Configuration | None:
     """The start configuration (always trial 0) if it completed, else the most accurate one; None: none completed."""
-    if data.config.search.start and tried and tried[0].first.trial == 0:
+    if data.config.search.start and tried and tried[0].trial == 0:
         return tried[0]
     return _most_accurate(tried) if tried else None
 
 
 def _described(data: StudyData, baseline: Configuration, target: Target) -> Baseline:
-    is_start = bool(data.config.search.start) and baseline.first.trial == 0
+    is_start, meets_target = bool(data.config.search.start) and baseline.trial == 0, target.is_met_by(baseline.value)
     why = START if is_start else MOST_ACCURATE
     if data.config.search.start and not is_start:
         why += "; the start configuration did not complete"
-    if not target.is_met_by(baseline.value):
-        why += "; it misses the target"
+    why += "" if meets_target else "; it misses the target"
     return Baseline(
-        trial=baseline.first.trial,
+        trial=baseline.trial,
         why=why,
         params=baseline.first.params,
         value=baseline.value,
         emissions_kg_co2e=baseline.emissions_kg_co2e,
         is_start=is_start,
-        meets_target=target.is_met_by(baseline.value),
+        meets_target=meets_target,
     )
 
 
-def answer(
+def _answer(
     evidence: Evidence, winner: Configuration | None, baseline: Configuration | None, study_emissions_kg: float
 ) -> Answer:
     if winner is None or baseline is None:
@@ -274,7 +309,7 @@ def answer(
     interval = evidence.saving_interval(winner, baseline)
     fewest, most = (break_even(share * baseline_kg) for share in reversed(interval)) if interval else (None, None)
     return Answer(
-        trial=winner.first.trial,
+        trial=winner.trial,
         value=winner.value,
         emissions_kg_co2e=winner_kg,
         energy_kwh=winner.energy_kwh,
@@ -315,3 +350,26 @@ def _closest(records: Iterable[TrialRecord], tried: Sequence[Configuration]) -> 
         interrupted=record.stop_reason is StopReason.INTERRUPTED,
         seeds=seeds,
     )
+
+
+def _steps(evidence: Evidence, own_target: Target) -> Iterator[tuple[float, bool, Configuration | None]]:
+    """Where a range begins, whether it is the own target's alone, and what is recommended there."""
+    quality = own_target.quality
+    best_rank, own_rank = quality.rank(quality.best), quality.rank(own_target.value)
+    changes = [
+        (max(quality.rank(value), best_rank), config, standing)
+        for config in evidence.configurations
+        for value, standing in evidence.standings(config)
+    ]
+    changes.sort(key=itemgetter(0))  # stable: a configuration's standings stay in their order
+    best, last = _Best(), None
+    at = {rank: list(group) for rank, group in itertools.groupby(changes, key=itemgetter(0))}
+    for rank in sorted({best_rank, own_rank, *at}):
+        for _, config, standing in at.get(rank, ()):
+            best.take(config, standing)
+        winner = best.answer(confirmed_for_it=False)
+        if winner is not last or rank == best_rank:
+            yield quality.rank(rank), False, winner
+        last = winner
+        if rank == own_rank and (confirmed := best.answer(confirmed_for_it=True)) is not winner:
+            yield quality.rank(rank), True, confirmed

@@ -1,24 +1,31 @@
-"""Where the trials' time and energy went: by stage, how fast each trained, and what its first step was spent on."""
+"""Where the trials' time and energy went, by stage; how fast each trained; and what longer runs make of the ranking,
+since a run compiles and warms up once, however long it is."""
 
+import math
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import attrgetter
 
-from carbonopt.core.dimensions import TrialParams
+from carbonopt.analysis.confidence import Configuration, Evidence, Standing
+from carbonopt.analysis.recommend import Recommendation
+from carbonopt.core.dimensions import TrialParams, affecting
 from carbonopt.core.study import StudyData
-from carbonopt.core.trial import Kernels, Stage, StageCost, StopReason, TrialRecord
+from carbonopt.core.trial import Kernels, Stage, StageCost, StopReason, TrialRecord, TrialState
 from carbonopt.core.units import JOULES_PER_KWH
 from carbonopt.core.values import Frozen
 
-# FLOP/s of a GPU's tensor cores in bf16 and fp16 without sparsity, by what its name holds, as the makers' data sheets
-# have them; H100 and H200 are the SXM ones, and
-# H200 stands for GH200, too.
-_PEAK_FLOPS = {"H100 PCIe": 756e12, "H100": 989.4e12, "H200": 989.4e12, "A100": 312e12, "L40S": 362e12}
-_HALF_PRECISIONS = ("bf16", "fp16")
-_FLOP_PER_PARAMETER_AND_TOKEN = 6  # 2 forward, 4 backward (Kaplan et al. 2020, arXiv 2001.08361); attention's not in it
+WORTH_SAYING = 0.01  # of a training's energy: what a first step took more elsewhere
 
+# FLOP/s of a GPU's tensor cores in bf16 and fp16 without sparsity, by what its name holds, as the makers' data sheets
+# have them; H100 and H200 are the SXM ones, and H200 stands for GH200, too.
+_PEAK_FLOPS = {"H100 PCIe": 756e12, "H100": 989.4e12, "H200": 989.4e12, "A100": 312e12, "L40S": 362e12}
+_FLOP_PER_PARAMETER_AND_TOKEN = 6  # 2 forward, 4 backward (Kaplan et al. 2020, arXiv 2001.08361); attention's not in it
 # Any of these arguments of Hugging Face's switches compilation on.
 _COMPILING_ARGUMENTS = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
 _MOST = 0.5  # of a training's energy
+_ROUNDING = 1e-9  # relative: what two equal figures may differ by
 
 
 class StageShare(Frozen):
@@ -67,22 +74,67 @@ class Stages(Frozen):
     imported_before: bool = False  # trials are forks of a process that had imported what they need
 
 
+class CheapestFrom(Frozen):
+    """A configuration that no other undercuts from some length of the runs on, up to where the next one begins."""
+
+    trial: int
+    from_length: float  # in lengths of the runs as they were: so many times their steps
+    excess_kwh: float  # once a run
+    energy_per_length_kwh: float  # the rest of the training
+    less_in_the_limit: float  # of the recommended one's energy, in runs so long that no first step counts; 0 for itself
+    less_interval: tuple[float, float] | None  # of it, as of savings; None: nothing was repeated, or it is itself
+
+
+class AsFirst(Frozen):
+    """The recommended one charged as if nothing had been compiled before it."""
+
+    like: int  # the trial with the largest excess among those that compile the same
+    excess_kwh: float  # its
+    energy_kwh: float  # of the recommended one's training with that excess
+    cheapest: int  # which one it is once each is charged so
+    cheapest_energy_kwh: float
+
+
+class NotCompared(Frozen):
+    """Of the compiled trials that are not compared, for they were stopped or may not be recommended, the one whose
+    steps cost least. What a token costs it is known, and so what a long run would; which quality that reaches isn't."""
+
+    trial: int
+    of: int  # such trials
+    less_a_token: float  # of the energy that the recommended one takes a token after its first step; negative: more
+
+
+class Amortisation(Frozen):
+    """Of a configuration that was repeated, and is judged by that, all figures are means over its runs."""
+
+    trial: int  # the recommended one; where no trial met the target, the complete one with the least energy
+    met: bool
+    compared: int  # configurations, itself included: those that may be recommended, or all complete ones
+    unknown: int  # as many more of these, whose first steps were not measured
+    energy_kwh: float  # of its training
+    excess_kwh: float  # of that, once a run
+    largest_excess_share: float  # of any trial of the study
+    cheapest: tuple[CheapestFrom, ...]  # by length, `trial` first; it alone: it stays the cheapest
+    as_first: AsFirst | None  # None: that costs hardly more
+    compiles: bool = False  # `trial` does
+    not_compared: NotCompared | None = None  # None: there is no such trial
+
+
 def stages(data: StudyData) -> Stages:
     replayed = data.provenance.is_replay  # its seconds are those of reading a table
     measured = [] if replayed else [record for record in data.records if record.stages]
     return Stages(
-        shares=tuple(_shares(measured)),
+        shares=tuple(_shares([record.stages or {} for record in measured])),
         speeds=tuple(speed for record in measured if (speed := _speed(record, data))),
         stopped_early=tuple(early for record in measured if (early := _stopped_early(record, data))),
-        compiles=any(compiles(record.params, data) for record in measured),
+        compiles=any(_compiles(record.params, data) for record in measured),
         imported_before=data.config.launch.warm_start and bool(measured),
     )
 
 
-def compiles(params: TrialParams, data: StudyData) -> bool:
+def _compiles(params: TrialParams, data: StudyData) -> bool:
     """Whether its first step compiles kernels, or loads those that an earlier trial has compiled."""
-    workload = data.config.workload
-    given = workload.training_arguments if workload is not None else {}
+    given = data.config.workload.training_arguments if data.config.workload else {}
     if params.torch_compile or any(given.get(name) for name in _COMPILING_ARGUMENTS):
         return True
     on_gpu = bool(data.config.launch.gpus)
@@ -90,13 +142,13 @@ def compiles(params: TrialParams, data: StudyData) -> bool:
 
 
 def _stopped_early(record: TrialRecord, data: StudyData) -> StoppedEarly | None:
-    parts, done, compiled = record.stages or {}, record.steps_done or 0, compiles(record.params, data)
+    parts, done, compiles = record.stages or {}, record.steps_done or 0, _compiles(record.params, data)
     if record.stop_reason not in (StopReason.CAP, StopReason.TARGET) or Stage.COMPILE not in parts:
         return None
     first_step_kwh = parts[Stage.COMPILE].energy_kwh
     training_kwh = first_step_kwh + parts.get(Stage.STEPS, StageCost()).energy_kwh
     # Without compilation it would say nothing of a trial of one or two steps: the first is half of them.
-    if first_step_kwh <= _MOST * training_kwh or not (compiled or done > 2):
+    if first_step_kwh <= _MOST * training_kwh or not (compiles or done > 2):
         return None
     return StoppedEarly(
         trial=record.trial,
@@ -105,17 +157,14 @@ def _stopped_early(record: TrialRecord, data: StudyData) -> StoppedEarly | None:
         total_steps=record.total_steps,
         first_step_kwh=first_step_kwh,
         training_kwh=training_kwh,
-        compiles=compiled,
+        compiles=compiles,
         kernels=record.kernels,
     )
 
 
-def _shares(records: Iterable[TrialRecord]) -> Iterator[StageShare]:
-    costs: dict[Stage, list[StageCost]] = {}
-    for record in records:
-        for stage, cost in (record.stages or {}).items():
-            costs.setdefault(stage, []).append(cost)
-    totals = {stage: sum(costs[stage], StageCost()) for stage in Stage if stage in costs}
+def _shares(trials: Sequence[Mapping[Stage, StageCost]]) -> Iterator[StageShare]:
+    costs = {stage: [parts[stage] for parts in trials if stage in parts] for stage in Stage}
+    totals = {stage: sum(costs[stage], StageCost()) for stage in Stage if costs[stage]}
     whole = sum(totals.values(), StageCost())
     for stage, total in totals.items():
         yield StageShare(
@@ -152,9 +201,143 @@ def _speed(record: TrialRecord, data: StudyData) -> Speed | None:
 
 def _utilisation(tokens_per_s: float, model_parameters: int, params: TrialParams, data: StudyData) -> float | None:
     """Model FLOP utilisation as Chowdhery et al. 2022 (arXiv 2204.02311) have it, without attention's FLOP."""
-    gpus = data.provenance.hardware.gpus if data.provenance.hardware is not None else ()
-    peaks = [next((peak for name, peak in _PEAK_FLOPS.items() if name in gpu), None) for gpu in gpus]
+    gpus = data.provenance.hardware.gpus if data.provenance.hardware else ()
+    peaks = [next((peak for name, peak in _PEAK_FLOPS.items() if name in gpu), 0.0) for gpu in gpus]
     # With adapters the frozen weights need no gradients: another number of FLOP.
-    if not peaks or None in peaks or params.precision not in _HALF_PRECISIONS or params.lora_rank:
+    if not peaks or 0 in peaks or params.precision not in ("bf16", "fp16") or params.lora_rank:
         return None
-    return _FLOP_PER_PARAMETER_AND_TOKEN * model_parameters * tokens_per_s / sum(peak for peak in peaks if peak)
+    return _FLOP_PER_PARAMETER_AND_TOKEN * model_parameters * tokens_per_s / sum(peaks)
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A run's energy over its length, a straight one."""
+
+    config: Configuration
+    excess_kwh: float
+    per_length_kwh: float
+
+    @property
+    def energy_kwh(self) -> float:
+        return self.excess_kwh + self.per_length_kwh
+
+    @property
+    def trial(self) -> int:
+        return self.config.first.trial
+
+
+def amortisation(data: StudyData, rec: Recommendation, timed: Stages) -> Amortisation | None:
+    """None: no trial completed, or the first steps of the recommended one were not measured."""
+    evidence = Evidence.of(data, rec.target)
+    standings = {config: evidence.standing(config) for config in evidence.configurations}
+    standing = next((standings[config] for config in standings if config.first.trial == rec.trial), None)
+    # What is recommended is the cheapest of the best standing that there is.
+    eligible = [config for config in standings if standing in (None, standings[config])]
+    speeds = {speed.trial: speed for speed in timed.speeds}
+    by_first = standing is Standing.UNREPLICATED
+    lines = [line for config in eligible if (line := _line(config, speeds, by_first=by_first))]
+    lines.sort(key=lambda line: (line.trial != rec.trial, line.energy_kwh, line.config.mean_rank[1:]))
+    if not lines or (rec.met and lines[0].trial != rec.trial):
+        return None
+    first = lines[0]
+    return Amortisation(
+        trial=first.trial,
+        met=rec.met,
+        compared=len(lines),
+        unknown=len(eligible) - len(lines),
+        energy_kwh=first.energy_kwh,
+        excess_kwh=first.excess_kwh,
+        largest_excess_share=max(speed.first_step_excess_share for speed in timed.speeds),
+        cheapest=tuple(
+            CheapestFrom(
+                trial=line.trial,
+                from_length=length,
+                excess_kwh=line.excess_kwh,
+                energy_per_length_kwh=line.per_length_kwh,
+                less_in_the_limit=0.0 if line is first else 1 - line.per_length_kwh / first.per_length_kwh,
+                less_interval=None if line is first else _less_interval(evidence, line, first),
+            )
+            for length, line in _envelope(lines)
+        ),
+        as_first=_as_first(data, lines, speeds),
+        compiles=_compiles(first.config.first.params, data),
+        not_compared=_not_compared(data, {config.first.trial for config in eligible}, first.config, speeds),
+    )
+
+
+def _line(config: Configuration, speeds: Mapping[int, Speed], *, by_first: bool) -> _Line | None:
+    """`by_first`: by the search's own run alone, as configurations are ranked that weren't run with all their seeds."""
+    runs = config.runs[:1] if by_first else config.runs
+    energies = [(run.energy_kwh.train, speeds[run.trial]) for run in runs if run.energy_kwh and run.trial in speeds]
+    if len(energies) < len(runs):
+        return None
+    parts = [(train_kwh, min(speed.first_step_excess_kwh, train_kwh)) for train_kwh, speed in energies]
+    excess_kwh = statistics.fmean(excess_kwh for _, excess_kwh in parts)
+    return _Line(config, excess_kwh, statistics.fmean(train_kwh - excess_kwh for train_kwh, excess_kwh in parts))
+
+
+def _envelope(lines: Sequence[_Line]) -> list[tuple[float, _Line]]:
+    """Which one is the cheapest from which length on. The first one is at length 1; where two begin to be at the same
+    length, the one with the lower slope counts, which is the cheaper one behind it."""
+    steps = [(1.0, lines[0])]
+    while True:
+        length, now = steps[-1]
+        overtaking = [
+            (max(length, (line.excess_kwh - now.excess_kwh) / (now.per_length_kwh - line.per_length_kwh)), line)
+            for line in lines
+            if line.per_length_kwh < now.per_length_kwh * (1 - _ROUNDING)
+        ]
+        if not overtaking:
+            return steps
+        next_length = min(at for at, _ in overtaking)
+        there = [line for at, line in overtaking if at <= next_length * (1 + _ROUNDING)]
+        steps.append((next_length, min(there, key=lambda line: (line.per_length_kwh, line.config.mean_rank[1:]))))
+
+
+def _less_interval(evidence: Evidence, line: _Line, first: _Line) -> tuple[float, float] | None:
+    """With the margin that the ratio of the two whole runs has."""
+    whole = evidence.saving_interval(line.config, first.config)
+    if whole is None or not line.per_length_kwh > 0:
+        return None
+    margin = math.log((1 - whole[0]) * first.config.emissions_kg_co2e / line.config.emissions_kg_co2e)
+    ratio = line.per_length_kwh / first.per_length_kwh
+    return 1 - ratio * math.exp(margin), 1 - ratio * math.exp(-margin)
+
+
+def _as_first(data: StudyData, lines: Sequence[_Line], speeds: Mapping[int, Speed]) -> AsFirst | None:
+    compiled_by, excess_kwh = attrgetter(*affecting("kernels")), attrgetter("first_step_excess_kwh")
+    # Equal where one finds the other's kernels in the cache; a stopped trial may have been the first.
+    compiled = {record.trial: compiled_by(record.params) for record in data.records if record.trial in speeds}
+    like = [
+        max((speeds[trial] for trial in compiled if compiled[trial] == compiled[line.trial]), key=excess_kwh)
+        for line in lines
+    ]
+    charged = [(line.per_length_kwh + excess_kwh(by), line.trial) for line, by in zip(lines, like, strict=True)]
+    if charged[0][0] <= (1 + WORTH_SAYING) * lines[0].energy_kwh:
+        return None
+    cheapest = reduce(lambda least, other: other if other[0] < least[0] * (1 - _ROUNDING) else least, charged)
+    return AsFirst(
+        like=like[0].trial,
+        excess_kwh=like[0].first_step_excess_kwh,
+        energy_kwh=charged[0][0],
+        cheapest=cheapest[1],
+        cheapest_energy_kwh=cheapest[0],
+    )
+
+
+def _not_compared(
+    data: StudyData, compared: set[int], first: Configuration, speeds: Mapping[int, Speed]
+) -> NotCompared | None:
+    millijoules = {
+        record.trial: speeds[record.trial].millijoules_per_token
+        for record in data.records
+        if record.state in (TrialState.PRUNED, TrialState.COMPLETE)
+        and record.trial in speeds
+        and not {record.trial, record.repeat_of} & compared
+        and _compiles(record.params, data)
+    }
+    own = statistics.fmean(speeds[run.trial].millijoules_per_token for run in first.runs if run.trial in speeds)
+    if not millijoules or not own > 0:
+        return None
+    least = min(millijoules, key=lambda trial: millijoules[trial])
+    return NotCompared(trial=least, of=len(millijoules), less_a_token=1 - millijoules[least] / own)

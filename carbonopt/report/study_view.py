@@ -6,21 +6,18 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from carbonopt.analysis.amortisation import amortisation
 from carbonopt.analysis.audit import audit
 from carbonopt.analysis.batch import batch_effect
-from carbonopt.analysis.by_target import recommendation_by_target
 from carbonopt.analysis.comparison import comparison
-from carbonopt.analysis.confidence import by_means
+from carbonopt.analysis.confidence import by_means, repeats
 from carbonopt.analysis.diminishing_returns import diminishing_returns
 from carbonopt.analysis.footprint import footprint
 from carbonopt.analysis.front import knee
 from carbonopt.analysis.influence import influence
-from carbonopt.analysis.recommend import recommend
+from carbonopt.analysis.recommend import recommend, recommendation_by_target
 from carbonopt.analysis.regions import regions
-from carbonopt.analysis.replicates import repeats
 from carbonopt.analysis.repricing import repricing
-from carbonopt.analysis.stages import stages
+from carbonopt.analysis.stages import amortisation, stages
 from carbonopt.core.quality import Quality
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialRecord

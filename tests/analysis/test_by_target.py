@@ -11,9 +11,8 @@ from analysis.test_recommend import record, study
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from carbonopt.analysis.by_target import TargetRange, recommendation_by_target, target_range_for
 from carbonopt.analysis.front import knee, pareto_front
-from carbonopt.analysis.recommend import recommend
+from carbonopt.analysis.recommend import TargetRange, recommend, recommendation_by_target, target_range_for
 from carbonopt.core.quality import PERPLEXITY, Target
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialRecord, TrialState

@@ -8,9 +8,8 @@ from analysis.test_recommend import record, study
 from documents import caveats_of
 from scipy import stats
 
-from carbonopt.analysis.confidence import LEVEL, Evidence, Standing, pooled
+from carbonopt.analysis.confidence import LEVEL, Evidence, Standing, pooled, repeats
 from carbonopt.analysis.recommend import Recommendation, recommend
-from carbonopt.analysis.replicates import repeats
 from carbonopt.core.quality import PERPLEXITY, Target
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialRecord, TrialState

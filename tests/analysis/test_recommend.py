@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carbonopt.analysis.confidence import repeats
 from carbonopt.analysis.footprint import footprint
 from carbonopt.analysis.front import pareto_front
 from carbonopt.analysis.recommend import recommend
-from carbonopt.analysis.replicates import repeats
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import PERPLEXITY

@@ -7,9 +7,8 @@ import pytest
 from documents import caveats_of, document_of, markdown_of, numbers_of, rows_of, tables_of
 from small_studies import REPLAY, pruned, study, trial
 
-from carbonopt.analysis.amortisation import Amortisation, amortisation
 from carbonopt.analysis.recommend import recommend
-from carbonopt.analysis.stages import stages
+from carbonopt.analysis.stages import Amortisation, amortisation, stages
 from carbonopt.cli.display import LiveDisplay
 from carbonopt.core.study import Hardware, StudyData
 from carbonopt.core.trial import Energy, Prepared, Stage, StageCost, StopReason, TrialRecord, TrialState

@@ -7,9 +7,9 @@ import pytest
 from documents import caveats_of, document_of, markdown_of, numbers_of, rows_of, tables_of
 from small_studies import REPLAY, SAME, TRACE, gpu_study, on_gpu, pruned, study, trial
 
-from carbonopt.analysis.replicates import Spread
 from carbonopt.cli.display import LiveDisplay
 from carbonopt.core.format import difference_text, emissions_scale, energy_scale, spread_text, uncertainty_text
+from carbonopt.core.statistics import Spread
 from carbonopt.core.study import StudyData
 from carbonopt.core.units import kwh_from_joules
 from carbonopt.report.sections import energy

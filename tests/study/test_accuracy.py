@@ -14,11 +14,10 @@ from commands import within
 from scipy import stats
 from search.test_study import Silent
 
-from carbonopt.analysis.by_target import recommendation_by_target, target_range_for
 from carbonopt.analysis.comparison import comparison
 from carbonopt.analysis.confidence import LEVEL
 from carbonopt.analysis.front import pareto_front
-from carbonopt.analysis.recommend import recommend
+from carbonopt.analysis.recommend import recommend, recommendation_by_target, target_range_for
 from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import ACCURACY, Target
 from carbonopt.core.study import StudyData

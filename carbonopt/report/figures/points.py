@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from sys import float_info
 from typing import Literal, get_args
 
-from carbonopt.analysis.confidence import configurations
+from carbonopt.analysis.confidence import Repeats, configurations
 from carbonopt.analysis.front import is_finite
 from carbonopt.analysis.recommend import Baseline, Recommendation
-from carbonopt.analysis.replicates import Repeats
 from carbonopt.core.quality import Quality
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import EvalPoint, TrialRecord, TrialState

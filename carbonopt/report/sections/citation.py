@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from carbonopt.analysis.replicates import Repeats, repeats_of
+from carbonopt.analysis.confidence import Repeats, repeats_of
 from carbonopt.core import format as fmt
 from carbonopt.report.caveats import range_text
 from carbonopt.report.document import Paragraph, Section

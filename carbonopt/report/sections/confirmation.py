@@ -4,8 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 
-from carbonopt.analysis.confidence import Standing
-from carbonopt.analysis.replicates import Repeats, repeats_of
+from carbonopt.analysis.confidence import Repeats, Standing, repeats_of
 from carbonopt.core import format as fmt
 from carbonopt.core.trial import TrialState
 from carbonopt.report.document import MISSING, Caveat, Maker, Section, Table, num, table, word

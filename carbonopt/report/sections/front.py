@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
-from carbonopt.analysis.by_target import TargetRange, target_range_for
 from carbonopt.analysis.confidence import Configuration, configurations
+from carbonopt.analysis.recommend import TargetRange, target_range_for
 from carbonopt.core import format as fmt
 from carbonopt.report.document import Block, Paragraph, Section, Step, Steps, Table, num, scaled, table
 from carbonopt.report.figures.pareto import interactive_pareto, pareto

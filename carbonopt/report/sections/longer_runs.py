@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import pairwise
 
-from carbonopt.analysis.amortisation import WORTH_SAYING, Amortisation, CheapestFrom
+from carbonopt.analysis.stages import WORTH_SAYING, Amortisation, CheapestFrom
 from carbonopt.core import format as fmt
 from carbonopt.report.document import MISSING, Caveat, Section, Table, num, scaled, table, word
 from carbonopt.report.study_view import StudyView
