@@ -1,10 +1,9 @@
 """What the analyses may find, made by hand: for tests of how it is shown."""
 
 from carbonopt.analysis.batch import AtBatch, BatchEffect, Spanned
-from carbonopt.analysis.comparison import AtEqualQuality, Comparison, Saving
-from carbonopt.analysis.diminishing_returns import DiminishingReturns, Milestone
+from carbonopt.analysis.comparison import AtEqualQuality, Comparison, DiminishingReturns, Milestone, Saving
 from carbonopt.analysis.influence import Effect, Influence, NotKnown, Parameter
-from carbonopt.analysis.regions import InRegion
+from carbonopt.analysis.repricing import InRegion
 
 
 def spanned(middle: float) -> Spanned:

@@ -1,7 +1,7 @@
 """Facts made by hand, for the tests of the paper: what each analysis could say of a small study."""
 
 from carbonopt.analysis.batch import AtBatch, BatchEffect, Spanned
-from carbonopt.analysis.diminishing_returns import DiminishingReturns, Milestone
+from carbonopt.analysis.comparison import DiminishingReturns, Milestone
 from carbonopt.analysis.influence import Effect, Influence, NotKnown, Parameter
 
 

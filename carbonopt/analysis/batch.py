@@ -1,12 +1,11 @@
 """What the batch does to time, memory, energy and emissions of an epoch, whatever the learning rate and the length.
 
-A trial's figures are divided by the epochs that it trained. Its first steps cost more than the others (memory is
-allocated, kernels are chosen), which a stopped trial spreads over few steps: of a batch size that trials completed
-with, only those count; else those that were stopped after LEAST_STEPS steps and LEAST_SHARE of their way at the
-earliest, and its figures are rather too high.
-"""
+A trial's first steps cost more than the others (memory is allocated, kernels are chosen), which a stopped one spreads
+over few: of a batch size that trials completed with, only those count; else those that were stopped after LEAST_STEPS
+steps and LEAST_SHARE of their way at the earliest."""
 
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 
 from carbonopt.core.study import StudyData
@@ -43,14 +42,11 @@ class BatchEffect(Frozen):
 
 
 def batch_effect(data: StudyData) -> BatchEffect | None:
-    """Compares the global batch sizes, by trials of any state whose training energy and duration are known.
-
-    None: fewer than two batch sizes have such a trial.
-    """
-    by_size: dict[int, list[tuple[TrialRecord, float]]] = {}
+    """By trials of any state whose training energy and duration are known; None: of fewer than two batch sizes."""
+    by_size: defaultdict[int, list[tuple[TrialRecord, float]]] = defaultdict(list)
     for record in data.records:
         if epochs := _epochs(record):
-            by_size.setdefault(record.params.global_batch_size, []).append((record, epochs))
+            by_size[record.params.global_batch_size].append((record, epochs))
     if len(by_size) < 2:
         return None
     batches = tuple(_at_batch(data, size, by_size[size]) for size in sorted(by_size))

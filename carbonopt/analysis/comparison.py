@@ -1,9 +1,16 @@
-"""The recommended configuration against the baseline: what it saves, how sure that is, and what at equal quality."""
+"""The recommended run against the baseline, at equal quality too, and against itself, had it been stopped earlier."""
+
+from collections.abc import Iterator
 
 from carbonopt.analysis.confidence import LEVEL, Configuration, configurations
 from carbonopt.analysis.recommend import Recommendation
+from carbonopt.core.dimensions import DEFAULT_LR_SCHEDULER, rate_decays
+from carbonopt.core.quality import Target
 from carbonopt.core.study import StudyData
+from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.core.values import Frozen
+
+ENOUGH = 0.01  # an evaluation that is worse than the best by this share is as good for most ends
 
 
 class Saving(Frozen):
@@ -12,7 +19,7 @@ class Saving(Frozen):
     fraction: float  # negative: it emits more
     lowest: float | None  # the interval at `level`; None: nothing was repeated
     highest: float | None
-    level: float
+    level: float = LEVEL
     seeds: int  # complete runs of the recommended configuration
     baseline_seeds: int
     # How many runs pay the study back, by the same interval; its second None: there may be no saving, so no number is
@@ -35,10 +42,8 @@ class BothStopped(Frozen):
 
 
 class AtEqualQuality(Frozen):
-    """Against the baseline stopped as soon as it met the target. It evaluates now and then: the truth lies between.
-
-    Of a baseline that was repeated it is the search's own trial.
-    """
+    """Against the baseline (its first run) stopped as soon as it met the target. It evaluates now and then: the truth
+    lies between."""
 
     baseline_step: int  # its first evaluation at or below the target
     baseline_emissions_kg_co2e: float  # up to there: at most this was needed
@@ -56,16 +61,36 @@ class Comparison(Frozen):
     equal_quality: AtEqualQuality | None  # None: the baseline never met the target, or its energy by step is not known
 
 
-def comparison(data: StudyData, rec: Recommendation) -> Comparison | None:
-    """Sets the recommended configuration against its baseline.
+class Milestone(Frozen):
+    """One evaluation of the run."""
 
-    None: nothing is recommended, it is its own baseline, or the baseline emitted nothing.
-    """
+    step: int
+    share: float  # of all its steps
+    energy_kwh: float  # of the training window up to here
+    emissions_kg_co2e: float  # likewise, PUE in
+    value: float  # of the quality
+    # How much better it got since the evaluation before, per kg CO2e. None: the first one, or nothing was emitted.
+    gained_per_kg_co2e: float | None
+
+
+class DiminishingReturns(Frozen):
+    trial: int  # the recommended one, else the closest, if it completed
+    total_steps: int
+    points: tuple[Milestone, ...]  # by step; only evaluations of known energy and finite value
+    best: Milestone
+    enough: Milestone  # the first within ENOUGH of the best
+    saved_fraction: float  # of the run's emissions, had it been stopped there
+    first_meeting: Milestone | None  # the first that meets the target
+    rate_decays: bool  # the learning rate falls over the run: a run planned to be that short would end lower
+
+
+def comparison(data: StudyData, rec: Recommendation) -> Comparison | None:
+    """None: nothing is recommended, it is its own baseline, or the baseline emitted nothing."""
     if rec.trial is None or rec.baseline is None or rec.value is None or rec.saving_fraction is None:
         return None
     if rec.trial == rec.baseline.trial:
         return None
-    by_trial = {config.first.trial: config for config in configurations(data.records)}
+    by_trial = {config.trial: config for config in configurations(data.records)}
     winner, baseline = by_trial[rec.trial], by_trial[rec.baseline.trial]
     lowest, highest = rec.saving_interval or (None, None)
     return Comparison(
@@ -76,24 +101,23 @@ def comparison(data: StudyData, rec: Recommendation) -> Comparison | None:
             fraction=rec.saving_fraction,
             lowest=lowest,
             highest=highest,
-            level=LEVEL,
             seeds=winner.n,
             baseline_seeds=baseline.n,
             break_even_interval=rec.break_even_interval,
         ),
-        equal_quality=_equal_quality(data, rec, winner, baseline),
+        equal_quality=_equal_quality(data, rec.target, winner, baseline),
     )
 
 
 def _equal_quality(
-    data: StudyData, rec: Recommendation, winner: Configuration, baseline: Configuration
+    data: StudyData, target: Target, winner: Configuration, baseline: Configuration
 ) -> AtEqualQuality | None:
-    if (of_baseline := _until_target(data, rec, baseline)) is None:
+    if (until_target := _until_target(data, target, baseline)) is None:
         return None
-    step, most_kg, least_kg = of_baseline
+    step, most_kg, least_kg = until_target
     both = None
-    if (of_winner := _until_target(data, rec, winner)) is not None:
-        winner_step, winner_most_kg, winner_least_kg = of_winner
+    if until_target := _until_target(data, target, winner):
+        winner_step, winner_most_kg, winner_least_kg = until_target
         both = BothStopped(
             step=winner_step,
             emissions_kg_co2e=winner_most_kg,
@@ -112,15 +136,63 @@ def _equal_quality(
     )
 
 
-def _until_target(data: StudyData, rec: Recommendation, config: Configuration) -> tuple[int, float, float] | None:
-    """Of the search's own run: the step of its first evaluation that meets the target, the emissions up to there, and
-    those up to the evaluation before. None: it never met the target, or these are not known."""
+def _until_target(data: StudyData, target: Target, config: Configuration) -> tuple[int, float, float] | None:
+    """Of the search's own run: the step of its first evaluation that meets the target, the emissions up to there and up
+    to the evaluation before. None: it never met the target, or these are not known."""
     before_kwh: float | None = 0.0
     for point in config.first.evals:
         energy_kwh = point.train_energy_kwh
-        if rec.target.is_met_by(point.value):
+        if target.is_met_by(point.value):
             if not energy_kwh or before_kwh is None:
                 return None
             return point.step, data.emissions_kg_co2e(energy_kwh), data.emissions_kg_co2e(before_kwh)
         before_kwh = energy_kwh
     return None
+
+
+def diminishing_returns(data: StudyData, rec: Recommendation) -> DiminishingReturns | None:
+    """Of the recommended trial, else of the closest one if it completed; of a repeated configuration, the search's own.
+    None: there is no such trial, its energy by step is not known, or no energy was used."""
+    trial = rec.closest.trial if rec.closest else rec.trial  # there is a closest one where none is recommended
+    record = next((record for record in data.records if record.trial == trial), None)
+    if record is None or record.state is not TrialState.COMPLETE or record.energy_kwh is None:
+        return None
+    total_steps = record.total_steps or (record.evals[-1].step if record.evals else 0)
+    points = tuple(_milestones(data, record, total_steps))
+    if not points or not record.energy_kwh.train > 0:
+        return None
+    quality = rec.target.quality
+    best = min(points, key=lambda point: quality.rank(point.value))
+    as_good = Target(quality, quality.relaxed(best.value, ENOUGH))
+    enough = next(point for point in points if as_good.is_met_by(point.value))
+    given = data.config.workload.training_arguments if data.config.workload else {}
+    scheduler = record.params.lr_scheduler or given.get("lr_scheduler_type", DEFAULT_LR_SCHEDULER)
+    warmup = record.params.warmup_ratio or given.get("warmup_ratio") or given.get("warmup_steps") or 0.0
+    return DiminishingReturns(
+        trial=record.trial,
+        total_steps=total_steps,
+        points=points,
+        best=best,
+        enough=enough,
+        saved_fraction=0.0 if enough.step >= total_steps else 1 - enough.energy_kwh / record.energy_kwh.train,
+        first_meeting=next((point for point in points if rec.target.is_met_by(point.value)), None),
+        rate_decays=rate_decays(scheduler, warmup),
+    )
+
+
+def _milestones(data: StudyData, record: TrialRecord, total_steps: int) -> Iterator[Milestone]:
+    rank, before = record.quality.of.rank, None
+    for point in record.evals:
+        if point.train_energy_kwh is None or point.value is None:
+            continue
+        emissions_kg = data.emissions_kg_co2e(point.train_energy_kwh)
+        spent_kg = emissions_kg - before.emissions_kg_co2e if before else 0.0
+        before = Milestone(
+            step=point.step,
+            share=point.step / total_steps,
+            energy_kwh=point.train_energy_kwh,
+            emissions_kg_co2e=emissions_kg,
+            value=point.value,
+            gained_per_kg_co2e=(rank(before.value) - rank(point.value)) / spent_kg if before and spent_kg > 0 else None,
+        )
+        yield before

@@ -1,8 +1,7 @@
-"""How sure an answer is: configurations that were repeated with other seeds, and what their spread allows to say.
+"""How sure an answer is: what repeats with other seeds allow to say, and how often the pruning was wrong.
 
 Values are compared on the scale of their quality (`Quality.scaled`), where seeds move all configurations alike. One
-standard deviation is pooled over all repeated configurations: three seeds alone say little. See docs/confirmation.md.
-"""
+standard deviation is pooled over all repeated configurations: three seeds alone say little: docs/confirmation.md."""
 
 import math
 import statistics
@@ -12,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 
-from carbonopt.analysis.front import objectives
+from carbonopt.analysis.front import objectives, pareto_front
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import Target
 from carbonopt.core.statistics import Spread
@@ -23,6 +22,8 @@ from carbonopt.core.values import Frozen
 LEVEL = 0.95
 LARGEST_MARGIN = 500.0  # of a logarithm: beyond it nothing is known, and its exponential is still a number
 NEARLY_AS_CHEAP = 0.05  # of the recommended one's emissions
+# A trial that ended otherwise (by the budget, a crash) doesn't tell whether it would have mattered.
+_TELLING = (TrialState.COMPLETE, TrialState.DIVERGED)
 
 
 class Standing(StrEnum):
@@ -74,8 +75,7 @@ class Pooled:
         """How far a mean of so many runs may lie from the truth; of two counts, a difference of two means.
 
         Student's t with a pooled standard deviation (NIST/SEMATECH e-Handbook of Statistical Methods, 7.2.2 and 7.3.1),
-        two-sided against the target, too, because the search chose by the first run (docs/confirmation.md).
-        """
+        two-sided against the target, too, because the search chose by the first run (docs/confirmation.md)."""
         # Student's t without the second that importing scipy.stats takes, and here: every command imports this file.
         from scipy.special import stdtrit
 
@@ -100,7 +100,7 @@ class SaferAlternative(Frozen):
 class Confidence(Frozen):
     """How sure it is that the recommended configuration meets the target whatever the seed."""
 
-    level: float
+    level: float = LEVEL
     seeds: int  # complete runs of the configuration, each with its own seed
     trials: tuple[int, ...]  # their numbers
     value_mean: float  # as `Configuration.value`
@@ -123,7 +123,7 @@ class Repeats(Frozen):
     # What its repeats with other seeds say, by the same means and bounds as the recommendation's confidence:
     value_mean: float  # as `Configuration.value`
     value_bound: float | None  # of that mean over all seeds, at `level`; None: no repeats, or beyond all bounds
-    level: float
+    level: float = LEVEL
     failed_replicate: bool  # with another seed it diverged or did not fit in memory
 
     def standing(self, target: Target) -> Standing | None:
@@ -137,6 +137,18 @@ class Repeats(Frozen):
     @property
     def n(self) -> int:
         return len(self.trials)
+
+
+class Audit(Frozen):
+    """Of the trials that were to be stopped for their target and ran on. The interval is Clopper and Pearson's, which
+    holds for any number of trials."""
+
+    ended: int  # ran to their end
+    mattered: int  # of these, met the target after all; with search.goal: front, ended on the front
+    cut_short: int  # did not reach their end, for another reason, or still run
+    lowest_rate: float | None  # of `mattered` among `ended`; None: none ended
+    highest_rate: float | None
+    level: float = LEVEL  # of that interval
 
 
 class Evidence:
@@ -186,7 +198,6 @@ class Evidence:
     def confidence(self, config: Configuration) -> Confidence:
         noise, emissions = self._noise(config), self.emissions and self.emissions.at_least(config.emissions_of_runs)
         return Confidence(
-            level=LEVEL,
             seeds=config.n,
             trials=tuple(run.trial for run in config.runs),
             value_mean=config.value,
@@ -204,8 +215,7 @@ class Evidence:
         log of a ratio of means has the variance deviation² × (1 ÷ n + 1 ÷ n') (Hedges, Gurevitch and Curtis, The
         meta-analysis of response ratios, Ecology 80, 1999).
 
-        None: nothing was repeated, it is the baseline itself, or one of the two emitted nothing.
-        """
+        None: nothing was repeated, it is the baseline itself, or one of the two emitted nothing."""
         if self._log_emissions is None or config.trial == baseline.trial:
             return None
         if not (config.emissions_kg_co2e > 0 and baseline.emissions_kg_co2e > 0):
@@ -241,13 +251,9 @@ class Evidence:
         """Trials that are confirmed, too, at mean emissions that differ from the winner's by no more than the error."""
         if self.emissions is None or not self.confirmed(winner):
             return ()
-        return tuple(
-            config.trial
-            for config in self.configurations
-            if config is not winner
-            and self.confirmed(config)
-            and abs(config.emissions_kg_co2e - winner.emissions_kg_co2e) <= self.emissions.margin(config.n, winner.n)
-        )
+        margin, winner_kg = self.emissions.margin, winner.emissions_kg_co2e
+        rest = [config for config in self.configurations if config is not winner and self.confirmed(config)]
+        return tuple(near.trial for near in rest if abs(near.emissions_kg_co2e - winner_kg) <= margin(near.n, winner.n))
 
     def _noise(self, config: Configuration) -> Pooled | None:
         return self.scaled_value.at_least(config.scaled_values) if self.scaled_value and config.n > 1 else None
@@ -310,7 +316,6 @@ def _repeats(runs: Sequence[TrialRecord], judged: Configuration | None, evidence
         emissions_kg_co2e=_spread(every_run.emissions_of_runs),
         value_mean=(judged or every_run).value,
         value_bound=None if judged is None else evidence.bound(judged),
-        level=LEVEL,
         failed_replicate=judged is not None and judged.failed_replicate,
     )
 
@@ -322,3 +327,30 @@ def repeats_of(params: TrialParams | None, every: Iterable[Repeats]) -> Repeats 
 def _spread(values: Sequence[float]) -> Spread:
     mean, deviation = statistics.mean(values), statistics.stdev(values)
     return Spread(mean=mean, standard_deviation=deviation, lowest=min(values), highest=max(values))
+
+
+def audit(data: StudyData) -> Audit | None:
+    """How often the rule was wrong where it was checked; None where no audit was asked for."""
+    search, target = data.config.search, data.config.target.at()
+    if not search.pruning.audit:
+        return None
+    audited = [record for record in data.records if record.audited_at_step is not None]
+    ended = [record for record in audited if record.state in _TELLING]
+    front = pareto_front(record for record in data.records if record.repeat_of is None)
+    mattered = sum(record.trial in front if search.goal == "front" else record.meets(target) for record in ended)
+    lowest, highest = _rate_interval(mattered, len(ended)) if ended else (None, None)
+    return Audit(
+        ended=len(ended),
+        mattered=mattered,
+        cut_short=len(audited) - len(ended),
+        lowest_rate=lowest,
+        highest_rate=highest,
+    )
+
+
+def _rate_interval(hits: int, n: int) -> tuple[float, float]:
+    from scipy.special import betaincinv  # as in `Pooled.margin`
+
+    tail = (1 - LEVEL) / 2
+    lowest = float(betaincinv(hits, n - hits + 1, tail)) if hits else 0.0
+    return lowest, float(betaincinv(hits + 1, n - hits, 1 - tail)) if hits < n else 1.0

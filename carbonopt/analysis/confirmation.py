@@ -1,10 +1,9 @@
 """What is to be repeated with other seeds once the search has ended: a pure function of the records.
 
 One configuration is settled after the other: the search's winner first, and while the last one doesn't hold the target
-after its repeats, the next cheapest takes its place. Once one holds, its runners-up by emissions are repeated. All
-together these are at most 1 + confirm.runners_up configurations. What is known at each choice is what the choices
-before it have found, so that an interrupted study goes on as if it had never stopped.
-"""
+after its repeats, the next cheapest. Once one holds, its runners-up by emissions are repeated: 1 + confirm.runners_up
+configurations at most. A choice knows what those before it have found, so that an interrupted study goes on as if it
+had never stopped."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -25,8 +24,6 @@ class Repeat(Frozen):
 
 
 class ConfirmationProgress(Frozen):
-    """How far the confirmation has come."""
-
     trials: tuple[int, ...]  # the search's trials whose configurations were chosen so far
     next: Repeat | None  # None: nothing is left to run
     not_recorded: tuple[Repeat, ...]  # wanted, but a replay's table has no such run
@@ -34,24 +31,22 @@ class ConfirmationProgress(Frozen):
 
 def plan(data: StudyData, available: Available) -> ConfirmationProgress:
     """What has been chosen to be repeated, and which run is due next. The study must have `confirm`."""
-    confirm = data.config.confirm
+    confirm, target = data.config.confirm, data.config.target.at()
     assert confirm is not None
+    seeds, most = confirm.seeds, 1 + confirm.runners_up
     tried = configurations(data.records)
     chosen: list[Configuration] = []
     not_recorded: list[Repeat] = []
     due: Repeat | None = None
-    while due is None and len(chosen) <= confirm.runners_up:
-        following = _following(tried, chosen, data.config.target.at(), confirm.seeds)
-        if following is None:
-            break
+    while not due and len(chosen) < most and (following := _following(tried, chosen, target, seeds)):
         chosen.append(following)
-        for seed in _missing_seeds(data, following.first, confirm.seeds):
-            repeat = Repeat(trial=following.first.trial, seed=seed)
+        for seed in _missing_seeds(data, following.first, seeds):
+            repeat = Repeat(trial=following.trial, seed=seed)
             if available(seed, following.first.params):
                 due = repeat
                 break
             not_recorded.append(repeat)
-    trials = tuple(config.first.trial for config in chosen)
+    trials = tuple(config.trial for config in chosen)
     return ConfirmationProgress(trials=trials, next=due, not_recorded=tuple(not_recorded))
 
 
@@ -61,10 +56,10 @@ def outcome(data: StudyData, available: Available) -> str:
     if not progress.trials:
         return "no trial met the target, so none was repeated"
     evidence = Evidence.of(data, data.config.target.at())
-    chosen = [config for config in evidence.configurations if config.first.trial in progress.trials]
+    chosen = [config for config in evidence.configurations if config.trial in progress.trials]
     parts = []
     for seeds in sorted({config.n for config in chosen}, reverse=True):
-        trials = [str(config.first.trial) for config in chosen if config.n == seeds]
+        trials = [str(config.trial) for config in chosen if config.n == seeds]
         who = f"trial{'s' if len(trials) > 1 else ''} {', '.join(trials)}"
         parts.append(f"{who} ran with {seeds} seed{'s' if seeds > 1 else ''}")
     if not any(map(evidence.confirmed, chosen)):
@@ -93,8 +88,7 @@ def _following(
     """The configuration to repeat after these, by what the search and their repeats say; None: none is left."""
     known = [config if config in chosen else Configuration(runs=(config.first,)) for config in tried]
     evidence = Evidence(known, target, seeds)
-    taken = {config.first.trial for config in chosen}
-    others = [config for config in known if config.first.trial not in taken]
+    others = [config for config in known if config not in chosen]
     may_hold = [config for config in others if evidence.standing(config) is Standing.UNREPLICATED]
     winner = min(filter(evidence.confirmed, known), key=lambda config: config.mean_rank, default=None)
     following = min(may_hold, key=lambda config: config.rank, default=None)
@@ -106,10 +100,8 @@ def _following(
 
 
 def _nearly_meets(config: Configuration, evidence: Evidence, target: Target) -> bool:
-    """Whether a single run is above the target by no more than a standard deviation of the repeats.
-
-    To hold the target in the end, one that is farther off would have to have been unlucky by more than two.
-    """
+    """Whether a single run is above the target by no more than a standard deviation of the repeats: one farther off
+    would have to have been unlucky by more than two."""
     noise, over = evidence.scaled_value, target.shortfall(config.value)
     return noise is not None and 0 < over <= noise.deviation
 

@@ -1,7 +1,7 @@
 """What the whole study spent: pruned, failed and interrupted trials, preparation and gaps included."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import COMPONENTS, TRIAL_PHASES, GpuEnergy, Phase, TrialState
@@ -9,11 +9,8 @@ from carbonopt.core.values import Frozen
 
 
 class Footprint(Frozen):
-    """A study's own energy in kWh as the objective counts it, without PUE, split in two ways; its emissions, PUE in.
-
-    `by_phase_kwh` and `earlier_attempts_kwh` add up to `energy_kwh`. So do `by_state_kwh` (where a trial's earlier
-    attempts count with it), prepare and gap.
-    """
+    """A study's own energy in kWh as the objective counts it, without PUE; its emissions, PUE in. `by_phase_kwh` and
+    `earlier_attempts_kwh` add up to `energy_kwh`; so do `by_state_kwh` (earlier attempts in it), prepare and gap."""
 
     energy_kwh: float
     emissions_kg_co2e: float
@@ -38,18 +35,19 @@ def footprint(data: StudyData) -> Footprint:
     """Adds up the study's energy; emissions at the reference intensity and PUE of the study."""
     records, sessions = data.records, data.sessions
     measured = [(energy, record.gpu_energy_kwh) for record in records if (energy := record.energy_kwh) is not None]
-    gpu_energies = [record.gpu_energy_kwh for record in records if record.gpu_energy_kwh is not None]
+    by_gpu = [record.gpu_energy_kwh for record in records if record.gpu_energy_kwh is not None]
+    by_state = {state: [record.spent_kwh for record in records if record.state is state] for state in TrialState}
+    by_component = {part: [getattr(energy, f"train_{part}") for energy, _ in measured] for part in COMPONENTS}
     energy_kwh = data.spent_kwh()
     repeats_kwh = math.fsum(record.spent_kwh for record in records if record.repeat_of is not None)
-    outer_kwh = _of_sessions(session.outer_kwh for session in sessions)
-    outer_gpu_kwh = _of_sessions(session.outer_gpu_kwh for session in sessions)
+    outer_kwh = _sum((session.outer_kwh for session in sessions), of_none=None)
+    outer_gpu_kwh = _sum((session.outer_gpu_kwh for session in sessions), of_none=None)
     gpu_parts = {
-        Phase.PREPARE: _of_sessions(session.prepare_gpu_kwh for session in sessions),
-        Phase.GAP: _of_sessions(session.gap_gpu_kwh for session in sessions),
+        Phase.PREPARE: _sum((session.prepare_gpu_kwh for session in sessions), of_none=None),
+        Phase.GAP: _sum((session.gap_gpu_kwh for session in sessions), of_none=None),
         **{phase: _sum(gpu[phase].counter if gpu else None for _, gpu in measured) for phase in TRIAL_PHASES},
     }
-    interrupted = (record for record in records if record.earlier_attempts_energy_kwh)
-    gpu_earlier_kwh = _sum(record.earlier_attempts_gpu_kwh for record in interrupted)
+    gpu_earlier_kwh = _sum(record.earlier_attempts_gpu_kwh for record in records if record.earlier_attempts_energy_kwh)
     gpu_kwh = _sum([*gpu_parts.values(), gpu_earlier_kwh])
     return Footprint(
         energy_kwh=energy_kwh,
@@ -62,15 +60,11 @@ def footprint(data: StudyData) -> Footprint:
             **{phase: sum(getattr(energy, phase) for energy, _ in measured) for phase in TRIAL_PHASES},
         },
         earlier_attempts_kwh=sum(record.earlier_attempts_energy_kwh for record in records),
-        by_state_kwh={
-            state: sum(record.spent_kwh for record in records if record.state is state)
-            for state in TrialState
-            if any(record.state is state for record in records)
-        },
+        by_state_kwh={state: sum(spent_kwh) for state, spent_kwh in by_state.items() if spent_kwh},
         train_by_component_kwh={
-            component: sum(parts)
-            for component in COMPONENTS
-            if (parts := [kwh for energy, _ in measured if (kwh := getattr(energy, f"train_{component}")) is not None])
+            part: sum(known)
+            for part, train_kwh in by_component.items()
+            if (known := [kwh for kwh in train_kwh if kwh is not None])
         },
         unmeasured_trials=tuple(record.trial for record in records if record.energy_kwh is None),
         outer_kwh=outer_kwh,
@@ -80,14 +74,13 @@ def footprint(data: StudyData) -> Footprint:
         gpu_kwh=gpu_kwh,
         outer_gpu_kwh=outer_gpu_kwh,
         gpu_closure=gpu_kwh / outer_gpu_kwh if gpu_kwh is not None and outer_gpu_kwh else None,
-        gpu_by_phase_kwh={phase: summed(gpu[phase] for gpu in gpu_energies) for phase in TRIAL_PHASES if gpu_energies},
+        gpu_by_phase_kwh={phase: summed([gpu[phase] for gpu in by_gpu]) for phase in TRIAL_PHASES if by_gpu},
     )
 
 
-def summed(parts: Iterable[GpuEnergy]) -> GpuEnergy:
+def summed(parts: Collection[GpuEnergy]) -> GpuEnergy:
     """Of several windows. Where one window begins as another ends, the tick at that edge cancels out, and the
     uncertainty is an upper bound."""
-    parts = tuple(parts)
     return GpuEnergy(
         counter=math.fsum(part.counter for part in parts),
         codecarbon=math.fsum(part.codecarbon for part in parts),
@@ -96,13 +89,7 @@ def summed(parts: Iterable[GpuEnergy]) -> GpuEnergy:
     )
 
 
-def _of_sessions(parts: Iterable[float | None]) -> float | None:
-    """The sum; None if there are no parts or one of them is not known."""
-    parts = list(parts)
-    return _sum(parts) if parts else None
-
-
-def _sum(parts: Iterable[float | None]) -> float | None:
-    """The sum, 0 of no parts; None if one of them is not known."""
+def _sum(parts: Iterable[float | None], of_none: float | None = 0.0) -> float | None:
+    """None if one of the parts is not known; of no parts `of_none`."""
     known = list(parts)
-    return None if None in known else math.fsum(part for part in known if part is not None)
+    return of_none if not known else None if None in known else math.fsum(part for part in known if part is not None)

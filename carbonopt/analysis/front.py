@@ -18,10 +18,8 @@ def objectives(record: TrialRecord) -> tuple[float, float] | None:
 
 
 def pareto_front(records: Iterable[TrialRecord]) -> tuple[int, ...]:
-    """Numbers of the complete trials that no other beats in one objective without being worse in the other.
-
-    Identical points don't beat each other: all of them stay. Sorted by emissions, then by trial number.
-    """
+    """Numbers of the complete trials that no other beats in one objective without being worse in the other, sorted by
+    emissions, then by number. Identical points don't beat each other: all of them stay."""
     complete = ((*point, record) for record in records if (point := objectives(record)))
     front: list[int] = []
     best = (math.inf, math.inf)  # the front's last point: the best rank so far, at the least emissions for it
@@ -41,8 +39,7 @@ def knee(records: Iterable[TrialRecord]) -> int | None:
     logarithm of emissions and the scale of the quality (`Quality.scaled`), from 0 to 1 between the ends: equal shares
     are equal distances. Of several the one with least emissions, then the earliest.
 
-    None: the front has fewer than three different points, none of them lies on that side, or one has no logarithm.
-    """
+    None: the front has fewer than three different points, none of them lies on that side, or one has no logarithm."""
     by_trial = {record.trial: record for record in records}
     front = [(*point, trial) for trial in pareto_front(by_trial.values()) if (point := objectives(by_trial[trial]))]
     if not front or front[0][0] <= 0:

@@ -2,21 +2,15 @@
 
 A Gaussian process learns an objective over the parameters, its logarithm unless it is an accuracy, from complete
 trials. Of the parameters' values it takes logarithms, too, where the study file asks for it or where all choices tried
-are above 0. What effects, importances and intervals are, and how they were checked: docs/report.md.
-
-- Marginal effect: partial dependence (Friedman, Annals of Statistics 29, 2001, sec. 8.1), the model's mean over the
-  trials with one parameter set to a value in all of them; of logarithms, a geometric mean of emissions or perplexities.
-- Importance: the mean decrease in impurity of a random forest over what the model expects at an even sample of the
-  values that were tried, so that where a search has concentrated does not count for more.
-- Interval: percentiles of a bootstrap over configurations (Efron and Tibshirani, An Introduction to the Bootstrap,
-  1993, ch. 13), repeats with other seeds together. The process learns its lengths anew from each resample.
-"""
+are above 0. An effect is a partial dependence (Friedman, Annals of Statistics 29, 2001, sec. 8.1); an importance the
+mean decrease in impurity of a random forest over what the process expects at an even sample of the values tried, so
+that where a search has concentrated does not count for more; intervals are percentiles of a bootstrap over
+configurations (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, ch. 13). See docs/report.md."""
 
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -30,9 +24,7 @@ from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialRecord
 from carbonopt.core.values import Frozen
 
-if TYPE_CHECKING:  # sklearn and optuna take a second to import, which only reports can spare
-    from sklearn.gaussian_process import GaussianProcessRegressor
-
+Process = Any  # sklearn's GaussianProcessRegressor: sklearn takes a second to import, which only reports can spare
 
 LEVEL = 0.9
 FEWEST = 8  # configurations
@@ -79,36 +71,34 @@ class Gap(Frozen):
     high: float | None = None
 
 
-class Influence(Frozen):
-    """For one objective."""
-
+class _Learned(Frozen):
     objective: str  # emissions, or the quality's name
     trials: int  # complete ones that this is learned from, MOST_TRIALS at most
     repeats: int = 0  # of these, runs of a configuration that another one of them has, too
+
+
+class Influence(_Learned):
+    """For one objective."""
+
     left_out: int = 0  # complete ones beyond MOST_TRIALS, chosen at random
-    level: float  # of the intervals
+    level: float = LEVEL  # of the intervals
     resamples: int  # bootstrap resamples behind the intervals
     explained: float | None  # share of variance explained on trials left out (cross-validated R²); None: too few trials
     parameters: tuple[Parameter, ...]  # most important first; free dimensions that took two values or more
     gaps: tuple[Gap, ...] = ()  # of the space, where nothing is said
 
 
-class NotKnown(Frozen):
+class NotKnown(_Learned):
     """Why the study can't say."""
 
-    objective: str  # emissions, or the quality's name
-    trials: int  # complete ones
-    repeats: int = 0  # of these, runs of a configuration that another one of them has, too
     needed: int  # configurations; where they are there (it is 2): two different values of a parameter and the outcome
 
 
 def influence(data: StudyData, seed: int = 0, resamples: int = RESAMPLES) -> tuple[Influence | NotKnown, ...]:
     """Of the free dimensions on emissions, then on the quality; the same for the same data and seed.
 
-    Returns:
-        For each objective what was found, or NotKnown: with fewer complete configurations than FEWEST or
-        FEWEST_PER_PARAMETER for each parameter that took two values; or where none did, or the objective did not.
-    """
+    NotKnown: there are fewer complete configurations than FEWEST or FEWEST_PER_PARAMETER for each parameter that took
+    two values; or none did, or the objective did not."""
     complete = [(record, point) for record in data.records if (point := objectives(record)) and point[0] > 0]
     # At random: evenly spaced ones of a grid that was run in order can all lack the same values.
     drawn = np.sort(np.random.default_rng(seed).permutation(len(complete))[:MOST_TRIALS])
@@ -124,34 +114,19 @@ def influence(data: StudyData, seed: int = 0, resamples: int = RESAMPLES) -> tup
     repeats = len(records) - len({record.params for record in records})
     needed = max(FEWEST, FEWEST_PER_PARAMETER * len(columns))
     results: list[Influence | NotKnown] = []
-    for objective, values, log in (
-        ("emissions", points[:, 0], True),
-        (quality.name, points[:, 1], quality.value_of_mean == "exp"),
-    ):
-        outcome = np.log(values) if log else values
+    of_logarithm = {"emissions": True, quality.name: quality.value_of_mean == "exp"}
+    for (objective, log), values in zip(of_logarithm.items(), points.T, strict=True):
+        outcome, enough = np.log(values) if log else values, len(records) - repeats >= needed
         learned_from: dict[str, Any] = {"objective": objective, "trials": len(records), "repeats": repeats}
-        if len(records) - repeats < needed:
-            results.append(NotKnown(**learned_from, needed=needed))
-        elif not columns or np.ptp(outcome) == 0:
-            results.append(NotKnown(**learned_from, needed=2))
+        if not enough or not columns or np.ptp(outcome) == 0:
+            results.append(NotKnown(**learned_from, needed=2 if enough else needed))
         else:
-            explained, parameters = _learn(columns, outcome, log, seed, resamples)
-            results.append(
-                Influence(
-                    **learned_from,
-                    left_out=len(complete) - len(records),
-                    level=LEVEL,
-                    resamples=resamples,
-                    explained=explained,
-                    parameters=tuple(sorted(parameters, key=lambda parameter: -parameter.importance)),
-                    gaps=gaps,
-                )
-            )
+            learned_from |= {"left_out": len(complete) - len(records), "gaps": gaps}
+            results.append(Influence(**learned_from, **_learn(columns, outcome, log, seed, resamples)))
     return tuple(results)
 
 
-@dataclass(frozen=True)
-class _Column:
+class _Column(NamedTuple):
     """One parameter over the trials, as numbers: 0 to 1 for what has an order, else the values' indices."""
 
     name: str
@@ -167,10 +142,8 @@ def _column(name: str, domain: Choices | Range, tried: list[Any]) -> _Column:
         codes = np.array([words.index(word) for word in tried], float)
         return _Column(name, codes, tuple(words), np.arange(len(words), dtype=float), ordered=len(words) == 2)
     values = sorted(set(tried))
-    log = domain.log if isinstance(domain, Range) else values[0] > 0
-    on_scale, all_tried = (
-        np.log(array) if log else array for array in (np.array(values, float), np.array(tried, float))
-    )
+    scale = np.log if (domain.log if isinstance(domain, Range) else values[0] > 0) else np.asarray
+    on_scale, all_tried = scale(np.array(values, float)), scale(np.array(tried, float))
     low, high = on_scale[0], on_scale[-1]
     places = (on_scale - low) / (high - low)
     if isinstance(domain, Range) and len(values) > MOST_VALUES:
@@ -194,10 +167,8 @@ def _gaps(space: Space, records: Sequence[TrialRecord]) -> Iterator[Gap]:
                 yield Gap(name=name, tried=had, low=domain.low, high=domain.high)
 
 
-def _learn(
-    columns: list[_Column], outcome: Array, log: bool, seed: int, resamples: int
-) -> tuple[float | None, list[Parameter]]:
-    """`Influence.explained` and what each parameter does, from the objective, (trials,); `log`: from its logarithms."""
+def _learn(columns: list[_Column], outcome: Array, log: bool, seed: int, resamples: int) -> dict[str, Any]:
+    """Fields of `Influence`, from the objective, (trials,); `log`: from its logarithms."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
@@ -227,17 +198,12 @@ def _learn(
     parameters = []
     for index, column in enumerate(columns):
         outcomes = mean + spread * np.concatenate([effects[index] for _, effects in parts])
+        effects = tuple(_shown(column, np.exp(outcomes) if log else outcomes, resampled))
         lowest, highest = _interval(shares[:, index])
-        parameters.append(
-            Parameter(
-                name=column.name,
-                importance=float(shares[0, index]),
-                importance_lowest=lowest,
-                importance_highest=highest,
-                effects=tuple(_shown(column, np.exp(outcomes) if log else outcomes, resampled)),
-            )
-        )
-    return explained, parameters
+        ends = {"importance_lowest": lowest, "importance_highest": highest}
+        parameters.append(Parameter(name=column.name, importance=float(shares[0, index]), effects=effects, **ends))
+    parameters.sort(key=lambda parameter: -parameter.importance)
+    return {"explained": explained, "resamples": resamples, "parameters": tuple(parameters)}
 
 
 def _shown(column: _Column, outcomes: Array, resampled: Sequence[Indices]) -> Iterator[Effect]:
@@ -265,16 +231,15 @@ def _features(codes: Array, columns: list[_Column]) -> list[Array]:
     ]
 
 
-def _resampled(whole: "GaussianProcessRegressor", counts: Indices, y: Array) -> "GaussianProcessRegressor":
+def _resampled(whole: Process, counts: Indices, y: Array) -> Process:
     """The process of some trials. Its noise is that of all trials: a trial drawn twice would deny any."""
     from sklearn.base import clone
 
     kept = counts > 0
     signal, noise = whole.kernel_.k1, whole.kernel_.k2.noise_level
     start = np.append(signal.theta[:1], np.minimum(signal.theta[1:], math.log(_LONGEST_START)))
-    model = clone(whole).set_params(
-        kernel=signal.clone_with_theta(start), alpha=noise / counts[kept], optimizer=_refine
-    )
+    kernel, alpha = signal.clone_with_theta(start), noise / counts[kept]
+    model = clone(whole).set_params(kernel=kernel, alpha=alpha, optimizer=_refine)
     return model.fit(whole.X_train_[kept], y[kept])
 
 
@@ -287,13 +252,13 @@ def _refine(negative_likelihood: Any, start: Array, bounds: Array) -> tuple[Arra
     return best.x, best.fun
 
 
-def _expected(models: "list[GaussianProcessRegressor]", features: Sequence[Array]) -> Array:
+def _expected(models: Sequence[Process], features: Sequence[Array]) -> Array:
     """(n, models): means of the processes. What `predict` checks before costs more than the means do."""
     rows = np.hstack(features)
     return np.column_stack([model.kernel_(rows, model.X_train_) @ model.alpha_ for model in models])
 
 
-def _effects(models: "list[GaussianProcessRegressor]", columns: list[_Column], codes: Array) -> list[Array]:
+def _effects(models: Sequence[Process], columns: list[_Column], codes: Array) -> list[Array]:
     """For each column (models, its values), by partial dependence."""
 
     def at(index: int, place: float) -> Array:
@@ -304,7 +269,7 @@ def _effects(models: "list[GaussianProcessRegressor]", columns: list[_Column], c
     return [np.column_stack([at(index, place) for place in column.places]) for index, column in enumerate(columns)]
 
 
-def _importances(models: "list[GaussianProcessRegressor]", columns: list[_Column], seed: int) -> Array:
+def _importances(models: Sequence[Process], columns: list[_Column], seed: int) -> Array:
     """(models, columns), by a random forest's mean decrease in impurity over a design in which each value of a column
     is as frequent."""
     from scipy.stats.qmc import Sobol
@@ -321,11 +286,9 @@ def _importances(models: "list[GaussianProcessRegressor]", columns: list[_Column
     return shares
 
 
-def _explained(whole: "GaussianProcessRegressor", configuration: Indices, y: Array) -> float | None:
-    """R² over all trials, each predicted from the other folds; repeats of a configuration stay in one fold.
-
-    None: fewer configurations than folds.
-    """
+def _explained(whole: Process, configuration: Indices, y: Array) -> float | None:
+    """R² over all trials, each predicted from the other folds; repeats of a configuration stay in one fold. None: fewer
+    configurations than folds."""
     from sklearn.base import clone
     from sklearn.metrics import r2_score
     from sklearn.model_selection import GroupKFold, cross_val_predict

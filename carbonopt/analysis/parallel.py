@@ -23,17 +23,12 @@ def processes() -> int:
 
 
 def in_forks(work: Callable[[Part], Result], parts: Sequence[Part]) -> list[Result]:
-    """What `work` makes of each part, in their order. Each is done by a fork of this process, which has all imports and
-    data already; the last one is done here.
+    """What `work` makes of each part, in their order: of the last one here, of each other in a fork of this process,
+    which has all imports and data already and ends with its part, or with this process.
 
-    A fork ends with its part, or with this process. Workers of a multiprocessing.Pool would wait for ever for a part
-    whose worker was killed; joblib's (loky) import everything again, and outlive a killed parent by minutes.
-
-    Raises:
-        Exception: the first that `work` raised.
-        CarbonoptError: if a fork died.
-        BlockingIOError: if no further process can be started.
-    """
+    Workers of a multiprocessing.Pool would wait for ever for a part whose worker was killed; joblib's (loky) import
+    everything again, and outlive a killed parent by minutes. Raises the first exception that `work` raised,
+    CarbonoptError if a fork died, BlockingIOError if no further process can be started."""
     context = multiprocessing.get_context("fork")
     forks = []
     for part in parts[:-1]:

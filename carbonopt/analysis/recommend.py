@@ -45,10 +45,6 @@ class Closest(Frozen):
     interrupted: bool  # it will be run again when the study goes on
     seeds: int = 1  # over how many its quality and emissions are means
 
-    @property
-    def status(self) -> str:
-        return "interrupted, to be run again" if self.interrupted else self.state.value
-
 
 class Rejected(Frozen):
     """A cheaper configuration whose first run met the target, but which doesn't hold it by its repeats."""
@@ -60,11 +56,8 @@ class Rejected(Frozen):
 
 
 class Answer(Frozen):
-    """What is recommended for a target, and what a run of it saves; all None when no trial met the target.
-
-    Of a configuration that was repeated with other seeds, all figures are means over them (of the quality as
-    `Configuration.value`).
-    """
+    """What is recommended for a target, and what a run of it saves; all None when no trial met the target. Figures of a
+    repeated configuration are means over its seeds (of the quality as `Configuration.value`)."""
 
     trial: int | None = None
     value: float | None = None  # of the quality
@@ -158,8 +151,7 @@ def recommend(data: StudyData, target_value: float | None = None) -> Recommendat
     """The configuration with the least emissions among those that meet the target; of repeated ones, see `_Best`.
 
     Ties go to the better quality, then to the lower trial number. Without `target_value` the study's own target counts;
-    another one needs no new trial. Raises BadInput if it is no finite value of the quality.
-    """
+    another one needs no new trial. Raises BadInput if it is no finite value of the quality."""
     target = data.config.target.at(target_value)
     quality = target.quality
     if quality.beyond(target.value) or not math.isfinite(target.value):
@@ -174,7 +166,7 @@ def recommend(data: StudyData, target_value: float | None = None) -> Recommendat
     spent = footprint(data)
     closest = None if winner else _closest(data.records, evidence.configurations)
     return Recommendation(
-        **dict(_answer(evidence, winner, baseline, spent.emissions_kg_co2e)),
+        **(dict(_answer(evidence, winner, baseline, spent.emissions_kg_co2e)) if winner and baseline else {}),
         target=target,
         params=winner.first.params if winner else None,
         baseline=_described(data, baseline, target) if baseline else None,
@@ -195,17 +187,15 @@ def recommend(data: StudyData, target_value: float | None = None) -> Recommendat
 
 
 def recommendation_by_target(data: StudyData) -> tuple[TargetRange, ...]:
-    """A step function of the target, from the best value on; sorted, no two neighbours recommend the same.
-
-    For any such target, `target_range_for` finds in it what `recommend` would say.
-    """
+    """A step function of the target, from the best value on; no two neighbours recommend the same. `target_range_for`
+    finds in it what `recommend` would say."""
     own_target = data.config.target.at()
     evidence = Evidence.of(data, own_target)
     baseline = _baseline(data, evidence.configurations)
     study_kg = footprint(data).emissions_kg_co2e
     return tuple(
         TargetRange(
-            **dict(_answer(evidence, winner, baseline, study_kg)),
+            **(dict(_answer(evidence, winner, baseline, study_kg)) if winner and baseline else {}),
             from_value=from_value,
             study_target_only=only,
             seeds=winner.n if winner else 0,
@@ -218,12 +208,11 @@ def recommendation_by_target(data: StudyData) -> tuple[TargetRange, ...]:
 
 def target_range_for(ranges: Sequence[TargetRange], target: Target) -> TargetRange:
     """The range that a target lies in."""
-    rank = target.quality.rank
+    rank, own_rank = target.quality.rank, target.quality.rank(target.value)
     return next(
-        target_range
-        for target_range in reversed(ranges)
-        if target_range.from_value == target.value
-        or (rank(target_range.from_value) < rank(target.value) and not target_range.study_target_only)
+        answer
+        for answer in reversed(ranges)
+        if answer.from_value == target.value or (rank(answer.from_value) < own_rank and not answer.study_target_only)
     )
 
 
@@ -231,13 +220,10 @@ _BY_MEANS, _BY_FIRST_RUN = attrgetter("mean_rank"), attrgetter("rank")
 
 
 class _Best:
-    """Of configurations whose standing against a target is known, the one to recommend.
-
-    It is the cheapest that holds the target, by its means; else the cheapest whose repeats are below it on average,
-    though by less than the error; else the cheapest that ran once, which says less. For a target that the repeats were
-    not made for, it is the cheapest of all these: one that was repeated is no better there than a cheaper one that ran
-    once. As targets rise, a configuration may be taken again with its next standing.
-    """
+    """The cheapest configuration that holds the target, by its means; else the cheapest whose repeats are below it on
+    average, though by less than the error; else the cheapest that ran once, which says less. For a target that the
+    repeats were not made for, the cheapest of all these: one that was repeated is no better there than a cheaper one
+    that ran once. As targets rise, a configuration may be taken again with its next standing."""
 
     def __init__(self) -> None:
         self._by_means: dict[Standing, Configuration] = {}  # the cheapest of each standing
@@ -296,14 +282,9 @@ def _described(data: StudyData, baseline: Configuration, target: Target) -> Base
     )
 
 
-def _answer(
-    evidence: Evidence, winner: Configuration | None, baseline: Configuration | None, study_emissions_kg: float
-) -> Answer:
-    if winner is None or baseline is None:
-        return Answer()
-
+def _answer(evidence: Evidence, winner: Configuration, baseline: Configuration, study_kg: float) -> Answer:
     def break_even(saved_kg: float) -> int | None:
-        return math.ceil(study_emissions_kg / saved_kg) if saved_kg > 0 else None
+        return math.ceil(study_kg / saved_kg) if saved_kg > 0 else None
 
     winner_kg, baseline_kg = winner.emissions_kg_co2e, baseline.emissions_kg_co2e
     interval = evidence.saving_interval(winner, baseline)
@@ -327,8 +308,7 @@ def _closest(records: Iterable[TrialRecord], tried: Sequence[Configuration]) -> 
         config = _most_accurate([config for config in tried if not config.failed_replicate] or tried)
         record, value, emissions_kg, seeds = config.first, config.value, config.emissions_kg_co2e, config.n
         why = "the complete trial with the best quality"
-        if config.failed_replicate:
-            why += "; with another seed it did not complete"
+        why += "; with another seed it did not complete" if config.failed_replicate else ""
     else:
         unfinished = [(run.evals[-1].value, run) for run in records if run.evals]
         reached = [(value, run) for value, run in unfinished if value is not None]

@@ -1,17 +1,27 @@
-"""The same joules at other hours: emissions of the recommended run and of the study by an hourly trace of the grid."""
+"""The same joules on other grids and at other hours: what the recommended run and the study would have emitted."""
 
 import itertools
 import math
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from operator import attrgetter
 from statistics import fmean
 
 from carbonopt.analysis.recommend import Recommendation
-from carbonopt.core.study import CarbonTrace, StudyData
+from carbonopt.core.study import CarbonTrace, Intensity, StudyData
 from carbonopt.core.units import emissions_kg_co2e
 from carbonopt.core.values import Frozen
 
 _HOUR_S = 3600
+
+
+class InRegion(Frozen):
+    place: str  # of the study's own, where no place is known, what its source says
+    g_co2e_per_kwh: float
+    source: str  # with its year, as the study's own intensity has it
+    run_kg_co2e: float  # the recommended run's training window, the study's PUE in
+    study_kg_co2e: float  # the whole study
+    is_studys_own: bool  # the study's own reference intensity
 
 
 class AtHour(Frozen):
@@ -46,11 +56,29 @@ class Repricing(Frozen):
     study_unknown: str | None  # why there is no such figure, in words
 
 
-def repricing(data: StudyData, rec: Recommendation) -> Repricing | None:
-    """Prices the recommended run and the study by the study's trace. A run's power is taken as even over its duration.
+def regions(data: StudyData, rec: Recommendation, intensities: Iterable[Intensity]) -> tuple[InRegion, ...]:
+    """Prices the recommended run and the study at each of these intensities and, once, at the study's own; sorted by
+    intensity, then by place. Empty: nothing is recommended."""
+    if rec.emissions_kg_co2e is None:
+        return ()
+    own = data.provenance.intensity
+    listed = [own, *(intensity for intensity in intensities if intensity != own)]
+    return tuple(
+        InRegion(
+            place=intensity.place or intensity.source,
+            g_co2e_per_kwh=intensity.g_co2e_per_kwh,
+            source=intensity.source,
+            run_kg_co2e=rec.emissions_kg_co2e * (intensity.g_co2e_per_kwh / own.g_co2e_per_kwh),
+            study_kg_co2e=rec.study_emissions_kg_co2e * (intensity.g_co2e_per_kwh / own.g_co2e_per_kwh),
+            is_studys_own=intensity is own,
+        )
+        for intensity in sorted(listed, key=lambda intensity: (intensity.g_co2e_per_kwh, intensity.place or ""))
+    )
 
-    None: there is no trace, or no recommended run whose energy and duration are known.
-    """
+
+def repricing(data: StudyData, rec: Recommendation) -> Repricing | None:
+    """Prices the recommended run and the study by the study's trace, a run's power taken as even over its duration.
+    None: there is no trace, or no recommended run whose energy and duration are known."""
     if data.trace is None or rec.trial is None:
         return None
     durations = next(record.duration_s for record in data.records if record.trial == rec.trial)
@@ -87,10 +115,8 @@ class _Hours:
         return (self.begin + timedelta(hours=hour)).isoformat(timespec="seconds")
 
     def mean(self, start_s: float, duration_s: float) -> float | None:
-        """In g CO2e per kWh, weighted by time; the span starts so long after the trace's begin.
-
-        None: the span touches an hour that the trace has no value for.
-        """
+        """In g CO2e per kWh over a span that starts so long after the trace's begin; None: it touches an hour without a
+        value."""
         end_s = start_s + duration_s
         first = math.floor(start_s / _HOUR_S)
         last = max(math.ceil(end_s / _HOUR_S) - 1, first)
@@ -107,8 +133,7 @@ def _starts(hours: _Hours, energy_kwh: float, duration_s: float, pue: float) -> 
     starts = []
     by_hour: list[list[float]] = [[] for _ in range(24)]
     for hour in range(hours.count):
-        rate = hours.mean(hour * _HOUR_S, duration_s)
-        if rate is not None:
+        if (rate := hours.mean(hour * _HOUR_S, duration_s)) is not None:
             emissions_kg = emissions_kg_co2e(energy_kwh, rate, pue)
             starts.append(AtHour(start=hours.iso(hour), emissions_kg_co2e=emissions_kg, g_co2e_per_kwh=rate))
             by_hour[(hours.begin.hour + hour) % 24].append(emissions_kg)
@@ -136,8 +161,7 @@ def _study(data: StudyData, hours: _Hours) -> tuple[float | None, str | None]:
         if session.outer_kwh is None:
             return None, f"the session from {session.started_at} on has no reading of its whole energy"
         start_s = (datetime.fromisoformat(session.started_at) - hours.begin).total_seconds()
-        rate = hours.mean(start_s, session.duration_s)
-        if rate is None:
+        if (rate := hours.mean(start_s, session.duration_s)) is None:
             trace = f"the trace, from {hours.iso(0)} to {hours.iso(hours.count)}"
             return None, f"{trace}, lacks hours of the session from {session.started_at} on"
         total_kg += emissions_kg_co2e(session.outer_kwh, rate, data.config.carbon.pue)

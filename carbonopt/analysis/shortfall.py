@@ -9,11 +9,9 @@ from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.core.values import Frozen
 
-# Of a loss: nats, or a share of errors. Seeds change it by as much (0.2 to 0.8 % of a perplexity in recorded runs):
-# less is neither up nor down.
+# In nats, or a share of errors: seeds change a loss by as much (0.2 to 0.8 % of a perplexity in recorded runs).
 FLAT_LOSS = 0.002
-# Of a range: a value nearer than this to one of its ends is at that end.
-AT_THE_END = 0.05
+AT_THE_END = 0.05  # of a range: a value nearer than this to one of its ends is at that end
 
 End = Literal["lowest", "highest"]
 
@@ -53,15 +51,8 @@ class Shortfall(Frozen):
 
 
 def shortfall(data: StudyData, trial: int, value: float, target: Target) -> Shortfall | None:
-    """What the closest trial lacks, and which way the trials point.
-
-    Args:
-        trial: the closest one.
-        value: of its configuration, which can be a mean over seeds.
-
-    Returns:
-        None if it did not complete or does not miss the target: then its figures say nothing of what it lacks.
-    """
+    """What the closest trial lacks, and which way the trials point; `value` of its configuration can be a mean over
+    seeds. None: it did not complete or does not miss the target, so that its figures say nothing of what it lacks."""
     closest = next(record for record in data.records if record.trial == trial)
     if closest.state is not TrialState.COMPLETE or target.is_met_by(value):
         return None
@@ -91,8 +82,8 @@ def _trend(record: TrialRecord) -> Trend | None:
         return None
     (loss_before, step_before, _), (loss, step, _) = points[-2:]
     _, best_step, best_value = min(points)
-    steps, fell_by = step - step_before, loss_before - loss
-    return Trend(fell_by_loss=fell_by, steps=steps, best_value=best_value, best_at_step=best_step)
+    fell_by = loss_before - loss
+    return Trend(fell_by_loss=fell_by, steps=step - step_before, best_value=best_value, best_at_step=best_step)
 
 
 def _at_end(domain: Domain, value: float) -> End | None:

@@ -4,9 +4,9 @@ since a run compiles and warms up once, however long it is."""
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from operator import attrgetter
+from typing import NamedTuple
 
 from carbonopt.analysis.confidence import Configuration, Evidence, Standing
 from carbonopt.analysis.recommend import Recommendation
@@ -51,6 +51,9 @@ class Speed(Frozen):
     gpu_utilisation: float | None  # share of the time with a kernel on the GPUs, the first step's too; None: not told
     flops_utilisation: float | None  # 6 × parameters × tokens/s ÷ what the GPUs can do; None: not known of these
     kernels: Kernels | None = None  # None: it isn't compiled, or not known
+
+
+Speeds = Mapping[int, Speed]  # by trial
 
 
 class StoppedEarly(Frozen):
@@ -209,8 +212,7 @@ def _utilisation(tokens_per_s: float, model_parameters: int, params: TrialParams
     return _FLOP_PER_PARAMETER_AND_TOKEN * model_parameters * tokens_per_s / sum(peaks)
 
 
-@dataclass(frozen=True)
-class _Line:
+class _Line(NamedTuple):
     """A run's energy over its length, a straight one."""
 
     config: Configuration
@@ -221,27 +223,23 @@ class _Line:
     def energy_kwh(self) -> float:
         return self.excess_kwh + self.per_length_kwh
 
-    @property
-    def trial(self) -> int:
-        return self.config.first.trial
-
 
 def amortisation(data: StudyData, rec: Recommendation, timed: Stages) -> Amortisation | None:
     """None: no trial completed, or the first steps of the recommended one were not measured."""
     evidence = Evidence.of(data, rec.target)
     standings = {config: evidence.standing(config) for config in evidence.configurations}
-    standing = next((standings[config] for config in standings if config.first.trial == rec.trial), None)
+    standing = next((standings[config] for config in standings if config.trial == rec.trial), None)
     # What is recommended is the cheapest of the best standing that there is.
     eligible = [config for config in standings if standing in (None, standings[config])]
     speeds = {speed.trial: speed for speed in timed.speeds}
     by_first = standing is Standing.UNREPLICATED
     lines = [line for config in eligible if (line := _line(config, speeds, by_first=by_first))]
-    lines.sort(key=lambda line: (line.trial != rec.trial, line.energy_kwh, line.config.mean_rank[1:]))
-    if not lines or (rec.met and lines[0].trial != rec.trial):
+    lines.sort(key=lambda line: (line.config.trial != rec.trial, line.energy_kwh, line.config.mean_rank[1:]))
+    if not lines or (rec.met and lines[0].config.trial != rec.trial):
         return None
     first = lines[0]
     return Amortisation(
-        trial=first.trial,
+        trial=first.config.trial,
         met=rec.met,
         compared=len(lines),
         unknown=len(eligible) - len(lines),
@@ -250,7 +248,7 @@ def amortisation(data: StudyData, rec: Recommendation, timed: Stages) -> Amortis
         largest_excess_share=max(speed.first_step_excess_share for speed in timed.speeds),
         cheapest=tuple(
             CheapestFrom(
-                trial=line.trial,
+                trial=line.config.trial,
                 from_length=length,
                 excess_kwh=line.excess_kwh,
                 energy_per_length_kwh=line.per_length_kwh,
@@ -261,11 +259,11 @@ def amortisation(data: StudyData, rec: Recommendation, timed: Stages) -> Amortis
         ),
         as_first=_as_first(data, lines, speeds),
         compiles=_compiles(first.config.first.params, data),
-        not_compared=_not_compared(data, {config.first.trial for config in eligible}, first.config, speeds),
+        not_compared=_not_compared(data, {config.trial for config in eligible}, first.config, speeds),
     )
 
 
-def _line(config: Configuration, speeds: Mapping[int, Speed], *, by_first: bool) -> _Line | None:
+def _line(config: Configuration, speeds: Speeds, *, by_first: bool) -> _Line | None:
     """`by_first`: by the search's own run alone, as configurations are ranked that weren't run with all their seeds."""
     runs = config.runs[:1] if by_first else config.runs
     energies = [(run.energy_kwh.train, speeds[run.trial]) for run in runs if run.energy_kwh and run.trial in speeds]
@@ -304,15 +302,15 @@ def _less_interval(evidence: Evidence, line: _Line, first: _Line) -> tuple[float
     return 1 - ratio * math.exp(margin), 1 - ratio * math.exp(-margin)
 
 
-def _as_first(data: StudyData, lines: Sequence[_Line], speeds: Mapping[int, Speed]) -> AsFirst | None:
+def _as_first(data: StudyData, lines: Sequence[_Line], speeds: Speeds) -> AsFirst | None:
     compiled_by, excess_kwh = attrgetter(*affecting("kernels")), attrgetter("first_step_excess_kwh")
     # Equal where one finds the other's kernels in the cache; a stopped trial may have been the first.
     compiled = {record.trial: compiled_by(record.params) for record in data.records if record.trial in speeds}
     like = [
-        max((speeds[trial] for trial in compiled if compiled[trial] == compiled[line.trial]), key=excess_kwh)
+        max((speeds[trial] for trial in compiled if compiled[trial] == compiled[line.config.trial]), key=excess_kwh)
         for line in lines
     ]
-    charged = [(line.per_length_kwh + excess_kwh(by), line.trial) for line, by in zip(lines, like, strict=True)]
+    charged = [(line.per_length_kwh + excess_kwh(by), line.config.trial) for line, by in zip(lines, like, strict=True)]
     if charged[0][0] <= (1 + WORTH_SAYING) * lines[0].energy_kwh:
         return None
     cheapest = reduce(lambda least, other: other if other[0] < least[0] * (1 - _ROUNDING) else least, charged)
@@ -325,9 +323,7 @@ def _as_first(data: StudyData, lines: Sequence[_Line], speeds: Mapping[int, Spee
     )
 
 
-def _not_compared(
-    data: StudyData, compared: set[int], first: Configuration, speeds: Mapping[int, Speed]
-) -> NotCompared | None:
+def _not_compared(data: StudyData, compared: set[int], first: Configuration, speeds: Speeds) -> NotCompared | None:
     millijoules = {
         record.trial: speeds[record.trial].millijoules_per_token
         for record in data.records

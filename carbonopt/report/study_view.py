@@ -6,17 +6,14 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from carbonopt.analysis.audit import audit
 from carbonopt.analysis.batch import batch_effect
-from carbonopt.analysis.comparison import comparison
-from carbonopt.analysis.confidence import by_means, repeats
-from carbonopt.analysis.diminishing_returns import diminishing_returns
+from carbonopt.analysis.comparison import comparison, diminishing_returns
+from carbonopt.analysis.confidence import audit, by_means, repeats
 from carbonopt.analysis.footprint import footprint
 from carbonopt.analysis.front import knee
 from carbonopt.analysis.influence import influence
 from carbonopt.analysis.recommend import recommend, recommendation_by_target
-from carbonopt.analysis.regions import regions
-from carbonopt.analysis.repricing import repricing
+from carbonopt.analysis.repricing import regions, repricing
 from carbonopt.analysis.stages import amortisation, stages
 from carbonopt.core.quality import Quality
 from carbonopt.core.study import StudyData

@@ -8,7 +8,7 @@ import pytest
 from analysis.test_comparison import evals
 from analysis.test_recommend import INTENSITY_G_PER_KWH, PUE, record, study
 
-from carbonopt.analysis.diminishing_returns import DiminishingReturns, diminishing_returns
+from carbonopt.analysis.comparison import DiminishingReturns, diminishing_returns
 from carbonopt.analysis.recommend import recommend
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.study import StudyData

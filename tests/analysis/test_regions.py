@@ -6,7 +6,7 @@ import pytest
 from analysis.test_recommend import INTENSITY_G_PER_KWH, PUE, record, study
 
 from carbonopt.analysis.recommend import recommend
-from carbonopt.analysis.regions import InRegion, regions
+from carbonopt.analysis.repricing import InRegion, regions
 from carbonopt.core.config import Carbon
 from carbonopt.core.study import Intensity, StudyData
 from carbonopt.core.units import emissions_kg_co2e

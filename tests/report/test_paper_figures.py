@@ -14,7 +14,7 @@ from paper_facts import INFLUENCE, batch_effect, learned, returns
 from small_studies import gpu_study, on_gpu, pruned, study, trial
 
 from carbonopt.analysis.batch import BatchEffect
-from carbonopt.analysis.diminishing_returns import DiminishingReturns
+from carbonopt.analysis.comparison import DiminishingReturns
 from carbonopt.analysis.footprint import footprint
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialState

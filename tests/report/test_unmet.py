@@ -7,7 +7,7 @@ from documents import caveats_of, numbers_of
 from scipy.stats import binomtest
 from small_studies import pruned, study, trial
 
-from carbonopt.analysis.audit import audit
+from carbonopt.analysis.confidence import audit
 from carbonopt.analysis.recommend import recommend
 from carbonopt.cli.app import _print_recommendation
 from carbonopt.core.config import Budget, Search

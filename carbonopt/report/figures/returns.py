@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from carbonopt.analysis.diminishing_returns import ENOUGH, DiminishingReturns, Milestone
+from carbonopt.analysis.comparison import ENOUGH, DiminishingReturns, Milestone
 from carbonopt.core.format import emissions_scale, percent_text
 from carbonopt.core.quality import Quality
 from carbonopt.report import document

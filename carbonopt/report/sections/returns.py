@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from carbonopt.analysis.diminishing_returns import ENOUGH, DiminishingReturns, Milestone
+from carbonopt.analysis.comparison import ENOUGH, DiminishingReturns, Milestone
 from carbonopt.core import format as fmt
 from carbonopt.report.document import Section, Table, num, table, word
 from carbonopt.report.figures.returns import returns as returns_figure
