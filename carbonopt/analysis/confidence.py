@@ -339,13 +339,8 @@ def audit(data: StudyData) -> Audit | None:
     front = pareto_front(record for record in data.records if record.repeat_of is None)
     mattered = sum(record.trial in front if search.goal == "front" else record.meets(target) for record in ended)
     lowest, highest = _rate_interval(mattered, len(ended)) if ended else (None, None)
-    return Audit(
-        ended=len(ended),
-        mattered=mattered,
-        cut_short=len(audited) - len(ended),
-        lowest_rate=lowest,
-        highest_rate=highest,
-    )
+    cut_short = len(audited) - len(ended)
+    return Audit(ended=len(ended), mattered=mattered, cut_short=cut_short, lowest_rate=lowest, highest_rate=highest)
 
 
 def _rate_interval(hits: int, n: int) -> tuple[float, float]:

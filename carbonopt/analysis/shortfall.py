@@ -56,8 +56,7 @@ def shortfall(data: StudyData, trial: int, value: float, target: Target) -> Shor
     closest = next(record for record in data.records if record.trial == trial)
     if closest.state is not TrialState.COMPLETE or target.is_met_by(value):
         return None
-    space, params = data.config.search.space, closest.params
-    trend = _trend(closest)
+    space, params, trend = data.config.search.space, closest.params, _trend(closest)
     # Fixed epochs can be raised, too; that the trial would gain by it, its curve alone has to say.
     most = _at_end(space.domains()["epochs"], params.epochs) == "highest" or isinstance(space["epochs"], Fixed)
     edges = []
@@ -67,12 +66,9 @@ def shortfall(data: StudyData, trial: int, value: float, target: Target) -> Shor
         tried_others = any(record.evals and getattr(record.params, name) != setting for record in data.records)
         if end is not None and tried_others and not (name == "global_batch_size" and setting == 1):
             edges.append(Edge(dimension=name, end=end, value=setting))
-    return Shortfall(
-        missing_loss=target.quality.loss_of(value) - target.quality.loss_of(target.value),
-        trend=trend,
-        most_epochs=params.epochs if most and trend is not None and trend.falls else None,
-        edges=tuple(edges),
-    )
+    missing_loss = target.quality.loss_of(value) - target.quality.loss_of(target.value)
+    most_epochs = params.epochs if most and trend is not None and trend.falls else None
+    return Shortfall(missing_loss=missing_loss, trend=trend, most_epochs=most_epochs, edges=tuple(edges))
 
 
 def _trend(record: TrialRecord) -> Trend | None:

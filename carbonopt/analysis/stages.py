@@ -313,14 +313,9 @@ def _as_first(data: StudyData, lines: Sequence[_Line], speeds: Speeds) -> AsFirs
     charged = [(line.per_length_kwh + excess_kwh(by), line.config.trial) for line, by in zip(lines, like, strict=True)]
     if charged[0][0] <= (1 + WORTH_SAYING) * lines[0].energy_kwh:
         return None
-    cheapest = reduce(lambda least, other: other if other[0] < least[0] * (1 - _ROUNDING) else least, charged)
-    return AsFirst(
-        like=like[0].trial,
-        excess_kwh=like[0].first_step_excess_kwh,
-        energy_kwh=charged[0][0],
-        cheapest=cheapest[1],
-        cheapest_energy_kwh=cheapest[0],
-    )
+    least_kwh, trial = reduce(lambda least, other: other if other[0] < least[0] * (1 - _ROUNDING) else least, charged)
+    own = {"like": like[0].trial, "excess_kwh": like[0].first_step_excess_kwh, "energy_kwh": charged[0][0]}
+    return AsFirst(**own, cheapest=trial, cheapest_energy_kwh=least_kwh)
 
 
 def _not_compared(data: StudyData, compared: set[int], first: Configuration, speeds: Speeds) -> NotCompared | None:
