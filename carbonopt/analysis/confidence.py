@@ -1,7 +1,7 @@
 """How sure an answer is: what repeats with other seeds allow to say, and how often the pruning was wrong.
 
 Values are compared on the scale of their quality (`Quality.scaled`), where seeds move all configurations alike. One
-standard deviation is pooled over all repeated configurations: three seeds alone say little: docs/confirmation.md."""
+standard deviation is pooled over all that were repeated: three seeds alone say little (docs/confirmation.md)."""
 
 import math
 import statistics
