@@ -6,26 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from carbonopt.core import events
-from carbonopt.core.trial import (
-    TRIAL_PHASES,
-    Durations,
-    Energy,
-    EvalPoint,
-    Failure,
-    Kernels,
-    NodeReadings,
-    Phase,
-    QualityResult,
-    Stage,
-    StageCost,
-    StopReason,
-    TrialRecord,
-    TrialSpec,
-    TrialState,
-)
+from carbonopt.core.trial import TRIAL_PHASES, EvalPoint, Phase, Stage, StopReason, TrialRecord, TrialSpec, TrialState
 from carbonopt.core.units import now_utc
 from carbonopt.energy.codecarbon import FRESH_AFTER_S
 from carbonopt.energy.meter import Meter, Reading, disagreement, largest
@@ -61,13 +45,6 @@ class TrialObserver(Protocol):
 
 
 @dataclass
-class _Outcome:
-    state: TrialState
-    stop_reason: StopReason | None = None
-    failure: Failure | None = None
-
-
-@dataclass
 class TrialWatch:
     """Watches one running trial. `store` takes its record so far, every STORE_EVERY_S and at each evaluation."""
 
@@ -81,81 +58,66 @@ class TrialWatch:
     store: Callable[[TrialRecord], None]
     earlier: TrialRecord | None = None  # of an attempt that was interrupted
     worker: str | None = None  # who runs it
-    _evals: list[EvalPoint] = field(default_factory=list)
-    _total_steps: int | None = None
-    _step: int | None = None
+    _so_far: TrialRecord = field(init=False)  # what the trial and its watch have told
     _first_progress: tuple[int, float] | None = None  # step and energy in kWh: what is before has compilation in it
-    _projected_kwh: float = 0.0  # energy of all steps
-    _projected_from: float = 0.0  # share of the steps that this is told from
-    _audited_at_step: int | None = None
-    _peak_memory_gib: float | None = None
-    _cpu_wait_fraction: float | None = None
-    _kernels: Kernels | None = None
+    _projected: tuple[float, float] = (0.0, 0.0)  # share of the steps that it is told from; kWh of all steps
     _phase: Phase = Phase.SETUP
     _stage: Stage = Stage.IMPORTS
-    _stages: dict[Stage, StageCost] = field(default_factory=dict)
+    _stages: dict[Stage, dict[str, float]] = field(default_factory=dict)  # fields of StageCost
     _closed_at_s: float = 0.0  # when the last stage that has ended did
     _closed_kwh: float = 0.0  # energy of the stages that have ended
     _stored_at: float = 0.0
-    _started_at: str = field(default_factory=lambda: now_utc("milliseconds"))
 
     def __post_init__(self) -> None:
+        self._oom_kills = _host_oom_kills()
         self._closed_at_s = time.monotonic() - self.meter.running(Phase.SETUP).duration_s
+        known: dict[str, Any] = {name: getattr(self.spec, name) for name in ("attempt", "seed", "repeat_of", "params")}
+        known |= {"trial": self.spec.number, "quality": {"name": self.quality}, "worker": self.worker}
+        if self.earlier is not None:
+            known["earlier_attempts_energy_kwh"] = self.earlier.spent_kwh
+            known["earlier_attempts_gpu_kwh"] = self.earlier.spent_gpu_kwh
+        self._so_far = TrialRecord(**known, state=TrialState.RUNNING, started_at=now_utc("milliseconds"))
 
     def run(self) -> TrialRecord:
         """The trial's record when it has ended, for whatever reason. Its processes are gone by then.
 
         The meter must be in SETUP since before the processes were started; it is in GAP afterwards.
         """
-        oom_kills = _host_oom_kills()
         with contextlib.ExitStack() as ending:
             ending.callback(self.trial.end)
             ending.callback(self._enter, Phase.SETUP)  # the end of the processes is neither training nor evaluation
-            outcome = self._listen(oom_kills)
+            self._listen()
         self._enter(Phase.GAP)
         readings = self.meter.take(*TRIAL_PHASES)
-        if outcome.state == TrialState.COMPLETE:
-            outcome = self._unmeasured(readings[Phase.TRAIN]) or outcome
-        return self._record(outcome, readings)
+        if self._so_far.state == TrialState.COMPLETE and (text := _unmeasured(readings[Phase.TRAIN])):
+            self._fail("unmeasured", text, with_tail=False)
+        return self._record(readings)
 
-    def _unmeasured(self, train: Reading) -> _Outcome | None:
-        """A training too short for a reading has cost something all the same: as 0 it would be the cheapest of all."""
-        counted = {"the GPUs": train.gpu_kwh}
-        if train.objective == "all":
-            counted |= {"the CPU": train.cpu_kwh, "the RAM": train.ram_kwh}
-        silent = [name for name, energy_kwh in counted.items() if energy_kwh is not None and not energy_kwh > 0]
-        if not silent:
-            return None
-        text = (
-            f"no energy was measured for {' and '.join(silent)} in the {train.duration_s:.2g} s that it trained: "
-            f"readings are {FRESH_AFTER_S * 1000:g} ms apart; train longer (more epochs or more data)"
-        )
-        failure = Failure(kind="unmeasured", text=text, log=str(self.trial.log))
-        return _Outcome(TrialState.FAILED, failure=failure)
+    def _note(self, **fields: Any) -> None:
+        """What is None is no news."""
+        news = {name: value for name, value in fields.items() if value is not None}
+        self._so_far = TrialRecord(**vars(self._so_far) | news)
 
-    def _listen(self, oom_kills: int) -> _Outcome:
+    def _listen(self) -> None:
         heard = time.monotonic()
-        while True:
+        while self._so_far.state == TrialState.RUNNING:
             event = self.trial.receive(TICK_S)
             if event is not None:
                 heard = time.monotonic()
-                outcome = self._on_event(event, oom_kills)
-                if outcome is not None:
-                    return outcome
-            if isinstance(event, events.Evaluated):
+                self._on_event(event)
+            if self._so_far.state != TrialState.RUNNING or isinstance(event, events.Evaluated):
                 continue  # the trial is about to ask for its next phase: nothing that takes time before that answer
-            reason = self._stop_now()
-            if reason is not None:
+            if (reason := self._stop_now()) is not None:
                 self.trial.answer(stop=reason)
                 state = TrialState.FAILED if reason == StopReason.INTERRUPTED else TrialState.PRUNED
-                return _Outcome(state, reason)
-            if time.monotonic() - heard > self.rules.timeout_s:
-                text = f"no sign of progress for {self.rules.timeout_s:g} s (launch.timeout_s)"
-                return self._failed("timeout", text)
-            if time.monotonic() - self._stored_at > STORE_EVERY_S:
-                self._store()
+                self._note(state=state, stop_reason=reason)
+            elif time.monotonic() - heard > self.rules.timeout_s:
+                self._fail("timeout", f"no sign of progress for {self.rules.timeout_s:g} s (launch.timeout_s)")
+            elif time.monotonic() - self._stored_at > STORE_EVERY_S:
+                self._stored_at = time.monotonic()
+                self.store(self._record({phase: self.meter.running(phase) for phase in TRIAL_PHASES}))
 
-    def _on_event(self, event: events.Event, oom_kills: int) -> _Outcome | None:
+    def _on_event(self, event: events.Event) -> None:
         match event:
             case events.PhaseChanged(phase=phase):
                 # The trial's device is idle and waits. Reading the meter takes a few ms, the counters tick every 0.1 s:
@@ -163,34 +125,34 @@ class TrialWatch:
                 self.trial.answer()
                 self._enter(phase)
             case events.StageBegun(stage=stage, kernels=kernels):
-                self._kernels = kernels or self._kernels
+                self._note(kernels=kernels)
                 self._begin(stage)
             case events.Progress(step=step, total_steps=total, cpu_wait_fraction=wait):
-                self._total_steps, self._step = total, step
-                self._cpu_wait_fraction = self._cpu_wait_fraction if wait is None else wait
+                self._note(total_steps=total, steps_done=step, cpu_wait_fraction=wait)
                 self._project(step, total)
                 self.progress(step, total, self._train_kwh())
-            case events.Evaluated(point=point, total_steps=total, peak_memory_gib=peak, cpu_wait_fraction=wait):
-                self._peak_memory_gib, self._cpu_wait_fraction = peak, wait  # a trial that is stopped says no more
-                return self._on_evaluation(point, total)
+            case events.Evaluated():
+                self._on_evaluation(event)
             case events.Finished() if self._finished_training():
-                return _Outcome(TrialState.COMPLETE)
+                self._note(state=TrialState.COMPLETE)
             case events.Finished():
-                return self._failed("crash", "the trial said that it had finished, but its last evaluation is missing")
+                self._fail("crash", "the trial said that it had finished, but its last evaluation is missing")
             case events.Failed(kind=kind, text=text, peak_memory_gib=peak):
-                self._peak_memory_gib = self._peak_memory_gib if peak is None else peak
-                return self._failed(kind, text)
+                self._note(peak_memory_gib=peak)
+                self._fail(kind, text)
             case events.Exited(code=code):
-                return self._exited(code, _host_oom_kills() > oom_kills)
-        return None
+                self._on_exit(code)
 
-    def _on_evaluation(self, point: EvalPoint, total_steps: int) -> _Outcome | None:
-        self._total_steps, self._step = total_steps, point.step
+    def _on_evaluation(self, told: events.Evaluated) -> None:
         train_kwh = self._train_kwh()  # closed before the evaluation began: nothing is read here
-        point = point.model_copy(update={"train_energy_kwh": train_kwh})
-        self._evals.append(point)
+        point = told.point.model_copy(update={"train_energy_kwh": train_kwh})
+        self._note(
+            **{name: getattr(told, name) for name in ("total_steps", "peak_memory_gib", "cpu_wait_fraction")},
+            evals=(*self._so_far.evals, point),
+            steps_done=point.step,
+        )
         finite = point.value is not None
-        stop = finite and point.step < total_steps and self._should_prune(total_steps)
+        stop = finite and point.step < told.total_steps and self._should_prune(told.total_steps)
         if finite:  # the trial waits for this: first the answer, then the book-keeping
             self.trial.answer(stop=StopReason.TARGET if stop else None)
         emissions = self.rules.emissions_kg_co2e(train_kwh)
@@ -198,30 +160,31 @@ class TrialWatch:
             observer.evaluated(self.spec.number, point, emissions)
         self._stored_at = 0.0  # due, once the trial is on its way again
         if not finite:
-            return self._failed("diverged", "the evaluation loss is not finite")
-        return _Outcome(TrialState.PRUNED, StopReason.TARGET) if stop else None
+            self._fail("diverged", "the evaluation loss is not finite")
+        elif stop:
+            self._note(state=TrialState.PRUNED, stop_reason=StopReason.TARGET)
 
     def _stop_now(self) -> StopReason | None:
         if self.rules.interrupted():
             return StopReason.INTERRUPTED
         if self._finished_training():
             return None  # all its energy is spent already: its result costs nothing more
-        if self._audited_at_step is None and self._passes_cap():
+        if self._so_far.audited_at_step is None and self._passes_cap():
             return StopReason.CAP
         return StopReason.BUDGET if self.rules.budget_spent() else None
 
     def _should_prune(self, total_steps: int) -> bool:
-        should_prune = self.rules.should_prune
-        if should_prune is None or self._audited_at_step is not None or not should_prune(self._evals, total_steps):
+        should_prune, evals = self.rules.should_prune, self._so_far.evals
+        if should_prune is None or self._so_far.audited_at_step is not None or not should_prune(evals, total_steps):
             return False
         if self.rules.audit:
-            self._audited_at_step = self._evals[-1].step
+            self._note(audited_at_step=evals[-1].step)
         return not self.rules.audit
 
     def _passes_cap(self) -> bool:
-        emissions_kg_co2e, cap = self.rules.emissions_kg_co2e, self.rules.cap_kg_co2e
-        spent, projected = emissions_kg_co2e(self._train_kwh()), emissions_kg_co2e(self._projected_kwh)
-        return passes_cap(spent, cap) or will_pass_cap(self._projected_from, projected, cap)
+        cap, share, projected_kwh = self.rules.cap_kg_co2e, *self._projected
+        spent, projected = map(self.rules.emissions_kg_co2e, (self._train_kwh(), projected_kwh))
+        return passes_cap(spent, cap) or will_pass_cap(share, projected, cap)
 
     def _project(self, step: int, total_steps: int) -> None:
         """What the whole training will take, if every step takes what those since the first report have taken."""
@@ -229,108 +192,96 @@ class TrialWatch:
         first_step, first_kwh = self._first_progress = self._first_progress or (step, train_kwh)
         if step > first_step:
             per_step_kwh = (train_kwh - first_kwh) / (step - first_step)
-            self._projected_from = (step - first_step) / total_steps
-            self._projected_kwh = train_kwh + per_step_kwh * (total_steps - step)
+            self._projected = (step - first_step) / total_steps, train_kwh + per_step_kwh * (total_steps - step)
 
     def _finished_training(self) -> bool:
-        return bool(self._evals) and self._evals[-1].step == self._total_steps
+        return bool(self._so_far.evals) and self._so_far.evals[-1].step == self._so_far.total_steps
 
-    def _exited(self, code: int, host_oom: bool) -> _Outcome:
+    def _on_exit(self, code: int) -> None:
         """Processes that ended without a word of why."""
         if code == events.OUT_OF_MEMORY_EXIT:
-            return self._failed("out_of_memory", "a rank other than the first ran out of memory")
-        if code == SIGNALLED + 9 and host_oom:
-            return self._failed("out_of_memory", "the kernel killed it because the host ran out of memory")
-        ended = f"were ended by signal {code - SIGNALLED}" if code > SIGNALLED else f"ended with code {code}"
-        if code == SIGNALLED + 7:
-            ended += " (SIGBUS: /dev/shm is too small; give the container a larger one, such as --shm-size=8g)"
-        return self._failed("crash", f"its processes {ended}")
+            self._fail("out_of_memory", "a rank other than the first ran out of memory")
+        elif code == SIGNALLED + 9 and _host_oom_kills() > self._oom_kills:
+            self._fail("out_of_memory", "the kernel killed it because the host ran out of memory")
+        else:
+            ended = f"were ended by signal {code - SIGNALLED}" if code > SIGNALLED else f"ended with code {code}"
+            if code == SIGNALLED + 7:
+                ended += " (SIGBUS: /dev/shm is too small; give the container a larger one, such as --shm-size=8g)"
+            self._fail("crash", f"its processes {ended}")
 
-    def _failed(self, kind: str, text: str) -> _Outcome:
-        tail = self.trial.log_tail()
-        failure = Failure(kind=kind, text=f"{text}\n{tail}" if tail else text, log=str(self.trial.log))
-        return _Outcome(_STATES.get(kind, TrialState.FAILED), failure=failure)
+    def _fail(self, kind: str, text: str, *, with_tail: bool = True) -> None:
+        if with_tail and (tail := self.trial.log_tail()):
+            text = f"{text}\n{tail}"
+        failure = {"kind": kind, "text": text, "log": str(self.trial.log)}
+        self._note(state=_STATES.get(kind, TrialState.FAILED), failure=failure)
 
     def _enter(self, phase: Phase) -> None:
         if phase == self._phase:
             return
         self.meter.enter(phase)
         self._phase = phase
-        training = Stage.STEPS if self._evals else Stage.COMPILE
+        training = Stage.STEPS if self._so_far.evals else Stage.COMPILE
         stages = {Phase.TRAIN: training, Phase.EVAL: Stage.EVALUATION, Phase.SETUP: Stage.TEARDOWN}
         self._begin(stages.get(phase, self._stage))
 
     def _begin(self, stage: Stage) -> None:
         """The stage before has what was used since it began, by the meter's own readings: all add up to the trial."""
         spent_kwh = math.fsum(self.meter.running(phase).total_kwh for phase in TRIAL_PHASES)
-        used = StageCost(duration_s=time.monotonic() - self._closed_at_s, energy_kwh=spent_kwh - self._closed_kwh)
-        self._stages[self._stage] = self._stages.get(self._stage, StageCost()) + used
-        self._closed_at_s += used.duration_s
+        used = {"duration_s": time.monotonic() - self._closed_at_s, "energy_kwh": spent_kwh - self._closed_kwh}
+        before = self._stages.get(self._stage, {})
+        self._stages[self._stage] = {name: before.get(name, 0.0) + cost for name, cost in used.items()}
+        self._closed_at_s += used["duration_s"]
         self._closed_kwh = spent_kwh
         self._stage = stage
 
     def _train_kwh(self) -> float:
         return self.meter.running(Phase.TRAIN).total_kwh
 
-    def _store(self) -> None:
-        self._stored_at = time.monotonic()
-        so_far = {phase: self.meter.running(phase) for phase in TRIAL_PHASES}
-        self.store(self._record(_Outcome(TrialState.RUNNING), so_far))
-
-    def _record(self, outcome: _Outcome, readings: dict[Phase, Reading]) -> TrialRecord:
-        train, whole = readings[Phase.TRAIN], _whole(readings)
-        running = outcome.state == TrialState.RUNNING  # its emissions so far are no result
-        last = self._evals[-1:] if outcome.state == TrialState.COMPLETE else []
+    def _record(self, readings: dict[Phase, Reading]) -> TrialRecord:
+        """What is told and what is measured; emissions so far are no result."""
+        state, train, whole = self._so_far.state, readings[Phase.TRAIN], _whole(readings)
+        last = self._so_far.evals[-1:] if state == TrialState.COMPLETE else ()
         reached = {name: getattr(point, name) for point in last for name in ("value", "sum", "count")}
         seconds = {phase.value: reading.duration_s for phase, reading in readings.items()}
         gpu_energy = {phase: gpu for phase, reading in readings.items() if (gpu := reading.gpu) is not None}
         nodes = {node: {phase: reading.nodes[node] for phase, reading in readings.items()} for node in whole.nodes}
-        return TrialRecord(
-            trial=self.spec.number,
-            **vars(outcome),
-            attempt=self.spec.attempt,
-            seed=self.spec.seed,
-            repeat_of=self.spec.repeat_of,
-            params=self.spec.params,
-            quality=QualityResult(name=self.quality, **reached),
-            emissions_kg_co2e=None if running else self.rules.emissions_kg_co2e(train.total_kwh),
-            energy_kwh=_energy(readings),
-            duration_s=Durations(**seconds, total=whole.duration_s),
-            stages=None if running else self._stages,
-            evals=tuple(self._evals),
-            peak_memory_gib=self._peak_memory_gib,
-            kernels=self._kernels,
-            started_at=self._started_at,
-            worker=self.worker,
-            nodes=tuple(
-                NodeReadings(name=node.name, devices=node.devices, readings=_energy(parts))
-                for node, parts in nodes.items()
-            ),
-            gpu_energy_kwh=gpu_energy if len(gpu_energy) == len(TRIAL_PHASES) else None,
-            gpu_disagreement=largest((whole.disagreement, disagreement(whole.gpu, whole.duration_s))),
-            gpu_utilisation=train.gpu_utilisation,
-            cpu_wait_fraction=self._cpu_wait_fraction,
-            earlier_attempts_energy_kwh=0.0 if self.earlier is None else self.earlier.spent_kwh,
-            earlier_attempts_gpu_kwh=None if self.earlier is None else self.earlier.spent_gpu_kwh,
-            total_steps=self._total_steps,
-            steps_done=self._step,
-            audited_at_step=self._audited_at_step,
-        )
+        measured: dict[str, Any] = {
+            "quality": {"name": self.quality, **reached},
+            "energy_kwh": _energy(readings),
+            "duration_s": {**seconds, "total": whole.duration_s},
+            "nodes": tuple({**vars(node), "readings": _energy(parts)} for node, parts in nodes.items()),
+            "gpu_energy_kwh": gpu_energy if len(gpu_energy) == len(TRIAL_PHASES) else None,
+            "gpu_disagreement": largest((whole.disagreement, disagreement(whole.gpu, whole.duration_s))),
+            "gpu_utilisation": train.gpu_utilisation,
+        }
+        if state != TrialState.RUNNING:
+            emissions = self.rules.emissions_kg_co2e(train.total_kwh)
+            measured |= {"stages": self._stages, "emissions_kg_co2e": emissions}
+        return TrialRecord(**vars(self._so_far) | measured)
+
+
+def _unmeasured(train: Reading) -> str | None:
+    """A training too short for a reading has cost something all the same: as 0 it would be the cheapest of all."""
+    counted = {"the GPUs": train.gpu_kwh}
+    if train.objective == "all":
+        counted |= {"the CPU": train.cpu_kwh, "the RAM": train.ram_kwh}
+    silent = [name for name, energy_kwh in counted.items() if energy_kwh is not None and not energy_kwh > 0]
+    if not silent:
+        return None
+    return (
+        f"no energy was measured for {' and '.join(silent)} in the {train.duration_s:.2g} s that it trained: "
+        f"readings are {FRESH_AFTER_S * 1000:g} ms apart; train longer (more epochs or more data)"
+    )
 
 
 def _whole(readings: dict[Phase, Reading]) -> Reading:
     return readings[Phase.TRAIN] + readings[Phase.SETUP] + readings[Phase.EVAL]
 
 
-def _energy(readings: dict[Phase, Reading]) -> Energy:
-    train = readings[Phase.TRAIN]
-    return Energy(
-        **{phase.value: reading.total_kwh for phase, reading in readings.items()},
-        total=_whole(readings).total_kwh,
-        train_gpu=train.gpu_kwh,
-        train_cpu=train.cpu_kwh,
-        train_ram=train.ram_kwh,
-    )
+def _energy(readings: dict[Phase, Reading]) -> dict[str, float | None]:
+    by_phase = {phase.value: reading.total_kwh for phase, reading in readings.items()}
+    by_component = {f"train_{name}": getattr(readings[Phase.TRAIN], f"{name}_kwh") for name in ("gpu", "cpu", "ram")}
+    return {**by_phase, **by_component, "total": _whole(readings).total_kwh}
 
 
 def _host_oom_kills() -> int:
