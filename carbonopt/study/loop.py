@@ -11,14 +11,13 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Protocol
 
 import optuna
-from optuna.storages import RDBStorage
 
 import carbonopt
 from carbonopt.analysis import confirmation as confirm
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import StudyInterrupted
 from carbonopt.core.study import InputFile, Provenance, SessionLedger, StudyData
-from carbonopt.core.trial import TRIAL_PHASES, Phase, StopReason, TrialRecord, TrialSpec
+from carbonopt.core.trial import TRIAL_PHASES, Phase, Prepared, StopReason, TrialRecord, TrialSpec
 from carbonopt.core.units import emissions_kg_co2e, now_utc
 from carbonopt.engines.base import Engine, EngineObserver
 from carbonopt.storage.paths import StudyPaths
@@ -86,9 +85,18 @@ def run_study(
             check_unchanged(noted, inputs, where, interrupted_and_heard_of)
             inputs = noted
         begins()
-        call = _Call(checked, paths, lease, display, trackers, interrupted_and_heard_of)
-        storage = call.prepare(database, stored, inputs, study_file, url, meanwhile)
-        call.run_trials()
+        call = _Call(checked, paths, lease, display, [display, trackers], interrupted_and_heard_of)
+        prepared, inputs = call.prepare(inputs, meanwhile)
+        provenance = _provenance(checked, prepared, study_file)
+        remember_storage(paths, url, config.name)
+        if stored is not None:
+            stored.refresh(config, provenance)
+        storage = stored or StudyStorage.create(database, config, provenance)
+        if prepared is not None:
+            storage.set_prepared(prepared)
+        storage.set_inputs(inputs)
+        storage.set_trace(checked.trace)
+        call.run_trials(storage)
         return storage.read(live=True)
 
 
@@ -115,7 +123,7 @@ class _Call:
     paths: StudyPaths
     lease: Lease
     display: StudyDisplay
-    trackers: TrialObserver
+    observers: list[TrialObserver]
     interrupted: Callable[[], bool]
     storage: StudyStorage = field(init=False)
     strategy: "Strategy" = field(init=False)
@@ -128,17 +136,11 @@ class _Call:
         return self.checked.engine
 
     def prepare(
-        self,
-        database: RDBStorage,
-        stored: StudyStorage | None,
-        inputs: tuple[InputFile, ...],
-        study_file: str,
-        url: str | None,
-        meanwhile: Callable[[], None],
-    ) -> StudyStorage:
-        """Starts the engine, prepares, and stores what the study is."""
-        checked, config, engine = self.checked, self.checked.config, self.engine
-        engine.begin(self.paths, workload_fingerprint(config, inputs), self.display, self.interrupted)
+        self, inputs: tuple[InputFile, ...], meanwhile: Callable[[], None]
+    ) -> tuple[Prepared | None, tuple[InputFile, ...]]:
+        """Starts the engine and prepares; returns with the files' sha256."""
+        engine = self.engine
+        engine.begin(self.paths, workload_fingerprint(self.checked.config, inputs), self.display, self.interrupted)
         self.began_s = time.monotonic()
         self.ledger = SessionLedger(started_at=now_utc(), worker=self.lease.worker.id)
         inputs = with_sha256(inputs, self.interrupted)  # here, where what it takes is measured as preparation
@@ -146,37 +148,19 @@ class _Call:
             done = aside.submit(meanwhile)
             prepared = engine.prepare(self.interrupted)
             if prepared is not None:
-                checked.space.check_fits(prepared.train_sequences)
+                self.checked.space.check_fits(prepared.train_sequences)
             engine.meter.enter(Phase.GAP)
         done.result()
         self.lease.renew()
-        # Of what decides proposals and figures in this process; the trials' packages come from the preparation.
-        versions = {"carbonopt": carbonopt.__version__, "python": platform.python_version()}
-        versions |= {package: version(package) for package in ("optuna", "codecarbon")}
-        provenance = Provenance(
-            hardware=engine.hardware,
-            versions=versions | (prepared.versions if prepared else {}),
-            intensity=checked.intensity,
-            energy_source=engine.meter.energy_source,
-            models=engine.meter.models,
-            study_file=study_file,
-        )
-        remember_storage(self.paths, url, config.name)
-        if stored is not None:
-            stored.refresh(config, provenance)
-        self.storage = stored or StudyStorage.create(database, config, provenance)
-        if prepared is not None:
-            self.storage.set_prepared(prepared)
-        self.storage.set_inputs(inputs)
-        self.storage.set_trace(checked.trace)
+        return prepared, inputs
+
+    def run_trials(self, storage: StudyStorage) -> None:
         from carbonopt.search.strategy import Strategy  # with SciPy: now that the trials' processes have been started
 
-        memory_gib = None if engine.hardware is None else engine.hardware.gpu_memory_gib
-        self.strategy = Strategy(config, checked.space, memory_gib)
-        return self.storage
-
-    def run_trials(self) -> None:
-        storage = self.storage
+        hardware = self.engine.hardware
+        memory_gib = None if hardware is None else hardware.gpu_memory_gib
+        self.strategy = Strategy(self.checked.config, self.checked.space, memory_gib)
+        self.storage = storage
         storage.recover()
         storage.set_ended(None)
         self.hours_before = sum(session.duration_s for session in storage.sessions()) / 3600
@@ -193,8 +177,7 @@ class _Call:
                 storage.set_ended(_with_confirmation(ended, storage.read(live=True), self.engine))
                 self._store_ledger()
                 return
-            not_free = self.engine.await_free(self.interrupted)
-            if not_free is not None:
+            if (not_free := self.engine.await_free(self.interrupted)) is not None:
                 self.display.warn(not_free)
             if self.interrupted():
                 raise self._interruption()
@@ -216,25 +199,23 @@ class _Call:
             prepared_dir=str(self.paths.prepared.resolve()),
             trial_dir=str(self.paths.trial(number).resolve()),
         )
-        observers: list[TrialObserver] = [self.display, self.trackers]
-        for observer in observers:
+        for observer in self.observers:
             observer.trial_started(spec)
         self.engine.meter.enter(Phase.SETUP)
         # The start is the baseline, a repeat says how far runs differ: only whole ones can be compared.
         to_its_end = repeat_of is not None or (number == 0 and self.checked.start is not None)
-        watch = TrialWatch(
+        record = TrialWatch(
             spec=spec,
             quality=config.target.quality.name,
             trial=self.engine.start(spec, self.paths.trial_log(number, spec.attempt).resolve()),
             meter=self.engine.meter,
             rules=self._rules(number, params, to_its_end=to_its_end),
-            observers=observers,
+            observers=self.observers,
             progress=self._progress,
             store=lambda record: self._store(trial, record),
             earlier=earlier,
             worker=self.lease.worker.id,
-        )
-        record = watch.run()
+        ).run()
         self.lease.renew()
         interrupted = record.stop_reason == StopReason.INTERRUPTED
         if interrupted:
@@ -242,7 +223,7 @@ class _Call:
         else:
             storage.tell(trial, record, config.target.at())
         self._store_ledger()
-        for observer in observers:
+        for observer in self.observers:
             observer.trial_ended(record)
         if interrupted:
             raise self._interruption()
@@ -325,6 +306,20 @@ class _Call:
 
     def _emissions(self, energy_kwh: float) -> float:
         return emissions_kg_co2e(energy_kwh, self.checked.intensity.g_co2e_per_kwh, self.checked.config.carbon.pue)
+
+
+def _provenance(checked: Checked, prepared: Prepared | None, study_file: str) -> Provenance:
+    # Of what decides proposals and figures in this process; the trials' packages come from the preparation.
+    versions = {"carbonopt": carbonopt.__version__, "python": platform.python_version()}
+    versions |= {package: version(package) for package in ("optuna", "codecarbon")}
+    return Provenance(
+        hardware=checked.engine.hardware,
+        versions=versions | (prepared.versions if prepared else {}),
+        intensity=checked.intensity,
+        energy_source=checked.engine.meter.energy_source,
+        models=checked.engine.meter.models,
+        study_file=study_file,
+    )
 
 
 def _available(engine: Engine) -> confirm.Available:
