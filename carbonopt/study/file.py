@@ -70,9 +70,10 @@ def load_study(path: Path) -> StudyConfig:
     if isinstance(raw.get("launch"), dict):
         raw["launch"].setdefault("kind", "local")
     try:
-        for keys in PIECES:
-            raw = _changed(raw, keys, partial(_piece, folder=folder, name=".".join(keys)))
-        raw = _with_absolute_paths(raw, folder)
+        for piece in PIECES:
+            raw = _changed(raw, piece, partial(_piece, folder=folder, name=".".join(piece)))
+        for keys, absolute in PATHS.items():
+            raw = _changed(raw, keys, partial(absolute, folder))
     except (RuntimeError, OSError, ValueError) as error:  # an unknown user's home, a name that no system takes
         raise BadInput(f"{path}: a path in it can't be used: {error}.") from error
     return parse_study(raw, str(path))
@@ -123,30 +124,28 @@ def _settings(workload: dict[str, Any]) -> type[Workload]:
     return task_class(task).settings if isinstance(task, str) else Workload
 
 
-def _with_absolute_paths(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A copy in which the paths that the study file names no longer depend on the working directory. What is no text
-    stays."""
+def _absolute(folder: Path, value: Any) -> Any:
+    """Paths that no longer depend on the working directory. What is no text stays."""
+    if isinstance(value, list):
+        return [_absolute(folder, item) for item in value]
+    return os.path.normpath(folder / Path(value).expanduser()) if isinstance(value, str) else value
 
-    def absolute(value: Any) -> Any:
-        if isinstance(value, list):
-            return [absolute(item) for item in value]
-        return os.path.normpath(folder / Path(value).expanduser()) if isinstance(value, str) else value
 
-    def files(value: Any) -> Any:
-        return absolute([value] if isinstance(value, str) else value)
+def _files(folder: Path, value: Any) -> Any:
+    return _absolute(folder, [value] if isinstance(value, str) else value)
 
-    def local_folder(value: Any) -> Any:  # a hub name stays; what stands beside the study file becomes its path
-        if isinstance(value, str) and (value.startswith((".", "/", "~")) or (folder / value).is_dir()):
-            return absolute(value)
-        return value
 
-    for part in ("model", "tokenizer", "dataset"):
-        raw = _changed(raw, ("workload", part, "name_or_path"), local_folder)
-    for key in ("train_files", "eval_files"):
-        raw = _changed(raw, ("workload", "dataset", key), files)
-    for keys in (("launch", "table"), ("carbon", "trace")):
-        raw = _changed(raw, keys, absolute)
-    return raw
+def _hub_name_or_folder(folder: Path, value: Any) -> Any:
+    """A hub name stays; what stands beside the study file becomes its path."""
+    is_folder = isinstance(value, str) and (value.startswith((".", "/", "~")) or (folder / value).is_dir())
+    return _absolute(folder, value) if is_folder else value
+
+
+PATHS: dict[tuple[str, ...], Callable[[Path, Any], Any]] = {
+    **{("workload", part, "name_or_path"): _hub_name_or_folder for part in ("model", "tokenizer", "dataset")},
+    **dict.fromkeys((("workload", "dataset", "train_files"), ("workload", "dataset", "eval_files")), _files),
+    **dict.fromkeys((("launch", "table"), ("carbon", "trace")), _absolute),
+}
 
 
 def _changed(part: Any, keys: Sequence[str], change: Callable[[Any], Any]) -> Any:

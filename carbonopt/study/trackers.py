@@ -44,7 +44,7 @@ class Trackers:
     def __init__(self, openers: dict[str, Callable[[], _Tracker]], warn: Callable[[str], None]) -> None:
         self._openers = openers
         self._warn = warn
-        self._messages: queue.Queue[tuple[str, tuple[Any, ...]] | None] = queue.Queue(_QUEUE_SIZE)
+        self._messages: queue.Queue[Callable[[_Tracker], None] | None] = queue.Queue(_QUEUE_SIZE)
         self._warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._opened: list[_Tracker] = []
         self._dropped = 0
@@ -52,14 +52,14 @@ class Trackers:
         self._thread: threading.Thread | None = None
 
     def trial_started(self, spec: TrialSpec) -> None:
-        self._send("trial_started", spec)
+        self._send(lambda tracker: tracker.trial_started(spec))
 
     def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None:
         """An evaluation in trial `number`, and the emissions of its training window up to there."""
-        self._send("evaluated", number, point, emissions_kg_co2e)
+        self._send(lambda tracker: tracker.evaluated(number, point, emissions_kg_co2e))
 
     def trial_ended(self, record: TrialRecord) -> None:
-        self._send("trial_ended", record)
+        self._send(lambda tracker: tracker.trial_ended(record))
 
     def close(self) -> None:
         """Lets the trackers finish what is queued, for a few seconds at most."""
@@ -80,7 +80,7 @@ class Trackers:
         for tracker in list(self._opened) if hangs else ():
             tracker.abandon()
 
-    def _send(self, event: str, *values: Any) -> None:
+    def _send(self, message: Callable[[_Tracker], None]) -> None:
         if not self._openers or self._closed:
             return
         if self._thread is None:
@@ -88,7 +88,7 @@ class Trackers:
             self._thread = threading.Thread(target=self._work, name="trackers", daemon=True)
             self._thread.start()
         try:
-            self._messages.put_nowait((event, values))
+            self._messages.put_nowait(message)
         except queue.Full:
             if not self._dropped:
                 self._warnings.put("the trackers are too slow; some of what happens will be missing there.")
@@ -104,9 +104,8 @@ class Trackers:
         for name, opener in self._openers.items():
             self._guarded(name, lambda: self._opened.append(opener()))  # noqa: B023, called at once
         while (message := self._messages.get()) is not None:
-            event, values = message
             for tracker in list(self._opened):
-                if not self._guarded(tracker.name, lambda: getattr(tracker, event)(*values)):  # noqa: B023, called at once
+                if not self._guarded(tracker.name, lambda: message(tracker)):  # noqa: B023, called at once
                     self._opened.remove(tracker)
                     self._guarded(tracker.name, tracker.abandon)
         for tracker in self._opened:
@@ -124,8 +123,7 @@ class Trackers:
 
 def open_trackers(config: StudyConfig, folder: Path, warn: Callable[[str], None]) -> Trackers:
     """The trackers that the study file asks for, writing below `folder`. Nothing is imported or written before the
-    first trial; `warn` is told, once each, of what goes wrong.
-    """
+    first trial; `warn` is told, once each, of what goes wrong."""
     openers: dict[str, Callable[[], _Tracker]] = {}
     wanted = config.track.wandb
     if wanted is not None:
@@ -191,20 +189,11 @@ class _Wandb:
         self._study = config.name[:120]  # wandb takes 128 characters
         self._folder = folder
         self._runs: dict[int, Any] = {}
-        self._settings = wandb.Settings(
-            silent=True,
-            console="off",
-            disable_code=True,
-            disable_git=True,
-            disable_job_creation=True,
-            save_code=False,
-            init_timeout=10,  # seconds
-            finish_timeout=3,  # seconds
-            x_disable_machine_info=True,
-            x_disable_meta=True,
-            x_disable_stats=True,  # its sampling would be measured along with the trial
-            x_save_requirements=False,
-        )
+        # stats: its sampling would be measured along with the trial
+        switches = ["silent", *(f"disable_{what}" for what in ("code", "git", "job_creation"))]
+        switches += [f"x_disable_{what}" for what in ("machine_info", "meta", "stats")]
+        settings: dict[str, Any] = {**dict.fromkeys(switches, True), "init_timeout": 10, "finish_timeout": 3}  # seconds
+        self._settings = wandb.Settings(**settings, console="off", save_code=False, x_save_requirements=False)
 
     def trial_started(self, spec: TrialSpec) -> None:
         self._runs[spec.number] = self._wandb.init(
@@ -262,7 +251,6 @@ class _TensorBoard:
 
     def trial_started(self, spec: TrialSpec) -> None:
         from google.protobuf import struct_pb2
-        from tensorboard.plugins.hparams import plugin_data_pb2
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         attempt = "" if spec.attempt == 1 else f"-{spec.attempt}"
@@ -270,8 +258,7 @@ class _TensorBoard:
         self._writers[spec.number] = writer
         params = struct_pb2.Struct()
         params.update(spec.params.as_record())
-        start = plugin_data_pb2.SessionStartInfo(start_time_secs=time.time(), hparams=params.fields)
-        _add_session(writer, "session_start_info", plugin_data_pb2.HParamsPluginData(session_start_info=start))
+        _add_session(writer, "session_start_info", {"start_time_secs": time.time(), "hparams": params.fields})
         writer.flush()
 
     def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None:
@@ -280,17 +267,13 @@ class _TensorBoard:
             self._writers[number].flush()
 
     def trial_ended(self, record: TrialRecord) -> None:
-        if record.trial not in self._writers:
-            return
-        from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
-
-        writer = self._writers.pop(record.trial)
-        numbers = {f"final/{k}": v for k, v in _outcome(record).items() if isinstance(v, int | float)}
-        _add_scalars(writer, numbers, record.evals[-1].step if record.evals else 0)
-        status = api_pb2.STATUS_SUCCESS if record.state in _ENDED_WELL else api_pb2.STATUS_FAILURE
-        end = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=time.time())
-        _add_session(writer, "session_end_info", plugin_data_pb2.HParamsPluginData(session_end_info=end))
-        writer.close()
+        if record.trial in self._writers:
+            writer = self._writers.pop(record.trial)
+            numbers = {f"final/{k}": v for k, v in _outcome(record).items() if isinstance(v, int | float)}
+            _add_scalars(writer, numbers, record.evals[-1].step if record.evals else 0)
+            status = "STATUS_SUCCESS" if record.state in _ENDED_WELL else "STATUS_FAILURE"
+            _add_session(writer, "session_end_info", {"status": status, "end_time_secs": time.time()})
+            writer.close()
 
     def close(self) -> None:
         for writer in self._writers.values():
@@ -304,10 +287,12 @@ def _add_scalars(writer: Any, scalars: dict[str, float], step: int) -> None:
     _add(writer, [{"tag": tag, "simple_value": value} for tag, value in scalars.items()], step)
 
 
-def _add_session(writer: Any, tag: str, content: Any) -> None:
+def _add_session(writer: Any, key: str, info: dict[str, Any]) -> None:
     """The HParams plugin's own records, as `torch.utils.tensorboard.summary.hparams` writes them."""
-    plugin = {"plugin_name": "hparams", "content": content.SerializeToString()}
-    _add(writer, [{"tag": f"_hparams_/{tag}", "metadata": {"plugin_data": plugin}}])
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    plugin = {"plugin_name": "hparams", "content": HParamsPluginData(**{key: info}).SerializeToString()}
+    _add(writer, [{"tag": f"_hparams_/{key}", "metadata": {"plugin_data": plugin}}])
 
 
 def _add(writer: Any, values: list[dict[str, Any]], step: int = 0) -> None:
