@@ -14,10 +14,9 @@ from functools import cached_property
 from carbonopt.analysis.front import objectives, pareto_front
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import Target
-from carbonopt.core.statistics import Spread
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialRecord, TrialState
-from carbonopt.core.values import Frozen
+from carbonopt.core.values import Frozen, Spread
 
 LEVEL = 0.95
 LARGEST_MARGIN = 500.0  # of a logarithm: beyond it nothing is known, and its exponential is still a number

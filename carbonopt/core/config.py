@@ -100,12 +100,9 @@ class Dataset(Frozen, extra="allow"):
 
 
 class Workload(Frozen, extra="allow"):
-    """What every trial trains and how it is judged: the keys that tasks share.
-
-    Each task's file derives a class from this one, which has its other keys and refuses unknown ones; the study file's
-    reader and the trials check with that. Here a task's own keys are kept as they are, so that storage, records and
-    reports need no task.
-    """
+    """What every trial trains and how it is judged: the keys that tasks share. Each task's file derives a class from
+    this one, which has its other keys and refuses unknown ones; the study file's reader and the trials check with that.
+    Here a task's own keys are kept as they are, so that storage, records and reports need no task."""
 
     task: str = "causal_lm"
     model: Model
@@ -187,10 +184,9 @@ def may_be_other_than(domain: Domain | None, value: Scalar) -> bool:
 
 
 def _space_field(name: str) -> tuple[Any, Any]:
-    dimension = DIMENSIONS[name]
-    if dimension.required:
-        return Domain, ...
-    return Domain | None, None if dimension.default is None else Fixed(value=dimension.default)
+    default = DIMENSIONS[name].default
+    optional = (Domain | None, None if default is None else Fixed(value=default))
+    return (Domain, ...) if DIMENSIONS[name].required else optional
 
 
 class Space(create_model("Space", __base__=Frozen, **{name: _space_field(name) for name in SEARCHED})):  # type: ignore[misc]
@@ -198,8 +194,7 @@ class Space(create_model("Space", __base__=Frozen, **{name: _space_field(name) f
     single value fixes it."""
 
     def __getitem__(self, name: str) -> Domain | None:
-        domain: Domain | None = getattr(self, name)
-        return domain
+        return getattr(self, name)  # type: ignore[no-any-return]
 
     def domains(self) -> dict[str, Domain]:
         """Of every dimension that has a value, in the table's order."""
@@ -243,8 +238,7 @@ class Target(Frozen):
 
     @property
     def value(self) -> float:
-        value: float = getattr(self, self.quality.name)
-        return value
+        return float(getattr(self, self.quality.name))
 
     def at(self, value: float | None = None) -> QualityTarget:
         """For the same quality another target; None: this one."""

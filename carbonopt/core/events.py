@@ -4,7 +4,7 @@ Rank 0 alone speaks: `phase`, `stage`, `progress`, `evaluated`, `finished`, `fai
 on (so a measured window begins when both know of it) and `evaluated` with go on or stop and the reason.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from carbonopt.core.trial import EvalPoint, Kernels, Phase, Stage
 from carbonopt.core.values import Frozen
@@ -66,8 +66,7 @@ class Exited(Frozen):
 
 Event = PhaseChanged | StageBegun | Progress | Evaluated | Finished | Failed | Exited
 
-_MODELS = (PhaseChanged, StageBegun, Progress, Evaluated, Finished, Failed)
-SPOKEN: dict[str, type[Frozen]] = {model.__name__: model for model in _MODELS}
+SPOKEN: dict[str, type[Frozen]] = {event.__name__: event for event in get_args(Event) if event is not Exited}
 
 # How the processes of a trial end. The channel says more; the codes remain when a rank without one has to speak.
 FINISHED_EXIT = 0  # also after a stop, and after a divergence that the channel has reported

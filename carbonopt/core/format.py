@@ -4,14 +4,15 @@ such as 1.23e+300, on every page."""
 import math
 from collections.abc import Callable, Iterable
 from decimal import ROUND_CEILING, Decimal
+from functools import partial
 
 from carbonopt.core import units
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import MISSING
-from carbonopt.core.statistics import Spread
-from carbonopt.core.values import Frozen
+from carbonopt.core.values import Frozen, Spread
 
 _NO_DIFFERENCE = 1e-5  # 0.001 %
+_MOST_DIGITS = 9  # before or behind the point; what needs more is a power of ten: 1.23e+12
 
 
 class Scale(Frozen):
@@ -32,23 +33,14 @@ class Scale(Frozen):
         return _fixed(scaled, min(self.decimals, _decimals(scaled, 3)), 3)
 
 
-def _scale(values: Iterable[float | None], unit_of: Callable[[float], tuple[str, float]]) -> Scale:
+def _scale(unit_of: Callable[[float], tuple[str, float]], values: Iterable[float | None]) -> Scale:
     largest = max((abs(value) for value in values if value is not None and math.isfinite(value)), default=0.0)
     unit, per_base = unit_of(largest)
     return Scale(unit=unit, per_base=per_base, decimals=_decimals(largest * per_base, 3) + 2)
 
 
-def energy_scale(energies_kwh: Iterable[float | None]) -> Scale:
-    """The unit of a column of energies in kWh."""
-    return _scale(energies_kwh, units.energy_unit)
-
-
-def emissions_scale(emissions_kg_co2e: Iterable[float | None]) -> Scale:
-    """The unit of a column of emissions in kg CO2e."""
-    return _scale(emissions_kg_co2e, units.emissions_unit)
-
-
-def _with_unit(value: float | None, unit_of: Callable[[float], tuple[str, float]]) -> str:
+def _with_unit(unit_of: Callable[[float], tuple[str, float]], value: float | None) -> str:
+    """Three significant digits, zeros at the end included, as in the tables."""
     if value is None or not math.isfinite(value):
         return MISSING
     unit, per_base = unit_of(value)
@@ -56,14 +48,9 @@ def _with_unit(value: float | None, unit_of: Callable[[float], tuple[str, float]
     return f"{rate_text(rounded)} {unit}"
 
 
-def energy_text(energy_kwh: float | None) -> str:
-    """With its unit and three significant digits, zeros at the end included, as in the tables."""
-    return _with_unit(energy_kwh, units.energy_unit)
-
-
-def emissions_text(kg_co2e: float | None) -> str:
-    """Likewise."""
-    return _with_unit(kg_co2e, units.emissions_unit)
+# The unit of a column of energies in kWh, or of emissions in kg CO2e; and one such figure with its unit.
+energy_scale, emissions_scale = partial(_scale, units.energy_unit), partial(_scale, units.emissions_unit)
+energy_text, emissions_text = partial(_with_unit, units.energy_unit), partial(_with_unit, units.emissions_unit)
 
 
 def intensity_text(g_co2e_per_kwh: float | None) -> str:
@@ -131,14 +118,12 @@ def memory_text(memory_gib: float | None) -> str:
     return MISSING if memory_gib is None else f"{memory_gib:.3g}"
 
 
-def seconds_text(duration_s: float) -> str:
-    """Three significant digits, without the unit."""
-    return rate_text(duration_s)
-
-
 def rate_text(value: float | None) -> str:
     """One figure per another: three significant digits."""
     return MISSING if value is None else _fixed(value, _decimals(value, 3), 3)
+
+
+seconds_text = rate_text  # without the unit
 
 
 def tick_text(value: float) -> str:
@@ -152,7 +137,7 @@ def number_from(lowest: float, below: float) -> str:
     for digits in range(4, 18):
         rounded = exact.quantize(Decimal(1).scaleb(exact.adjusted() - digits + 1), ROUND_CEILING)
         if lowest <= float(rounded) < below:
-            return f"{rounded.normalize():{'f' if abs(rounded.adjusted()) < units.MOST_DIGITS else 'e'}}"
+            return f"{rounded.normalize():{'f' if abs(rounded.adjusted()) < _MOST_DIGITS else 'e'}}"
     return repr(lowest)
 
 
@@ -165,22 +150,21 @@ def value_text(value: object) -> str:
     """A setting's value; numbers with four significant digits; all digits are in the exported record."""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, float) or (isinstance(value, int) and abs(value) >= 10 ** (2 * units.MOST_DIGITS)):
+    if isinstance(value, float) or (isinstance(value, int) and abs(value) >= 10 ** (2 * _MOST_DIGITS)):
         return f"{value:.4g}"
     return str(value)
 
 
 def params_text(params: TrialParams) -> str:
     """The settings that decide the outcome most, on one line."""
-    return (
-        f"global batch {value_text(params.global_batch_size)}, learning rate {value_text(params.learning_rate)}, "
-        f"epochs {value_text(params.epochs)}, ZeRO {value_text(params.zero_stage)}"
-    )
+    fields = ("global_batch_size", "learning_rate", "epochs", "zero_stage")
+    names = ("global batch", "learning rate", "epochs", "ZeRO")
+    return ", ".join(f"{name} {value_text(getattr(params, field))}" for name, field in zip(names, fields, strict=True))
 
 
 def _fixed(value: float, decimals: int, significant: int) -> str:
     """With so many decimals, or as a power of ten with so many significant digits."""
-    if max(abs(value) / 10**units.MOST_DIGITS, decimals / (units.MOST_DIGITS + 1)) >= 1:
+    if max(abs(value) / 10**_MOST_DIGITS, decimals / (_MOST_DIGITS + 1)) >= 1:
         return f"{value:.{significant - 1}e}" if value else "0"
     return f"{value:,.{decimals}f}"
 

@@ -19,10 +19,10 @@ class Quality:
     direction: Literal["minimize", "maximize"]  # of what is better
     lowest: float  # that a value can have
     highest: float
-    value_of_mean: Literal["exp", "identity"]  # what becomes of sum ÷ count: its exponential, or itself
+    value_of_mean: Literal["exp", "identity"] = "identity"  # what becomes of sum ÷ count: its exponential, or itself
     # Of the loss (see `loss`), on which learning curves are modelled: a logarithm for what falls by power laws (arXiv
     # 2001.08361), the identity for what can be negative.
-    link: Literal["log", "identity"]
+    link: Literal["log", "identity"] = "log"
 
     @property
     def bound_word(self) -> str:
@@ -51,9 +51,7 @@ class Quality:
     def loss(self, mean: float) -> float:
         """What is modelled, of sum ÷ count: lower is better. Of a perplexity the mean negative log-likelihood in nats,
         of an accuracy the error rate."""
-        if self.direction == "minimize":
-            return mean
-        return self.highest - mean if self.is_share else -mean
+        return self.highest - mean if self.is_share else self.rank(mean)
 
     @property
     def is_share(self) -> bool:
@@ -98,9 +96,8 @@ class Quality:
     def beyond(self, value: float) -> str | None:
         """The bound that a value breaks, in words. What is not finite passes: it is no result, and sorted out wherever
         results are compared."""
-        if value < self.lowest:
-            return f"must be at least {self.lowest:g}, but is {value:g}"
-        return f"must be at most {self.highest:g}, but is {value:g}" if self.highest < value < math.inf else None
+        bound = f"at least {self.lowest:g}" if value < self.lowest else f"at most {self.highest:g}"
+        return f"must be {bound}, but is {value:g}" if value < self.lowest or self.highest < value < math.inf else None
 
     def problem(self, value: float | None, total: float | None, count: int | None) -> str | None:
         """Why a value can't be, or the sum and the count that it is made of; None: it can. What is None isn't known."""
@@ -117,7 +114,6 @@ PERPLEXITY = Quality(
     lowest=1.0,  # each token was certain
     highest=math.inf,
     value_of_mean="exp",
-    link="log",
 )
 ACCURACY = Quality(
     name="accuracy",
@@ -126,8 +122,6 @@ ACCURACY = Quality(
     direction="maximize",
     lowest=0.0,
     highest=1.0,
-    value_of_mean="identity",
-    link="log",
 )
 
 QUALITIES: dict[str, Quality] = {quality.name: quality for quality in (PERPLEXITY, ACCURACY)}

@@ -110,9 +110,8 @@ class EvalPoint(Frozen):
     @classmethod
     def of(cls, quality: Quality, total: float, count: int, *, step: int, tokens: int | None) -> "EvalPoint":
         """An evaluation by a sum over all ranks and its count."""
-        results = {"value": quality.value(total, count), "sum": total}
-        finite = {name: result if math.isfinite(result) else None for name, result in results.items()}
-        return cls(step=step, tokens=tokens, count=count, **finite)
+        value, summed = (x if math.isfinite(x) else None for x in (quality.value(total, count), total))
+        return cls(step=step, tokens=tokens, count=count, value=value, sum=summed)
 
     def loss(self, quality: Quality) -> float:
         """As `Quality.loss`; NaN where the sum was not finite."""
@@ -140,6 +139,8 @@ class QualityResult(Frozen):
         return QUALITIES[self.name]
 
 
+# Beside a quality that is a perplexity, for those who read records from before there were others.
+_OF_PERPLEXITY = {"nll_sum": "sum", "eval_tokens": "count"}
 COMPONENTS = ("gpu", "cpu", "ram")  # of which energy is read
 
 
@@ -288,20 +289,15 @@ class TrialRecord(Frozen):
         dumped: dict[str, Any] = json.loads(self.model_dump_json())
         is_perplexity = self.quality.name == PERPLEXITY.name
 
-        def of_perplexity(result: dict[str, Any]) -> dict[str, Any]:
-            return {key: result[field] if is_perplexity else None for key, field in _OF_PERPLEXITY.items()}
+        def of_perplexity(result: dict[str, Any], names: dict[str, str] = _OF_PERPLEXITY) -> dict[str, Any]:
+            return {name: result[field] if is_perplexity else None for name, field in names.items()}
 
         evals = [{**point, **of_perplexity(point)} for point in dumped["evals"]]
-        value = dumped["quality"]["value"] if is_perplexity else None
-        of_the_end = {PERPLEXITY.name: value, **of_perplexity(dumped["quality"])}
-        return {**dumped, "params": self.params.as_record(), "evals": evals, **of_the_end}
+        reached = of_perplexity(dumped["quality"], {PERPLEXITY.name: "value", **_OF_PERPLEXITY})
+        return {**dumped, "params": self.params.as_record(), "evals": evals, **reached}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "TrialRecord":
         own = {key: value for key, value in record.items() if key not in (PERPLEXITY.name, *_OF_PERPLEXITY)}
         evals = [{key: value for key, value in point.items() if key not in _OF_PERPLEXITY} for point in record["evals"]]
         return cls(**{**own, "params": TrialParams.from_record(record["params"]), "evals": evals})
-
-
-# Beside a quality that is a perplexity, for those who read records from before there were others.
-_OF_PERPLEXITY = {"nll_sum": "sum", "eval_tokens": "count"}

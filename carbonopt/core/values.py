@@ -16,3 +16,12 @@ class Frozen(BaseModel):
 # Anything else in a record was not written by this program.
 Whole = Annotated[int, Field(ge=0)]
 Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Spread(Frozen):
+    """Of two or more values."""
+
+    mean: float
+    standard_deviation: float  # of a sample: n − 1
+    lowest: float
+    highest: float

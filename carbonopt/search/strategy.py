@@ -16,9 +16,9 @@ from optuna.trial import TrialState as OptunaState
 from carbonopt.analysis.confirmation import refuted
 from carbonopt.core.config import Choices, StudyConfig
 from carbonopt.core.dimensions import DIMENSIONS, TrialParams
+from carbonopt.core.format import energy_text
 from carbonopt.core.space import SearchSpace
 from carbonopt.core.trial import TrialRecord
-from carbonopt.core.units import human_energy
 from carbonopt.search.candidates import Distributions, draw
 from carbonopt.search.pruning import Evals, should_prune
 from carbonopt.search.sampler import CarbonSampler, NextTrial
@@ -84,8 +84,8 @@ class Strategy:
         if gain_kwh >= cost_kwh:
             return None
         runs = "one run" if budget.reuses == 1 else f"{budget.reuses} runs"
-        saves = f"to save {human_energy(gain_kwh)} in {runs} of what is recommended"
-        return f"converged: another trial is expected to cost {human_energy(cost_kwh)} and {saves}"
+        saves = f"to save {energy_text(gain_kwh)} in {runs} of what is recommended"
+        return f"converged: another trial is expected to cost {energy_text(cost_kwh)} and {saves}"
 
     def sampler(self, study: Study, number: int) -> BaseSampler:
         """For the proposal of trial `number`."""

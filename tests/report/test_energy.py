@@ -9,9 +9,9 @@ from small_studies import REPLAY, SAME, TRACE, gpu_study, on_gpu, pruned, study,
 
 from carbonopt.cli.display import LiveDisplay
 from carbonopt.core.format import difference_text, emissions_scale, energy_scale, spread_text, uncertainty_text
-from carbonopt.core.statistics import Spread
 from carbonopt.core.study import StudyData
 from carbonopt.core.units import kwh_from_joules
+from carbonopt.core.values import Spread
 from carbonopt.report.sections import energy
 from carbonopt.report.sections.citation import sentence
 from carbonopt.report.study_view import StudyView
