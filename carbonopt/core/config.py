@@ -2,7 +2,7 @@
 
 import math
 import re
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, create_model, model_validator
 
@@ -337,9 +337,7 @@ class ReplayLaunch(Frozen):
 
 
 Launch = LocalLaunch | ReplayLaunch
-LAUNCHES: dict[str, type[Launch]] = {  # by `kind`
-    get_args(launch.model_fields["kind"].annotation)[0]: launch for launch in get_args(Launch)
-}
+LAUNCHES: dict[str, type[Launch]] = {"local": LocalLaunch, "replay": ReplayLaunch}  # by `kind`
 
 
 class WandbTracking(Frozen):

@@ -33,8 +33,7 @@ class SearchSpace:
         self._check_existence()
 
     def params(self, values: dict[str, Scalar]) -> TrialParams:
-        """The configuration for values of the free dimensions: fixed ones and defaults filled in. Raises BadInput with
-        the rule that the combination breaks."""
+        """The configuration for values of the free dimensions. Raises BadInput with the rule that they break."""
         if broken := self.rule_broken(values):
             raise BadInput(broken)
         return TrialParams(**self._filled(values))
@@ -58,11 +57,8 @@ class SearchSpace:
         return None
 
     def start_values(self, start: dict[str, Scalar]) -> dict[str, Scalar]:
-        """Values of the free dimensions for the user's own first configuration.
-
-        Raises:
-            BadInput: if it names an unknown domain, leaves a free one out, lies outside the space or can't exist.
-        """
+        """Values of the free dimensions for the user's own first configuration. Raises BadInput if it names an unknown
+        domain, leaves a free one out, lies outside the space or can't exist."""
         for name, value in start.items():
             if name not in SEARCHED:
                 raise BadInput(f"search.start: unknown dimension {name}; known: {_listed(SEARCHED)}.")
@@ -70,10 +66,10 @@ class SearchSpace:
             if domain is None or not _holds(domain, value):
                 place = f"search.space.{name} ({describe(domain)})"
                 raise BadInput(f"search.start.{name}: {value!r} is not in {place}; add it there, or change the start.")
-        if missing := [name for name in self.space.free() if name not in start]:
-            must = "search.start must name every dimension that the search moves"
-            raise BadInput(f"{must}; missing: {_listed(missing)}.")
-        values = {name: start[name] for name in self.space.free()}
+        free = self.space.free()
+        if missing := _listed(name for name in free if name not in start):
+            raise BadInput(f"search.start must name every dimension that the search moves; missing: {missing}.")
+        values = {name: start[name] for name in free}
         if broken := self.rule_broken(values):
             raise BadInput(f"search.start: {broken}")
         return values
@@ -91,9 +87,9 @@ class SearchSpace:
     @cached_property
     def combinations(self) -> list[dict[str, Scalar]] | None:
         """Every combination of free values that can exist, or None where the space is infinite."""
-        lists = ((name, _values(name, domain)) for name, domain in self.space.free().items())
-        values = {name: listed for name, listed in lists if listed is not None}
-        if values.keys() < self.space.free().keys() or math.prod(map(len, values.values())) > ENUMERATION_LIMIT:
+        free = self.space.free()
+        values = {name: listed for name, domain in free.items() if (listed := _values(name, domain)) is not None}
+        if values.keys() < free.keys() or math.prod(map(len, values.values())) > ENUMERATION_LIMIT:
             return None
         return [combination for combination in _products(values) if self.rule_broken(combination) is None]
 
@@ -114,8 +110,7 @@ class SearchSpace:
         candidates = _products({name: values for name, values in lists.items() if name in _EXISTENCE})
         broken = None
         for combination in itertools.islice(candidates, ENUMERATION_LIMIT):
-            broken = self.rule_broken({**combination, **some})
-            if broken is None:
+            if (broken := self.rule_broken({**combination, **some})) is None:
                 return
         if next(candidates, None) is None:
             raise BadInput(f"search.space holds no configuration that can exist: {broken}")
@@ -124,13 +119,12 @@ class SearchSpace:
         """Every global batch that is named must be divisible by some micro batch × world size."""
         micro, ranks = self.space["micro_batch_size_per_gpu"], self.world_size
         micros = None if micro is None else _values("micro_batch_size_per_gpu", micro)
-        must = "search.space.global_batch_size must be a multiple of"
+        product = ("micro_batch_size_per_gpu × world_size", f"{_listed(micros)} × {ranks}") if micros else None
+        factor, given = product or ("the world size", str(ranks))
         for size in map(int, values_of(self.space["global_batch_size"])):
-            if micros is None and size % ranks:
-                raise BadInput(f"{must} the world size, but got {size} and {ranks}.")
-            if micros is not None and all(size % (int(micro_batch) * ranks) for micro_batch in micros):
-                product = "micro_batch_size_per_gpu × world_size"
-                raise BadInput(f"{must} {product}, but got {size} and {_listed(micros)} × {ranks}.")
+            if all(size % (int(micro_batch) * ranks) for micro_batch in micros or [1]):
+                must = f"search.space.global_batch_size must be a multiple of {factor}"
+                raise BadInput(f"{must}, but got {size} and {given}.")
 
 
 def describe(domain: Domain | None) -> str:
@@ -145,20 +139,16 @@ def describe(domain: Domain | None) -> str:
 
 
 def _check_values(name: str, domain: Domain) -> None:
-    where, dimension = f"search.space.{name}", DIMENSIONS[name]
+    where, dimension, values = f"search.space.{name}", DIMENSIONS[name], values_of(domain)
     if isinstance(domain, Range):
         if dimension.choices and not dimension.integer:
             allowed = _listed(dimension.choices)
             raise BadInput(f"{where} takes choices or a single value, not a range; allowed: {allowed}.")
-        ends: tuple[Scalar, ...] = (domain.low, domain.high)
-        if dimension.integer:
-            if any(not float(end).is_integer() for end in ends) or (domain.step or 1) % 1:
-                step = "" if domain.step is None else f", step {domain.step:g}"
-                raise BadInput(f"{where} takes whole numbers, but got {describe(domain)}{step}.")
-            ends = tuple(int(end) for end in ends)
-    else:
-        ends = values_of(domain)
-    for value in ends:
+        if dimension.integer and (domain.low % 1 or domain.high % 1 or (domain.step or 1) % 1):
+            step = "" if domain.step is None else f", step {domain.step:g}"
+            raise BadInput(f"{where} takes whole numbers, but got {describe(domain)}{step}.")
+        values = tuple(map(int if dimension.integer else float, (domain.low, domain.high)))
+    for value in values:
         if problem := dimension.problem(value):
             raise BadInput(f"{where}: {problem}, but got {value!r}.")
 
