@@ -119,8 +119,6 @@ class Workload(Frozen, extra="allow"):
 
 
 class Choices(Frozen):
-    """One of these."""
-
     choices: tuple[Scalar, ...] = Field(min_length=1)
 
     def faults(self) -> dict[str, bool]:
@@ -147,8 +145,6 @@ class Range(Frozen):
 
 
 class Fixed(Frozen):
-    """Always this."""
-
     value: Scalar
 
     @property
@@ -352,8 +348,6 @@ class Track(Frozen):
 
 
 class StudyConfig(Frozen):
-    """A study file, checked."""
-
     name: Annotated[Name, AfterValidator(_not_dots_only)]
     workload: Workload | None = None  # a replay needs none
     target: Target

@@ -48,14 +48,22 @@ def _with_unit(unit_of: Callable[[float], tuple[str, float]], value: float | Non
     return f"{rate_text(rounded)} {unit}"
 
 
+def _known(text: Callable[[float], str], value: float | None) -> str:
+    return MISSING if value is None else text(value)
+
+
 # The unit of a column of energies in kWh, or of emissions in kg CO2e; and one such figure with its unit.
 energy_scale, emissions_scale = partial(_scale, units.energy_unit), partial(_scale, units.emissions_unit)
 energy_text, emissions_text = partial(_with_unit, units.energy_unit), partial(_with_unit, units.emissions_unit)
 
-
-def intensity_text(g_co2e_per_kwh: float | None) -> str:
-    """Four significant digits."""
-    return MISSING if g_co2e_per_kwh is None else f"{g_co2e_per_kwh:.4g}"
+# Of figures without a unit; or of a fraction, as a percentage near 100, where it is the hundredths that tell, and as a
+# relative uncertainty, of which more than two digits are never known.
+intensity_text, memory_text = partial(_known, "{:.4g}".format), partial(_known, "{:.3g}".format)
+rate_text = seconds_text = partial(
+    _known, lambda value: _fixed(value, _decimals(value, 3), 3)
+)  # one figure per another
+two_decimals_text = partial(_known, lambda fraction: f"{_fixed(100 * fraction, 2, 5)} %")
+uncertainty_text = partial(_known, lambda fraction: f"± {_two_digits(100 * fraction)} %")
 
 
 def percent_text(fraction: float | None) -> str:
@@ -75,21 +83,11 @@ def share_text(fraction: float) -> str:
     return f"{100 * fraction:.1f} %" if not 0 < fraction < 5e-4 else "under 0.05 %"
 
 
-def two_decimals_text(fraction: float | None) -> str:
-    """A percentage near 100, where it is the hundredths that tell."""
-    return MISSING if fraction is None else f"{_fixed(100 * fraction, 2, 5)} %"
-
-
 def difference_text(fraction: float | None) -> str:
     """A relative difference with its sign, two significant digits; next to nothing is 0."""
     if fraction is None:
         return MISSING
     return "+0 %" if abs(fraction) < _NO_DIFFERENCE else f"{_two_digits(100 * fraction, '+')} %"
-
-
-def uncertainty_text(fraction: float | None) -> str:
-    """A relative uncertainty, two significant digits: more are never known of one."""
-    return MISSING if fraction is None else f"± {_two_digits(100 * fraction)} %"
 
 
 def spread_text(spread: Spread, scale: Scale | None = None) -> str:
@@ -111,19 +109,6 @@ def plus_minus_text(mean: float, deviation: float, scale: Scale | None = None) -
 def interval_text(lowest: float, highest: float, text: Callable[[float], str]) -> str:
     """Its two ends, each by `text`."""
     return f"{text(lowest)} to {text(highest)}"
-
-
-def memory_text(memory_gib: float | None) -> str:
-    """Three significant digits."""
-    return MISSING if memory_gib is None else f"{memory_gib:.3g}"
-
-
-def rate_text(value: float | None) -> str:
-    """One figure per another: three significant digits."""
-    return MISSING if value is None else _fixed(value, _decimals(value, 3), 3)
-
-
-seconds_text = rate_text  # without the unit
 
 
 def tick_text(value: float) -> str:

@@ -44,8 +44,6 @@ class CarbonTrace(Frozen):
 
 
 class Hardware(Frozen):
-    """The machine that trials ran on."""
-
     cpu: str
     cpu_cores: int
     ram_gib: float

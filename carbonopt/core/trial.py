@@ -98,8 +98,6 @@ class TrialSpec(Frozen):
 
 
 class EvalPoint(Frozen):
-    """One evaluation inside a trial."""
-
     step: Whole
     tokens: Whole | None  # training tokens seen so far, over all ranks; None: a replay that does not say
     value: float | None  # of the quality; None: it was NaN or infinite
@@ -158,7 +156,7 @@ class Energy(Frozen):
 
 
 class GpuEnergy(Frozen):
-    """What is known of the GPUs' energy in one phase of a trial, in kWh, over all GPUs of the launch."""
+    """Of one phase of a trial, in kWh, over all GPUs of the launch."""
 
     counter: float  # by the GPUs' own energy counters: the figure that is used
     codecarbon: float  # the same windows as CodeCarbon read them, by itself, from the same counters
@@ -197,8 +195,6 @@ LARGEST_DISAGREEMENT = 0.02
 
 
 class Failure(Frozen):
-    """Why a trial did not end by itself."""
-
     kind: str
     text: str  # one sentence, then the log's last lines where they help
     log: str | None = None
@@ -277,7 +273,6 @@ class TrialRecord(Frozen):
 
     @property
     def value(self) -> float | None:
-        """Of the quality, where it completed."""
         return self.quality.value
 
     def meets(self, target: Target) -> bool:

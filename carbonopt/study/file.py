@@ -60,11 +60,8 @@ MAX_MIB = 1  # of a study file and of each piece
 
 
 def load_study(path: Path) -> StudyConfig:
-    """Reads and checks a study file. Relative paths in it are taken from the file's own folder.
-
-    Raises:
-        BadInput: with the key's path, the value found and what is allowed.
-    """
+    """Reads and checks a study file. Relative paths in it are taken from the file's own folder. Raises a BadInput with
+    the key's path, the value found and what is allowed."""
     raw = _read_mapping(path, "the study file")
     folder = path.resolve().parent
     if isinstance(raw.get("launch"), dict):
@@ -99,7 +96,7 @@ def parse_study(raw: dict[str, Any], origin: str) -> StudyConfig:
     try:
         workload = _checked_workload(raw)
         # As JSON: strictly, a text is no number and true is not 1, while a list may still stand for a tuple.
-        return StudyConfig.model_validate_json(json.dumps(raw | workload, allow_nan=True), strict=True)
+        return StudyConfig.model_validate_json(json.dumps(raw | workload), strict=True)
     except (TypeError, RecursionError) as error:
         raise BadInput(f"{origin} must hold plain text, numbers, lists and mappings: {error}.") from error
     except BadInput as error:
@@ -111,12 +108,10 @@ def parse_study(raw: dict[str, Any], origin: str) -> StudyConfig:
 def _checked_workload(raw: dict[str, Any]) -> dict[str, Any]:
     """The workload as its task has it, with the defaults of the task's own keys; nothing where there is none to check.
     Raises ValidationError with places that begin at the study file's top."""
-    given = raw.get("workload")
-    if not isinstance(given, dict):
+    if not isinstance(given := raw.get("workload"), dict):
         return {}
     study = create_model("study", workload=(_settings(given), ...))
-    checked = study.model_validate_json(json.dumps({"workload": given}, allow_nan=True), strict=True)
-    return checked.model_dump(mode="json")
+    return study.model_validate_json(json.dumps({"workload": given}), strict=True).model_dump(mode="json")
 
 
 def _settings(workload: dict[str, Any]) -> type[Workload]:
@@ -162,8 +157,7 @@ def _sentence(error: ValidationError, raw: dict[str, Any]) -> str:
     # A misspelt key that is required shows twice, as missing and as unknown; only the latter tells the user.
     first = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     loc = [part for part in first["loc"] if part not in (*LAUNCHES, "Choices", "Range", "Fixed")]
-    where = ".".join(map(str, loc)) or "the study"
-    message = first["msg"].removeprefix("Value error, ")
+    where, message = ".".join(map(str, loc)) or "the study", first["msg"].removeprefix("Value error, ")
     match first["type"]:
         case "extra_forbidden":
             return f"unknown key {where}; {hint(str(loc[-1]), _known_keys(loc[:-1], raw))}"
@@ -175,7 +169,6 @@ def _sentence(error: ValidationError, raw: dict[str, Any]) -> str:
 
 
 def _known_keys(loc: list[Any], raw: dict[str, Any]) -> list[str]:
-    """The keys that the model at `loc` has."""
     model: Any = StudyConfig
     for part in loc:
         if isinstance(part, int):

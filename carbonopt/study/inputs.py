@@ -17,14 +17,9 @@ _LARGE_BYTES, _PIECES = 64 * 2**20, 64
 
 
 def input_files(config: StudyConfig) -> tuple[InputFile, ...]:
-    """What trials depend on that is neither in the study file nor on a hub, as it is now; not looked into.
-
-    Data sets count with all their files and folders, models and tokenizers with the files that lie directly in theirs.
-    Hidden files and Markdown say nothing that a trial reads.
-
-    Raises:
-        BadInput: if a folder can't be read.
-    """
+    """What trials depend on that is neither in the study file nor on a hub, as it is now; not looked into. Data sets
+    count with all their files and folders, models and tokenizers with the files that lie directly in theirs; hidden
+    files and Markdown say nothing that a trial reads. Raises BadInput if a folder can't be read."""
     try:
         return tuple(_input_files(config))
     except OSError as error:
@@ -41,8 +36,7 @@ def workload_fingerprint(config: StudyConfig, inputs: Sequence[InputFile]) -> st
 
 def _input_files(config: StudyConfig) -> Iterator[InputFile]:
     yield from (_input_file(Path(file)) for file in config.launch.files)
-    workload = config.workload
-    if workload is None or not config.launch.trains:
+    if (workload := config.workload) is None or not config.launch.trains:
         return
     dataset = workload.dataset
     yield from (_input_file(Path(file)) for file in (*(dataset.train_files or ()), *(dataset.eval_files or ())))
@@ -70,20 +64,13 @@ def check_unchanged(
     noted: Iterable[InputFile], files: Iterable[InputFile], where: str, interrupted: Callable[[], bool]
 ) -> None:
     """Refuses to go on with a study (in `where`) on other data, or from another model, than those that its first trial
-    found (`noted`). Only what has another time is looked into.
-
-    Raises:
-        BadInput: naming the first file that is another one.
-        StudyInterrupted: as `with_sha256`.
-    """
+    found (`noted`). Only what has another time is looked into. Raises a BadInput that names the first file that is
+    another one, and StudyInterrupted as `with_sha256`."""
     before, after = ({file.path: file for file in some} for some in (noted, files))
     for path in sorted(before.keys() | after.keys()):
-        change = _change(before.get(path), after.get(path), interrupted)
-        if change is not None:
-            raise BadInput(
-                f"{where} holds a study whose trials read other files: {path} {change}. Put back what was there, or "
-                "give another --out (or another name)."
-            )
+        if change := _change(before.get(path), after.get(path), interrupted):
+            holds = f"{where} holds a study whose trials read other files: {path} {change}"
+            raise BadInput(f"{holds}. Put back what was there, or give another --out (or another name).")
 
 
 def _change(was: InputFile | None, now: InputFile | None, interrupted: Callable[[], bool]) -> str | None:
@@ -93,9 +80,8 @@ def _change(was: InputFile | None, now: InputFile | None, interrupted: Callable[
         return "is gone"
     if now.bytes != was.bytes:
         return f"has {now.bytes:,} bytes now, and had {was.bytes:,}"
-    if now.mtime_ns == was.mtime_ns or _with_sha256(now, interrupted).sha256 == was.sha256:
-        return None
-    return "has another content now (its sha256 has changed)"
+    same = now.mtime_ns == was.mtime_ns or _with_sha256(now, interrupted).sha256 == was.sha256
+    return None if same else "has another content now (its sha256 has changed)"
 
 
 def _with_sha256(file: InputFile, interrupted: Callable[[], bool]) -> InputFile:

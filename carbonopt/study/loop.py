@@ -53,7 +53,6 @@ def run_study(
     """Runs a study to the end of its budget, or goes on with it. The caller holds the folder's lock.
 
     Args:
-        study_file: the study file's text, kept for the report.
         url: of the storage; None: the one that the folder already has, else a file in it.
         interrupted: asked a few times a second; True ends the study, resumable.
         begins: called when there is something left to run, before it is.
@@ -157,10 +156,8 @@ class _Call:
     def run_trials(self, storage: StudyStorage) -> None:
         from carbonopt.search.strategy import Strategy  # with SciPy: now that the trials' processes have been started
 
-        hardware = self.engine.hardware
-        memory_gib = None if hardware is None else hardware.gpu_memory_gib
-        self.strategy = Strategy(self.checked.config, self.checked.space, memory_gib)
-        self.storage = storage
+        memory_gib = None if self.engine.hardware is None else self.engine.hardware.gpu_memory_gib
+        self.storage, self.strategy = storage, Strategy(self.checked.config, self.checked.space, memory_gib)
         storage.recover()
         storage.set_ended(None)
         self.hours_before = sum(session.duration_s for session in storage.sessions()) / 3600
@@ -186,9 +183,8 @@ class _Call:
 
     def _run_trial(self, trial: optuna.Trial) -> None:
         config, storage, number = self.checked.config, self.storage, trial.number
-        params = self.checked.space.params(trial.params)
+        params, repeat_of = self.checked.space.params(trial.params), trial.user_attrs.get(REPEAT_OF)
         earlier = storage.interrupted(number)
-        repeat_of = trial.user_attrs.get(REPEAT_OF)
         spec = TrialSpec(
             number=number,
             attempt=1 if earlier is None else earlier.attempt + 1,
@@ -250,10 +246,9 @@ class _Call:
     def _rules(self, number: int, params: TrialParams, *, to_its_end: bool) -> Rules:
         search, study = self.checked.config.search, self.storage.study
         data = self.storage.read(live=True)
-        meeting = self.strategy.meeting(study, number)
-        feasible = (record for record in data.records if record.trial in meeting)
-        costs = (record.emissions_kg_co2e for record in feasible if record.emissions_kg_co2e is not None)
-        best, spent_kwh = min(costs, default=None), data.spent_kwh()
+        meeting, spent_kwh = self.strategy.meeting(study, number), data.spent_kwh()
+        emissions = (record.emissions_kg_co2e for record in data.records if record.trial in meeting)
+        best = min((kg_co2e for kg_co2e in emissions if kg_co2e is not None), default=None)
         prunes = search.pruning.target and not to_its_end
 
         def budget_spent() -> bool:
@@ -290,11 +285,8 @@ class _Call:
         """Which of the budget's limits, but for the number of trials, is used up."""
         budget = self.checked.config.budget
         hours = self.hours_before + (time.monotonic() - self.began_s) / 3600
-        for limit, used, unit in (
-            (budget.hours, hours, "hours"),
-            (budget.energy_kwh, energy_kwh, "kWh"),
-            (budget.emissions_kg_co2e, self._emissions(energy_kwh), "kg CO2e"),
-        ):
+        limits = {"hours": budget.hours, "kWh": budget.energy_kwh, "kg CO2e": budget.emissions_kg_co2e}
+        for (unit, limit), used in zip(limits.items(), (hours, energy_kwh, self._emissions(energy_kwh)), strict=True):
             if limit is not None and used >= limit:
                 return f"the budget of {limit:g} {unit} is used up"
         return None
