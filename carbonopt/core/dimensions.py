@@ -1,8 +1,5 @@
-"""The one table of dimensions: what each setting of a trial can be, what it affects, and what others call it.
-
-The table is the fields of `TrialParams`. The study file's space, the search's features, the training arguments, the
-winner's settings, the display and the report read it; a new dimension is one field here, and what acts on its value.
-"""
+"""The one table of dimensions: what each setting of a trial can be, what it affects, and what others call it. The table
+is the fields of `TrialParams`, which all other rooms read."""
 
 import math
 from collections.abc import Callable, Collection
@@ -24,16 +21,10 @@ Precision = Literal["bf16", "fp16", "fp32"]
 OutputLayer = Literal["standard", "fused", "fused_fp8"]
 
 DEFAULT_LR_SCHEDULER = "linear"  # of Hugging Face's training arguments
-LR_SCHEDULERS = (  # transformers.SchedulerType, those that need nothing but a number of steps and of warm-up steps
-    DEFAULT_LR_SCHEDULER,
-    "cosine",
-    "cosine_with_min_lr",  # its floor comes from training_arguments.lr_scheduler_kwargs
-    "constant",
-    "constant_with_warmup",
-    "polynomial",
-    "inverse_sqrt",
-    "warmup_stable_decay",
-)
+_COSINES = ("cosine", "cosine_with_min_lr")  # the latter's floor comes from training_arguments.lr_scheduler_kwargs
+_CONSTANT = ("constant", "constant_with_warmup")
+# transformers.SchedulerType, those that need nothing but a number of steps and of warm-up steps
+LR_SCHEDULERS = (DEFAULT_LR_SCHEDULER, *_COSINES, *_CONSTANT, "polynomial", "inverse_sqrt", "warmup_stable_decay")
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 LARGEST_INT = 10**9
 
@@ -145,10 +136,9 @@ class TrialParams(Frozen):
         """Derived, never stored; raises BadInput where it is no whole number."""
         per_pass = self.micro_batch_size_per_gpu * self.world_size
         if self.global_batch_size % per_pass:
-            raise BadInput(
-                "global_batch_size must be a multiple of micro_batch_size_per_gpu × world_size, "
-                f"but got {self.global_batch_size} and {self.micro_batch_size_per_gpu} × {self.world_size}."
-            )
+            product = f"{self.micro_batch_size_per_gpu} × {self.world_size}"
+            must = "global_batch_size must be a multiple of micro_batch_size_per_gpu × world_size"
+            raise BadInput(f"{must}, but got {self.global_batch_size} and {product}.")
         return self.global_batch_size // per_pass
 
     @property
@@ -184,4 +174,4 @@ def rate_decays(lr_scheduler: str, warmup: float) -> bool:
     """Whether the learning rate falls along the run, however long that is, as transformers.SchedulerType has it: only
     where it does not is a shorter run the beginning of a longer one. Without a warm-up, inverse_sqrt falls over 10,000
     steps, whatever the run."""
-    return lr_scheduler not in ("constant", "constant_with_warmup") and (lr_scheduler != "inverse_sqrt" or warmup > 0)
+    return lr_scheduler not in _CONSTANT and (lr_scheduler != "inverse_sqrt" or warmup > 0)

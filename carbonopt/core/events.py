@@ -1,8 +1,6 @@
-"""The one channel between a trial's process and the study that started it: one JSON object a line.
-
-Rank 0 alone speaks: `phase`, `stage`, `progress`, `evaluated`, `finished`, `failed`. The parent answers `phase` with go
-on (so a measured window begins when both know of it) and `evaluated` with go on or stop and the reason.
-"""
+"""The one channel between a trial's process and the study that started it: one JSON object a line. Rank 0 alone speaks.
+The parent answers a change of phase with go on (so a measured window begins when both know of it) and an evaluation
+with go on or stop and the reason."""
 
 from typing import Any, Literal, get_args
 

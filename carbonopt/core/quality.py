@@ -1,8 +1,5 @@
-"""How good a trained model is: one number with a name, a direction and bounds, and the target that it has to reach.
-
-A quality is a sum over all ranks divided once by a count. Whatever compares, ranks or models qualities asks this file
-for the direction and the scale, so that no other room knows one of them by name.
-"""
+"""How good a trained model is: one number with a name, a direction and bounds, and the target that it has to reach. It
+is a sum over all ranks divided once by a count. No other room knows a direction or a scale by a quality's name."""
 
 import math
 from dataclasses import dataclass
@@ -49,8 +46,7 @@ class Quality:
             return math.inf
 
     def loss(self, mean: float) -> float:
-        """What is modelled, of sum ÷ count: lower is better. Of a perplexity the mean negative log-likelihood in nats,
-        of an accuracy the error rate."""
+        """What is modelled, of sum ÷ count, lower being better: nats per token, the error rate."""
         return self.highest - mean if self.is_share else self.rank(mean)
 
     @property
