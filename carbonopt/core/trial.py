@@ -1,8 +1,5 @@
-"""What a trial is: the values that every room passes on, frozen, with units in their names.
-
-The models of this page are also the exported record (`carbonopt export`), field by field; `None` means not measured
-and 0 means measured as zero.
-"""
+"""What a trial is: the values that every room passes on, frozen, with units in their names; field by field the exported
+record. `None` means not measured and 0 means measured as zero."""
 
 import json
 import math

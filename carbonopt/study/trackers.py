@@ -1,8 +1,5 @@
-"""Weights & Biases and TensorBoard: extra views of a study for those who want them.
-
-Everything is in the storage anyway, so no tracker may fail or slow a trial: they work in one thread of their own, and
-one that fails is switched off.
-"""
+"""Weights & Biases and TensorBoard: extra views of a study. Everything is in the storage anyway, so no tracker may fail
+or slow a trial: they work in one thread of their own, and one that fails is switched off."""
 
 import contextlib
 import netrc
@@ -36,26 +33,21 @@ class _Tracker(TrialObserver, Protocol):
 
 
 class Trackers:
-    """Passes on what happens in a study to its trackers. No method waits for them, fails, or takes noticeable time.
-
-    `warn` is called in the caller's own thread, inside one of these methods.
-    """
+    """Passes on what happens in a study to its trackers. No method waits for them, fails, or takes noticeable time;
+    `warn` is called in the caller's own thread, inside one of them."""
 
     def __init__(self, openers: dict[str, Callable[[], _Tracker]], warn: Callable[[str], None]) -> None:
-        self._openers = openers
-        self._warn = warn
+        self._openers, self._warn = openers, warn
         self._messages: queue.Queue[Callable[[_Tracker], None] | None] = queue.Queue(_QUEUE_SIZE)
         self._warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._opened: list[_Tracker] = []
-        self._dropped = 0
-        self._closed = False
+        self._dropped, self._closed = 0, False
         self._thread: threading.Thread | None = None
 
     def trial_started(self, spec: TrialSpec) -> None:
         self._send(lambda tracker: tracker.trial_started(spec))
 
     def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None:
-        """An evaluation in trial `number`, and the emissions of its training window up to there."""
         self._send(lambda tracker: tracker.evaluated(number, point, emissions_kg_co2e))
 
     def trial_ended(self, record: TrialRecord) -> None:
@@ -100,7 +92,6 @@ class Trackers:
             self._warn(self._warnings.get())
 
     def _work(self) -> None:
-        """The trackers' thread."""
         for name, opener in self._openers.items():
             self._guarded(name, lambda: self._opened.append(opener()))  # noqa: B023, called at once
         while (message := self._messages.get()) is not None:
@@ -128,10 +119,9 @@ def open_trackers(config: StudyConfig, folder: Path, warn: Callable[[str], None]
     wanted = config.track.wandb
     if wanted is not None:
         if wanted.mode == "online" and not has_wandb_key():
-            warn(
-                "wandb: mode online needs a key, but neither WANDB_API_KEY nor a netrc entry was found; it runs "
-                f"offline instead. Upload later with: wandb sync {folder / 'wandb' / 'offline-run-*'}"
-            )
+            needs = "wandb: mode online needs a key, but neither WANDB_API_KEY nor a netrc entry was found"
+            upload = f"wandb sync {folder / 'wandb' / 'offline-run-*'}"
+            warn(f"{needs}; it runs offline instead. Upload later with: {upload}")
             wanted = wanted.model_copy(update={"mode": "offline"})
         openers["wandb"] = lambda: _Wandb(wanted, config, folder)
     if config.track.tensorboard:
@@ -184,10 +174,8 @@ class _Wandb:
         os.environ.setdefault("WANDB_SILENT", "true")
         import wandb
 
-        self._wandb = wandb
-        self._wanted, self._quality = wanted, config.target.quality.name
-        self._study = config.name[:120]  # wandb takes 128 characters
-        self._folder = folder
+        self._wandb, self._wanted, self._folder = wandb, wanted, folder
+        self._quality, self._study = config.target.quality.name, config.name[:120]  # wandb takes 128 characters
         self._runs: dict[int, Any] = {}
         # stats: its sampling would be measured along with the trial
         switches = ["silent", *(f"disable_{what}" for what in ("code", "git", "job_creation"))]
@@ -238,10 +226,8 @@ class _Wandb:
 
 
 class _TensorBoard:
-    """An event file for each trial, with its parameters and outcome for the HParams tab.
-
-    Written with TensorBoard's own classes: torch's writer would need torch, which the study's process never imports.
-    """
+    """An event file for each trial, with its parameters and outcome for the HParams tab. Written with TensorBoard's own
+    classes: torch's writer would need torch, which the study's process never imports."""
 
     name = "tensorboard"
 
