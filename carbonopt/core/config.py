@@ -147,10 +147,6 @@ class Range(Frozen):
 class Fixed(Frozen):
     value: Scalar
 
-    @property
-    def choices(self) -> tuple[Scalar]:
-        return (self.value,)
-
 
 def _domain(raw: Any) -> Any:
     if isinstance(raw, Choices | Range | Fixed):
@@ -171,7 +167,7 @@ Domain = Annotated[Choices | Range | Fixed, BeforeValidator(_domain)]  # of a di
 
 def values_of(domain: Domain | None) -> tuple[Scalar, ...]:
     """Those that it can have; none of one that is left out, or that is a range."""
-    return () if domain is None or isinstance(domain, Range) else domain.choices
+    return (domain.value,) if isinstance(domain, Fixed) else getattr(domain, "choices", ())
 
 
 def may_be_other_than(domain: Domain | None, value: Scalar) -> bool:

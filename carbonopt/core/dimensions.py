@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import GetCoreSchemaHandler
-from pydantic_core import CoreSchema, core_schema
+from pydantic import ValidationInfo, field_validator
 
 from carbonopt.core.errors import BadInput
 from carbonopt.core.values import Frozen, Scalar
@@ -67,16 +66,6 @@ class Dimension:
             return bound + (f" and at most {self.highest:g}" if math.isfinite(self.highest) else "")
         return None
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Beside a field's type, this checks its value."""
-
-        def checked(value: Scalar | None) -> Scalar | None:
-            if value is not None and (problem := self.problem(value)):
-                raise ValueError(problem)
-            return value
-
-        return core_schema.no_info_after_validator_function(checked, handler(source))
-
 
 _ALL: tuple[Affects, ...] = ("quality", "cost", "memory", "kernels")
 _SYSTEM: tuple[Affects, ...] = ("cost", "memory", "kernels")
@@ -131,6 +120,13 @@ class TrialParams(Frozen):
         int | None, Dimension("LoRA rank", _ALL, integer=True, feature=lambda value: math.log(value + 1))
     ] = None
 
+    @field_validator("*")
+    @classmethod
+    def _can_be(cls, value: Scalar | None, info: ValidationInfo) -> Scalar | None:
+        if value is not None and (problem := DIMENSIONS[str(info.field_name)].problem(value)):
+            raise ValueError(problem)
+        return value
+
     @property
     def gradient_accumulation_steps(self) -> int:
         """Derived, never stored; raises BadInput where it is no whole number."""
@@ -171,7 +167,6 @@ def affecting(what: Affects, names: Collection[str] | None = None) -> tuple[str,
 
 
 def rate_decays(lr_scheduler: str, warmup: float) -> bool:
-    """Whether the learning rate falls along the run, however long that is, as transformers.SchedulerType has it: only
-    where it does not is a shorter run the beginning of a longer one. Without a warm-up, inverse_sqrt falls over 10,000
-    steps, whatever the run."""
+    """Whether the learning rate falls along the run, however long it is: only where it does not is a shorter run the
+    beginning of a longer one. Without a warm-up, inverse_sqrt falls over 10,000 steps, whatever the run."""
     return lr_scheduler not in _CONSTANT and (lr_scheduler != "inverse_sqrt" or warmup > 0)

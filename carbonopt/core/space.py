@@ -156,7 +156,7 @@ def _check_values(name: str, domain: Domain) -> None:
 def _values(name: str, domain: Domain) -> list[Scalar] | None:
     """Those that it can have; None: too many."""
     if not isinstance(domain, Range):
-        return list(domain.choices)
+        return list(values_of(domain))
     low, high, integer = domain.low, domain.high, DIMENSIONS[name].integer
     step = domain.step or (1 if integer else None)
     if step is None or (high - low) / step >= ENUMERATION_LIMIT:
@@ -169,7 +169,7 @@ def _values(name: str, domain: Domain) -> list[Scalar] | None:
 def _holds(domain: Domain, value: Scalar) -> bool:
     if isinstance(domain, Range):
         return not isinstance(value, bool | str) and domain.low <= value <= domain.high
-    return any(choice == value and isinstance(choice, bool) == isinstance(value, bool) for choice in domain.choices)
+    return any(choice == value and isinstance(choice, bool) == isinstance(value, bool) for choice in values_of(domain))
 
 
 def _products(values: dict[str, list[Scalar]]) -> Iterator[dict[str, Scalar]]:

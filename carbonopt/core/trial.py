@@ -185,8 +185,7 @@ class StageCost(Frozen):
         return StageCost(duration_s=self.duration_s + other.duration_s, energy_kwh=self.energy_kwh + other.energy_kwh)
 
 
-# Two readings of the same counter can differ by a tick of 0.1 s at each end: 2 % of 10 s. What differs by more differs
-# for another reason.
+# Two readings of the same counter can differ by a tick of 0.1 s at each end: 2 % of 10 s.
 COMPARED_FROM_S = 10.0
 LARGEST_DISAGREEMENT = 0.02
 

@@ -18,10 +18,8 @@ def joules_from_kwh(energy_kwh: float) -> float:
 
 
 def emissions_kg_co2e(energy_kwh: float, intensity_g_co2e_per_kwh: float, pue: float) -> float:
-    """Emissions in kg CO2e: energy × carbon intensity of the grid × power usage effectiveness (PUE).
-
-    Follows the Software Carbon Intensity's operational term (ISO/IEC 21031), with the facility's overhead as PUE.
-    """
+    """Emissions in kg CO2e: energy × carbon intensity of the grid × power usage effectiveness (PUE), as the Software
+    Carbon Intensity's operational term (ISO/IEC 21031), with the facility's overhead as PUE."""
     return energy_kwh * intensity_g_co2e_per_kwh / GRAMS_PER_KG * pue
 
 

@@ -56,8 +56,7 @@ def run_study(
         url: of the storage; None: the one that the folder already has, else a file in it.
         interrupted: asked a few times a second; True ends the study, resumable.
         begins: called when there is something left to run, before it is.
-        meanwhile: called in a thread of its own while processes import what trials need, which takes longer; over
-            before the first trial.
+        meanwhile: called in a thread of its own while processes import what trials need; over before the first trial.
 
     Raises:
         BadInput: before anything was started; also where another worker has the study.
@@ -315,7 +314,6 @@ def _provenance(checked: Checked, prepared: Prepared | None, study_file: str) ->
 
 
 def _available(engine: Engine) -> confirm.Available:
-    """Whether a configuration can be trained with a seed."""
     return lambda seed, params: engine.seed(seed, params) == seed
 
 

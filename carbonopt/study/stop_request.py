@@ -33,10 +33,8 @@ class StopRequest:
 def interruptible() -> Iterator[StopRequest]:
     """Raises StudyInterrupted where a wish ends the body at once."""
     wish = StopRequest()
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
-        numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, wish.heard) for number in numbers}
+    hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]  # ignored: nohup
+    before = {number: signal.signal(number, wish.heard) for number in (signal.SIGINT, signal.SIGTERM, *hangup)}
     try:
         yield wish
     except KeyboardInterrupt as error:

@@ -79,10 +79,8 @@ class TrialWatch:
         self._so_far = TrialRecord(**known, state=TrialState.RUNNING, started_at=now_utc("milliseconds"))
 
     def run(self) -> TrialRecord:
-        """The trial's record when it has ended, for whatever reason. Its processes are gone by then.
-
-        The meter must be in SETUP since before the processes were started; it is in GAP afterwards.
-        """
+        """The trial's record when it has ended, for whatever reason; its processes are gone by then. The meter must be
+        in SETUP since before they were started; it is in GAP afterwards."""
         with contextlib.ExitStack() as ending:
             ending.callback(self.trial.end)
             ending.callback(self._enter, Phase.SETUP)  # the end of the processes is neither training nor evaluation
@@ -266,12 +264,10 @@ def _unmeasured(train: Reading) -> str | None:
     if train.objective == "all":
         counted |= {"the CPU": train.cpu_kwh, "the RAM": train.ram_kwh}
     silent = [name for name, energy_kwh in counted.items() if energy_kwh is not None and not energy_kwh > 0]
-    if not silent:
-        return None
-    return (
-        f"no energy was measured for {' and '.join(silent)} in the {train.duration_s:.2g} s that it trained: "
-        f"readings are {FRESH_AFTER_S * 1000:g} ms apart; train longer (more epochs or more data)"
+    text = (
+        f"no energy was measured for {' and '.join(silent)} in the {train.duration_s:.2g} s that it trained: readings"
     )
+    return f"{text} are {FRESH_AFTER_S * 1000:g} ms apart; train longer (more epochs or more data)" if silent else None
 
 
 def _whole(readings: dict[Phase, Reading]) -> Reading:
@@ -286,8 +282,6 @@ def _energy(readings: dict[Phase, Reading]) -> dict[str, float | None]:
 
 def _host_oom_kills() -> int:
     """How many processes the kernel has killed for want of memory since it booted; 0 where it does not say."""
-    try:
-        lines = Path("/proc/vmstat").read_text().splitlines()
-    except FileNotFoundError:  # not Linux
-        return 0
+    vmstat = Path("/proc/vmstat")
+    lines = vmstat.read_text().splitlines() if vmstat.exists() else []  # not Linux
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
