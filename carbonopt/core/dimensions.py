@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import ValidationInfo, field_validator
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
 from carbonopt.core.errors import BadInput
 from carbonopt.core.values import Frozen, Scalar
@@ -66,6 +67,14 @@ class Dimension:
             return bound + (f" and at most {self.highest:g}" if math.isfinite(self.highest) else "")
         return None
 
+    def _checked(self, value: Scalar | None) -> Scalar | None:
+        if value is not None and (problem := self.problem(value)):
+            raise ValueError(problem)
+        return value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+
 
 _ALL: tuple[Affects, ...] = ("quality", "cost", "memory", "kernels")
 _SYSTEM: tuple[Affects, ...] = ("cost", "memory", "kernels")
@@ -119,13 +128,6 @@ class TrialParams(Frozen):
     lora_rank: Annotated[  # 0: no LoRA, all weights are trained
         int | None, Dimension("LoRA rank", _ALL, integer=True, feature=lambda value: math.log(value + 1))
     ] = None
-
-    @field_validator("*")
-    @classmethod
-    def _can_be(cls, value: Scalar | None, info: ValidationInfo) -> Scalar | None:
-        if value is not None and (problem := DIMENSIONS[str(info.field_name)].problem(value)):
-            raise ValueError(problem)
-        return value
 
     @property
     def gradient_accumulation_steps(self) -> int:

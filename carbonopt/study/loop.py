@@ -212,8 +212,7 @@ class _Call:
             worker=self.lease.worker.id,
         ).run()
         self.lease.renew()
-        interrupted = record.stop_reason == StopReason.INTERRUPTED
-        if interrupted:
+        if interrupted := record.stop_reason == StopReason.INTERRUPTED:
             storage.requeue(trial, record)
         else:
             storage.tell(trial, record, config.target.at())
@@ -275,10 +274,10 @@ class _Call:
     def _queue_repeat(self) -> bool:
         """Whether the ended search's answer is still to be confirmed; the run that is due is in the queue then."""
         data = self.storage.read(live=True)
-        due = None if self._spent(data.spent_kwh()) is not None else _next_repeat(data, self.engine)
-        if due is not None:
-            self.storage.queue_repeat(due.trial, due.seed)
-        return due is not None
+        if self._spent(data.spent_kwh()) is not None or (due := _next_repeat(data, self.engine)) is None:
+            return False
+        self.storage.queue_repeat(due.trial, due.seed)
+        return True
 
     def _spent(self, energy_kwh: float) -> str | None:
         """Which of the budget's limits, but for the number of trials, is used up."""

@@ -73,9 +73,8 @@ class TrialWatch:
         self._closed_at_s = time.monotonic() - self.meter.running(Phase.SETUP).duration_s
         known: dict[str, Any] = {name: getattr(self.spec, name) for name in ("attempt", "seed", "repeat_of", "params")}
         known |= {"trial": self.spec.number, "quality": {"name": self.quality}, "worker": self.worker}
-        if self.earlier is not None:
-            known["earlier_attempts_energy_kwh"] = self.earlier.spent_kwh
-            known["earlier_attempts_gpu_kwh"] = self.earlier.spent_gpu_kwh
+        if (before := self.earlier) is not None:
+            known |= {"earlier_attempts_energy_kwh": before.spent_kwh, "earlier_attempts_gpu_kwh": before.spent_gpu_kwh}
         self._so_far = TrialRecord(**known, state=TrialState.RUNNING, started_at=now_utc("milliseconds"))
 
     def run(self) -> TrialRecord:

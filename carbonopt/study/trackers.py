@@ -240,8 +240,7 @@ class _TensorBoard:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         attempt = "" if spec.attempt == 1 else f"-{spec.attempt}"
-        writer = EventFileWriter(str(self._folder / f"{spec.number:04d}{attempt}"))
-        self._writers[spec.number] = writer
+        writer = self._writers[spec.number] = EventFileWriter(str(self._folder / f"{spec.number:04d}{attempt}"))
         params = struct_pb2.Struct()
         params.update(spec.params.as_record())
         _add_session(writer, "session_start_info", {"start_time_secs": time.time(), "hparams": params.fields})
@@ -249,14 +248,15 @@ class _TensorBoard:
 
     def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None:
         if number in self._writers:
-            _add_scalars(self._writers[number], _point_scalars(point, self._quality, emissions_kg_co2e), point.step)
+            scalars = _point_scalars(point, self._quality, emissions_kg_co2e)
+            _add(self._writers[number], "simple_value", scalars, point.step)
             self._writers[number].flush()
 
     def trial_ended(self, record: TrialRecord) -> None:
         if record.trial in self._writers:
             writer = self._writers.pop(record.trial)
             numbers = {f"final/{k}": v for k, v in _outcome(record).items() if isinstance(v, int | float)}
-            _add_scalars(writer, numbers, record.evals[-1].step if record.evals else 0)
+            _add(writer, "simple_value", numbers, record.evals[-1].step if record.evals else 0)
             status = "STATUS_SUCCESS" if record.state in _ENDED_WELL else "STATUS_FAILURE"
             _add_session(writer, "session_end_info", {"status": status, "end_time_secs": time.time()})
             writer.close()
@@ -269,19 +269,16 @@ class _TensorBoard:
         """Nothing to end: its threads are daemons."""
 
 
-def _add_scalars(writer: Any, scalars: dict[str, float], step: int) -> None:
-    _add(writer, [{"tag": tag, "simple_value": value} for tag, value in scalars.items()], step)
-
-
 def _add_session(writer: Any, key: str, info: dict[str, Any]) -> None:
     """The HParams plugin's own records, as `torch.utils.tensorboard.summary.hparams` writes them."""
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
     plugin = {"plugin_name": "hparams", "content": HParamsPluginData(**{key: info}).SerializeToString()}
-    _add(writer, [{"tag": f"_hparams_/{key}", "metadata": {"plugin_data": plugin}}])
+    _add(writer, "metadata", {f"_hparams_/{key}": {"plugin_data": plugin}})
 
 
-def _add(writer: Any, values: list[dict[str, Any]], step: int = 0) -> None:
+def _add(writer: Any, kind: str, by_tag: dict[str, Any], step: int = 0) -> None:
     from tensorboard.compat.proto.event_pb2 import Event
 
+    values = [{"tag": tag, kind: value} for tag, value in by_tag.items()]
     writer.add_event(Event(wall_time=time.time(), step=step, summary={"value": values}))
