@@ -77,8 +77,7 @@ class Tokenizer(Frozen):
 
 
 class Dataset(Frozen, extra="allow"):
-    """Where the data comes from: built in, a hub name or folder, or files (text, jsonl, csv, parquet). Which of its
-    columns mean what is the task's to say (see `Workload`)."""
+    """Built in, a hub name or folder, or files (text, jsonl, csv, parquet). Its columns are the task's to say."""
 
     builtin: Literal["python-docs"] | None = None
     name_or_path: Name | None = None
@@ -101,8 +100,7 @@ class Dataset(Frozen, extra="allow"):
 
 class Workload(Frozen, extra="allow"):
     """What every trial trains and how it is judged: the keys that tasks share. Each task's file derives a class from
-    this one, which has its other keys and refuses unknown ones; the study file's reader and the trials check with that.
-    Here a task's own keys are kept as they are, so that storage, records and reports need no task."""
+    this one with its other keys. Here these are kept as they are: storage, records and reports need no task."""
 
     task: str = "causal_lm"
     model: Model
@@ -182,8 +180,7 @@ def _space_field(name: str) -> tuple[Any, Any]:
 
 
 class Space(create_model("Space", __base__=Frozen, **{name: _space_field(name) for name in SEARCHED})):  # type: ignore[misc]
-    """The dimensions of the search, those of the table in `dimensions`. One that is left out takes its default; a
-    single value fixes it."""
+    """The dimensions of the search. One that is left out takes its default; a single value fixes it."""
 
     def __getitem__(self, name: str) -> Domain | None:
         return getattr(self, name)  # type: ignore[no-any-return]
@@ -206,8 +203,7 @@ class Pruning(Frozen):
 class Search(Frozen):
     space: Space
     sampler: Literal["carbon", "tpe", "nsga2", "gp", "random", "grid"] = "carbon"
-    # The cheapest configuration that meets the target, or the whole front: then nothing is stopped that could be on it.
-    goal: Literal["recommend", "front"] = "recommend"
+    goal: Literal["recommend", "front"] = "recommend"  # the cheapest that meets the target, or the whole front
     pruning: Pruning = Pruning()
     start: dict[str, Scalar] | None = None  # a known configuration: the first trial, never pruned, and the baseline
     seed: int = Field(default=0, ge=0, lt=2**31)
@@ -244,8 +240,7 @@ class Budget(Frozen):
     hours: float | None = Field(default=None, gt=0)
     energy_kwh: float | None = Field(default=None, gt=0)
     emissions_kg_co2e: float | None = Field(default=None, gt=0)
-    # The study also ends when the next trial is expected to cost more than it saves in `reuses` runs of the winner.
-    until: Literal["converged"] | None = None
+    until: Literal["converged"] | None = None  # the next trial would cost more than it saves in `reuses` of the winner
     reuses: int = Field(default=10, ge=1, le=1_000_000_000)
 
     def faults(self) -> dict[str, bool]:
@@ -270,10 +265,8 @@ class Carbon(Frozen):
     cloud_region: Name | None = None  # as the provider names it, such as europe-west1
     intensity_g_co2e_per_kwh: float | None = Field(default=None, gt=0, le=5000)
     pue: float = Field(default=1.0, ge=1.0, le=5.0)
-    # What emissions, caps and budgets count: everything measured and modelled, or the GPUs' energy counters alone.
-    objective: Literal["all", "gpu"] = "all"
-    # A CSV file of hourly intensities, to price the same joules at other hours.
-    trace: Annotated[str, StringConstraints(min_length=1)] | None = None
+    objective: Literal["all", "gpu"] = "all"  # counted: all measured and modelled, or the GPUs' energy counters alone
+    trace: Annotated[str, StringConstraints(min_length=1)] | None = None  # a CSV file of other hours' intensities
 
     def faults(self) -> dict[str, bool]:
         country, cloud, intensity = self.country, self.cloud_region, self.intensity_g_co2e_per_kwh

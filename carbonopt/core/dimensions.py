@@ -40,8 +40,7 @@ class Dimension:
     highest: float = math.inf
     above: bool = False  # whether `lowest` itself is too low
     integer: bool = False  # whether it takes whole numbers only
-    # The scale on which a step of one is a notable change, for models; None: the search space's own.
-    feature: Callable[[float], float] | None = None
+    feature: Callable[[float], float] | None = None  # on this scale a step of one is notable; None: the space's own
     argument: str | None = None  # its name in `transformers.TrainingArguments`, where it has one
     to_argument: Callable[[Any, int], Any] = lambda value, steps: value  # by the trial's number of steps
     deepspeed: tuple[str, ...] = ()  # its keys in a DeepSpeed configuration

@@ -7,11 +7,10 @@ from typing import Any, Literal, get_args
 from carbonopt.core.trial import EvalPoint, Kernels, Phase, Stage
 from carbonopt.core.values import Frozen
 
-# Environment variables: descriptors that rank 0 inherits,
+# Environment variables: descriptors that rank 0 inherits, and what it needs beside them.
 CHANNEL_FD = "CARBONOPT_CHANNEL_FD"  # of the channel
 SPEC_FD = "CARBONOPT_SPEC_FD"  # of a file that will hold the trial's specification
 GATE_FD = "CARBONOPT_GATE_FD"  # of a pipe that ends once it does
-# and what it needs beside them.
 PREPARED = "CARBONOPT_PREPARED"  # the folder of the tokenized data and the model's configuration
 FINGERPRINT = "CARBONOPT_FINGERPRINT"  # of the workload that this folder is made for
 LIKELY_SEED = "CARBONOPT_LIKELY_SEED"  # of the random model that a waiting trial will most likely train; empty: none

@@ -90,8 +90,7 @@ class Quality:
         return value * (1 + share if self.direction == "minimize" else 1 - share)
 
     def beyond(self, value: float) -> str | None:
-        """The bound that a value breaks, in words. What is not finite passes: it is no result, and sorted out wherever
-        results are compared."""
+        """The bound that a value breaks, in words. What is not finite is no result, which breaks none."""
         bound = f"at least {self.lowest:g}" if value < self.lowest else f"at most {self.highest:g}"
         return f"must be {bound}, but is {value:g}" if value < self.lowest or self.highest < value < math.inf else None
 

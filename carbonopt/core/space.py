@@ -79,10 +79,9 @@ class SearchSpace:
         domain = self.space["global_batch_size"]
         largest = domain.high if isinstance(domain, Range) else max(map(float, values_of(domain)))
         if largest > train_sequences:
-            raise BadInput(
-                f"search.space.global_batch_size must be at most the training data's {train_sequences} sequences, "
-                f"but got {largest:g}; make it or workload.sequence_length smaller."
-            )
+            most = f"at most the training data's {train_sequences} sequences, but got {largest:g}"
+            smaller = "make it or workload.sequence_length smaller"
+            raise BadInput(f"search.space.global_batch_size must be {most}; {smaller}.")
 
     @cached_property
     def combinations(self) -> list[dict[str, Scalar]] | None:

@@ -36,8 +36,7 @@ class CarbonTrace(Frozen):
             begin = datetime.fromisoformat(self.start)
             begin + timedelta(hours=len(self.g_co2e_per_kwh))
         except (ValueError, OverflowError) as error:
-            must = "start must be a time in ISO 8601 before the year 10000"
-            raise ValueError(f"{must}, but is {self.start!r}") from error
+            raise ValueError(f"start must be an ISO 8601 time before the year 10000, but is {self.start!r}") from error
         if begin.utcoffset() != timedelta(0):
             raise ValueError(f"start must be in UTC, but is {self.start!r}")
         return self
@@ -63,13 +62,12 @@ class IdlePower(Frozen):
 
 
 class Provenance(Frozen):
-    """What a reader needs to judge the figures. `energy_source` says of gpu, cpu and ram how their energy is known; a
-    component that is not in the figures is absent."""
+    """What a reader needs to judge the figures."""
 
     hardware: Hardware | None  # None: a replay, whose table says nothing of it
     versions: dict[str, str]
     intensity: Intensity
-    energy_source: dict[str, EnergySource]
+    energy_source: dict[str, EnergySource]  # of gpu, cpu and ram; absent: one that is not in the figures
     models: dict[str, str] = Field(default_factory=dict)  # of cpu and ram, where modelled: how, in words
     study_file: str  # its text
 

@@ -75,10 +75,8 @@ class Prepared(Frozen):
     vocab_size: int
     model_parameters: int
     versions: dict[str, str]  # of the packages that trials run on
-    # Sequences in a forward pass of an evaluation, by the GPU's memory; None: the study file or the micro batch says.
-    eval_batch_size_per_gpu: int | None = None
-    # Bytes of each file, by its name in the folder: one that is damaged is made again.
-    files: dict[str, int] = Field(default_factory=dict)
+    eval_batch_size_per_gpu: int | None = None  # by the GPU's memory; None: the study file or the micro batch says
+    files: dict[str, int] = Field(default_factory=dict)  # bytes of each, by its name in the folder, to see damage
 
 
 class TrialSpec(Frozen):

@@ -17,9 +17,8 @@ _LARGE_BYTES, _PIECES = 64 * 2**20, 64
 
 
 def input_files(config: StudyConfig) -> tuple[InputFile, ...]:
-    """What trials depend on that is neither in the study file nor on a hub, as it is now; not looked into. Data sets
-    count with all their files and folders, models and tokenizers with the files that lie directly in theirs; hidden
-    files and Markdown say nothing that a trial reads. Raises BadInput if a folder can't be read."""
+    """What trials depend on that is neither in the study file nor on a hub, as it is now; not looked into. Hidden files
+    and Markdown say nothing that a trial reads. Raises BadInput if a folder can't be read."""
     try:
         return tuple(_input_files(config))
     except OSError as error:
@@ -42,7 +41,7 @@ def _input_files(config: StudyConfig) -> Iterator[InputFile]:
     yield from (_input_file(Path(file)) for file in (*(dataset.train_files or ()), *(dataset.eval_files or ())))
     for part in (workload.model, workload.tokenizer, dataset):
         folder = Path((part and part.name_or_path) or "")  # a hub name isn't absolute
-        whole = part is dataset
+        whole = part is dataset  # with all its folders; of models and tokenizers what lies directly in theirs
         for path in sorted(folder.rglob("*") if whole else folder.iterdir()) if folder.is_absolute() else ():
             hidden = any(name.startswith(".") for name in path.relative_to(folder).parts)
             if not hidden and path.suffix != ".md" and path.is_file():
@@ -63,9 +62,8 @@ def with_sha256(files: Iterable[InputFile], interrupted: Callable[[], bool]) -> 
 def check_unchanged(
     noted: Iterable[InputFile], files: Iterable[InputFile], where: str, interrupted: Callable[[], bool]
 ) -> None:
-    """Refuses to go on with a study (in `where`) on other data, or from another model, than those that its first trial
-    found (`noted`). Only what has another time is looked into. Raises a BadInput that names the first file that is
-    another one, and StudyInterrupted as `with_sha256`."""
+    """Refuses to go on with a study (in `where`) on other files than those that its first trial found (`noted`). Only
+    what has another time is looked into. Raises BadInput, and StudyInterrupted as `with_sha256`."""
     before, after = ({file.path: file for file in some} for some in (noted, files))
     for path in sorted(before.keys() | after.keys()):
         if change := _change(before.get(path), after.get(path), interrupted):
@@ -74,10 +72,8 @@ def check_unchanged(
 
 
 def _change(was: InputFile | None, now: InputFile | None, interrupted: Callable[[], bool]) -> str | None:
-    if was is None:
-        return "was not there"
-    if now is None:
-        return "is gone"
+    if was is None or now is None:
+        return "was not there" if was is None else "is gone"
     if now.bytes != was.bytes:
         return f"has {now.bytes:,} bytes now, and had {was.bytes:,}"
     same = now.mtime_ns == was.mtime_ns or _with_sha256(now, interrupted).sha256 == was.sha256

@@ -83,7 +83,7 @@ def run_study(
             check_unchanged(noted, inputs, where, interrupted_and_heard_of)
             inputs = noted
         begins()
-        call = _Call(checked, paths, lease, display, [display, trackers], interrupted_and_heard_of)
+        call = _Call(checked, checked.engine, paths, lease, display, [display, trackers], interrupted_and_heard_of)
         prepared, inputs = call.prepare(inputs, meanwhile)
         provenance = _provenance(checked, prepared, study_file)
         remember_storage(paths, url, config.name)
@@ -118,6 +118,7 @@ class _Call:
     """One call of the command that has something left to run. What its trials don't spend is in the ledger."""
 
     checked: Checked
+    engine: Engine
     paths: StudyPaths
     lease: Lease
     display: StudyDisplay
@@ -128,10 +129,6 @@ class _Call:
     ledger: SessionLedger = field(init=False)
     began_s: float = field(init=False)  # by the monotonic clock: when its meter did
     hours_before: float = field(init=False)  # of earlier calls, for the budget
-
-    @property
-    def engine(self) -> Engine:
-        return self.checked.engine
 
     def prepare(
         self, inputs: tuple[InputFile, ...], meanwhile: Callable[[], None]
