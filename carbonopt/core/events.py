@@ -1,6 +1,5 @@
-"""The one channel between a trial's process and the study that started it: one JSON object a line. Rank 0 alone speaks.
-The parent answers a change of phase with go on (so a measured window begins when both know of it) and an evaluation
-with go on or stop and the reason."""
+"""The one channel between a trial's process and its study: one JSON object a line. Rank 0 alone speaks. A phase waits
+for the answer, so that a measured window begins when both know of it; so does an evaluation, to go on or stop."""
 
 from typing import Any, Literal, get_args
 

@@ -1,7 +1,7 @@
-"""Figures as people read them; the units' own formats are in `units`. A figure beyond all bounds is a power of ten,
-such as 1.23e+300, on every page."""
+"""Figures and users' names as people read them. A figure beyond all bounds is a power of ten, such as 1.23e+300."""
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from decimal import ROUND_CEILING, Decimal
 from functools import partial
@@ -11,6 +11,8 @@ from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import MISSING
 from carbonopt.core.values import Frozen, Spread
 
+_DIRECTIONS = re.compile("[\u202a-\u202e\u2066-\u2069]")  # embeddings, overrides and isolates of Unicode
+_MARKUP = re.compile(r"([\\`*_{}\[\]#|~!$@])")
 _NO_DIFFERENCE = 1e-5  # 0.001 %
 _MOST_DIGITS = 9  # before or behind the point; what needs more is a power of ten: 1.23e+12
 
@@ -162,3 +164,16 @@ def _decimals(value: float, significant: int) -> int:
 
 def _two_digits(percent: float, sign: str = "") -> str:
     return f"{percent:{sign}.2g}" if abs(percent) < 99.5 else f"{percent:{sign},.0f}"
+
+
+def shown_directions(text: str) -> str:
+    """Characters that turn the text behind them round, such as [U+202E], as people see them: in a user's name they
+    would turn round what the report says of it. Letters of any script keep their own direction."""
+    return _DIRECTIONS.sub(lambda match: f"[U+{ord(match.group()):04X}]", text)
+
+
+def escape_markdown(text: str) -> str:
+    """Text on one line that no Markdown dialect reads as markup, HTML included."""
+    one_line = " ".join(shown_directions(text).split())
+    entities = one_line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _MARKUP.sub(r"\\\1", entities)

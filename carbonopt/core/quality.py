@@ -17,8 +17,7 @@ class Quality:
     lowest: float  # that a value can have
     highest: float
     value_of_mean: Literal["exp", "identity"] = "identity"  # what becomes of sum ÷ count: its exponential, or itself
-    # Of the loss (see `loss`), on which learning curves are modelled: a logarithm for what falls by power laws (arXiv
-    # 2001.08361), the identity for what can be negative.
+    # Of the loss, for learning curves: a logarithm falls by power laws (arXiv 2001.08361), "identity" can be negative.
     link: Literal["log", "identity"] = "log"
 
     @property

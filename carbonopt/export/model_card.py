@@ -11,7 +11,7 @@ from typing import Any
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core.config import Dataset, Model, Workload
 from carbonopt.core.format import count_text, emissions_text, energy_text, intensity_text, params_text
-from carbonopt.core.markup import escape_markdown as escape
+from carbonopt.core.format import escape_markdown as escape
 from carbonopt.core.study import Hardware, StudyData
 from carbonopt.core.trial import COMPONENTS, TrialRecord
 from carbonopt.core.units import GRAMS_PER_KG

@@ -8,7 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from carbonopt.core.markup import shown_directions
+from carbonopt.core.format import shown_directions
 from carbonopt.report.document import MOST_CAVEATS, Cell, Document, InteractiveFigure, Steps, Table
 
 PAGE_ROWS = 100  # of a long table shown at once

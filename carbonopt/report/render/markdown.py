@@ -3,8 +3,8 @@
 import re
 from collections.abc import Mapping
 
-from carbonopt.core.markup import escape_markdown as escape
-from carbonopt.core.markup import shown_directions
+from carbonopt.core.format import escape_markdown as escape
+from carbonopt.core.format import shown_directions
 from carbonopt.report import document as doc
 
 
