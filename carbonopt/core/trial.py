@@ -230,14 +230,11 @@ class TrialRecord(Frozen):
     worker: str | None = None  # the call of `carbonopt run` that ran it, as its session has it; None: not noted
     nodes: tuple[NodeReadings, ...] = ()  # where it ran; none: a replay, or not noted
     gpu_energy_kwh: dict[Phase, GpuEnergy] | None = None  # by setup, train and eval; None: no GPU was measured
-    # CodeCarbon's GPU energy ÷ the counters' − 1, where they differ most: over the whole trial and windows of
-    # COMPARED_FROM_S and more. None: no GPU was measured, or nothing was that long.
+    # CodeCarbon's GPU energy ÷ the counters' − 1, where they differ most: windows of COMPARED_FROM_S and more.
     gpu_disagreement: float | None = None
-    # Share of the training in which a kernel ran, as NVML has it: mean of the GPUs and of readings a second or more
-    # apart, the first step's compilation included. None: not measured, or no stretch of training took a second.
+    # Share of the training in which a kernel ran, as NVML has it: mean of the GPUs and of readings a second apart.
     gpu_utilisation: Annotated[float, Field(ge=0, le=1)] | None = None
-    # Share of the training in which its threads were ready to run but had no core: of the rank that waited most, before
-    # the first evaluation of rank 0. None: it made no step, or the kernel doesn't tell.
+    # Share of the training in which its threads were ready to run but had no core: of the rank that waited most.
     cpu_wait_fraction: Annotated[float, Field(ge=0, le=1)] | None = None
     earlier_attempts_energy_kwh: Finite = 0.0  # what attempts of this trial that were interrupted had used
     earlier_attempts_gpu_kwh: Finite | None = None  # the GPUs' part of it

@@ -16,7 +16,7 @@ from carbonopt.engines.kinds import ENGINES
 
 @dataclass(frozen=True)
 class Checked:
-    """A study file of which everything that can be known without starting anything is known to be right."""
+    """A study file that is right as far as that can be known without starting anything."""
 
     config: StudyConfig
     space: SearchSpace
