@@ -2,16 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
 from carbonopt.analysis.batch import BatchEffect, Spanned
 from carbonopt.core.format import emissions_scale, energy_scale
 from carbonopt.report import document
 from carbonopt.report.figures import style
-from carbonopt.report.figures.points import wants_log
 
-HEIGHT_IN = 3.1
 _DIGIT = 0.055  # of a batch size at its axis, as a share of that axis
 
 
@@ -32,28 +29,28 @@ def batch(effect: BatchEffect) -> document.Figure:
     def draw(figure: "style.Figure") -> None:
         grid = figure.subplots(2, 2, sharex=True)
         for axes, (label, name, factor, minimum) in zip(grid.flat, panels, strict=True):
-            spans = zip(sizes, map(attrgetter(name), effect.batches), strict=True)
-            known = {size: span for size, span in spans if span is not None}
+            spans = {at_batch.global_batch_size: getattr(at_batch, name) for at_batch in effect.batches}
+            known = {size: span for size, span in spans.items() if span is not None}
             if len(known) > 1:
                 axes.set_ylabel(label)
                 _over_batch(axes, known, factor, minimum, stopped)
-            else:
-                _too_few(axes, label.partition(" (")[0], list(known))
+            else:  # one value would be no effect of the batch
+                where = "".join(f"for batch {size:,} only" for size in known) or "for no batch"
+                text = f"{label.partition(' (')[0]} is known\n{where}"
+                axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes)
+                axes.set_axis_off()
+        shown = _apart(sizes)
         for axes in grid[1]:
             axes.set_xlabel("Global batch size")
             axes.set_xscale("log", base=2)
-            shown = _apart(sizes)
             style.ticks_at(axes.xaxis, shown, map(str, shown))
             axes.margins(x=0.12)
         style.legend(figure, grid[0][0])
 
-    alt = (
-        f"An epoch over batch sizes {', '.join(map(str, sizes))}: least energy at {effect.least_energy}, least time at "
-    )
-    alt += f"{effect.least_duration}. The table has the figures."
-    return style.drawn(
-        draw, HEIGHT_IN, name="batch", caption="An epoch's training over the global batch size.", alt=alt
-    )
+    alt = f"An epoch over batch sizes {', '.join(map(str, sizes))}: least energy at {effect.least_energy}, least time "
+    alt += f"at {effect.least_duration}. The table has the figures."
+    caption = "An epoch's training over the global batch size."
+    return style.drawn(draw, height_in=3.1, name="batch", caption=caption, alt=alt)
 
 
 def _apart(sizes: Sequence[int]) -> list[int]:
@@ -65,13 +62,6 @@ def _apart(sizes: Sequence[int]) -> list[int]:
         if math.log(size / shown[-1]) / whole >= _DIGIT * room:
             shown.append(size)
     return shown
-
-
-def _too_few(axes: "style.Axes", what: str, known: Sequence[int]) -> None:
-    """In a panel's place: one value would be no effect of the batch."""
-    where = "for no batch" if not known else f"for batch {known[0]:,} only"
-    axes.text(0.5, 0.5, f"{what} is known\n{where}", ha="center", va="center", transform=axes.transAxes)
-    axes.set_axis_off()
 
 
 def _over_batch(
@@ -93,7 +83,7 @@ def _over_batch(
     if minimum is not None:
         looks = {"color": "white" if minimum in stopped else style.VERMILION, "markersize": 9, "zorder": 5}
         axes.plot(minimum, known[minimum].lowest * factor, "*", label="minimum", **looks, **style.MILESTONE)
-    if wants_log([*lowest, *highest]):
+    if style.wants_log([*lowest, *highest]):
         axes.set_yscale("log")
     else:
         axes.set_ylim(0, 1.1 * max(highest) or 1.0)

@@ -9,7 +9,6 @@ from carbonopt.core.trial import Phase
 from carbonopt.report import document
 from carbonopt.report.figures import style
 
-HEIGHT_IN = 1.9
 HATCHED: dict[str, Any] = {"color": style.ORANGE, "edgecolor": "black", "linewidth": 0.5, "hatch": "////"}
 PHASES = {
     Phase.PREPARE: "preparation, at each start of carbonopt run",
@@ -29,31 +28,26 @@ def energy(spent: Footprint) -> document.Figure | None:
     if spent.earlier_attempts_kwh:
         parts.append(("interrupted attempts", spent.earlier_attempts_kwh, spent.gpu_earlier_attempts_kwh))
     split = all(gpu_kwh is not None for _, _, gpu_kwh in parts)
-    scale = energy_scale(energy_kwh for _, energy_kwh, _ in parts)
+    scale = energy_scale(kwh for _, kwh, _ in parts)
+    shares = [percent_text(kwh / spent.energy_kwh) for _, kwh, _ in parts]
 
     def draw(figure: "style.Figure") -> None:
-        axes = figure.add_subplot()
-        rows = range(len(parts))
-        whole = [energy_kwh * scale.per_base for _, energy_kwh, _ in parts]
-        if split:
-            gpus = [(gpu_kwh or 0.0) * scale.per_base for _, _, gpu_kwh in parts]
-            axes.barh(rows, gpus, color=style.BLUE, height=0.65, label="GPUs")
-            # Of what is nothing the edge alone would be drawn, as a line at the bar's end.
-            rest = [(row, kwh - gpu, gpu) for row, kwh, gpu in zip(rows, whole, gpus, strict=True) if kwh > gpu]
-            if rest:
-                at, width, left = zip(*rest, strict=True)
-                axes.barh(at, width, left=left, height=0.65, label="CPU and RAM", **HATCHED)
-                style.legend(figure, axes)
-        else:
-            axes.barh(rows, whole, color=style.BLUE, height=0.65)
-        for row, (_, energy_kwh, _), end in zip(rows, parts, whole, strict=True):
-            text = percent_text(energy_kwh / spent.energy_kwh)
-            axes.annotate(text, (end, row), (2, 0), textcoords="offset points", va="center", fontsize=7.0)
+        axes, rows = figure.add_subplot(), range(len(parts))
+        whole = [kwh * scale.per_base for _, kwh, _ in parts]
+        gpus = [(gpu_kwh or 0.0) * scale.per_base for _, _, gpu_kwh in parts] if split else whole
+        axes.barh(rows, gpus, color=style.BLUE, height=0.65, label="GPUs")
+        # Of what is nothing the edge alone would be drawn, as a line at the bar's end.
+        if rest := [(row, kwh - gpu, gpu) for row, kwh, gpu in zip(rows, whole, gpus, strict=True) if kwh > gpu]:
+            at, width, left = zip(*rest, strict=True)
+            axes.barh(at, width, left=left, height=0.65, label="CPU and RAM", **HATCHED)
+            style.legend(figure, axes)
+        for row, share, end in zip(rows, shares, whole, strict=True):
+            axes.annotate(share, (end, row), (2, 0), textcoords="offset points", va="center", fontsize=7.0)
         style.ticks_at(axes.yaxis, rows, ("\n".join(textwrap.wrap(name, 14)) for name, _, _ in parts))
         axes.invert_yaxis()
         axes.set_xlim(0, 1.18 * max(whole))  # room for the text behind the longest bar
         style.plain_ticks(axes.xaxis)
         axes.set_xlabel(scale.label("Energy"))
 
-    alt = "; ".join(f"{name} {percent_text(kwh / spent.energy_kwh)}" for name, kwh, _ in parts)
-    return style.drawn(draw, HEIGHT_IN, name="energy", caption="Energy of the study by phase.", alt=alt)
+    alt = "; ".join(f"{name} {share}" for (name, _, _), share in zip(parts, shares, strict=True))
+    return style.drawn(draw, height_in=1.9, name="energy", caption="Energy of the study by phase.", alt=alt)

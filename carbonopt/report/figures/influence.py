@@ -4,12 +4,11 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from carbonopt.analysis.influence import Effect, Influence, NotKnown, Parameter
+from carbonopt.analysis.influence import Influence, NotKnown, Parameter
 from carbonopt.core import format as fmt
 from carbonopt.core.quality import Quality
 from carbonopt.report import document
 from carbonopt.report.figures import style
-from carbonopt.report.figures.points import wants_log
 
 MOST_EFFECTS = 4  # parameters whose effects are drawn in one figure
 LOOKS: tuple[dict[str, Any], ...] = (  # of emissions, of the quality
@@ -53,7 +52,7 @@ def importance(analyses: Sequence[Influence | NotKnown]) -> document.Figure | No
 
     caption = f"Importance of each parameter for {' and for '.join(part.objective for part in known)}."
     alt = f"By importance: {', '.join(map(_plain, names))}. The tables have the figures."
-    return style.drawn(draw, 0.9 + 0.26 * len(names), name="influence", caption=caption, alt=alt)
+    return style.drawn(draw, height_in=0.9 + 0.26 * len(names), name="influence", caption=caption, alt=alt)
 
 
 def effects(analyses: Sequence[Influence | NotKnown], quality: Quality) -> list[document.Figure]:
@@ -79,7 +78,7 @@ def _effects(known: Sequence[Influence], names: Sequence[str], quality: Quality,
                     axes.set_axis_off()
             top = grid[0][column]
             top.set_title(scale.label("Emissions of a run") if scale else quality.label)
-            if rows and wants_log([end for row in rows for end in (row.lowest, row.highest)]):
+            if rows and style.wants_log([end for row in rows for end in (row.lowest, row.highest)]):
                 top.set_yscale("log")
             style.plain_ticks(top.yaxis, most=3)
 
@@ -87,7 +86,7 @@ def _effects(known: Sequence[Influence], names: Sequence[str], quality: Quality,
     which = "the parameters that matter most" if first else "further parameters"
     return style.drawn(
         draw,
-        0.45 + 1.0 * len(names),
+        height_in=0.45 + 1.0 * len(names),
         name="effects" if first else f"effects-{number}",
         caption=f"Marginal effect of {which}, with intervals.",
         alt=f"Expected outcome at each value of {', '.join(map(_plain, names))}. The tables have the figures.",
@@ -100,32 +99,22 @@ def _looks(influence: Influence) -> dict[str, Any]:
 
 
 def _effect(axes: "style.Axes", parameter: Parameter, looks: dict[str, Any], factor: float) -> None:
-    """Over a logarithmic axis where the values are far apart; what is no number stands side by side."""
-    at, texts, log = _across(parameter.effects)
+    """Many numbers over an axis, logarithmic where they are far apart; few, and what is no number, side by side."""
     spans = [(row.lowest * factor, row.expected * factor, row.highest * factor) for row in parameter.effects]
     low, middle, high = map(list, zip(*spans, strict=True))
-    if texts is None:
-        axes.fill_between(at, low, high, color=looks["color"], alpha=0.2, linewidth=0)
-        axes.plot(at, middle, **looks, markersize=2.5, linewidth=1)
-        if log:
-            axes.set_xscale("log")
+    texts = [fmt.value_text(row.value) for row in parameter.effects]
+    numbers = [float(row.value) for row in parameter.effects if type(row.value) in (int, float)]  # a bool is none
+    if len(numbers) == len(texts) and sum(map(len, texts)) > _ROOM:
+        axes.fill_between(numbers, low, high, color=looks["color"], alpha=0.2, linewidth=0)
+        axes.plot(numbers, middle, **looks, markersize=2.5, linewidth=1)
+        axes.set_xscale("log" if style.wants_log(numbers) else "linear")
         style.plain_ticks(axes.xaxis, most=3)
         return
-    axes.errorbar(at, middle, yerr=_around(spans), **looks, markersize=3, linewidth=0.8, elinewidth=0.9, capsize=1.8)
-    style.ticks_at(axes.xaxis, at, texts)
-    axes.set_xlim(-0.4, len(spans) - 0.6)
-
-
-def _across(effects: Sequence[Effect]) -> tuple[list[float], list[str] | None, bool]:
-    """Places, the texts at them (None: the axis has round numbers of its own), and whether the axis is logarithmic."""
-    values = [effect.value for effect in effects]
-    numbers = [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
-    texts = [fmt.value_text(value) for value in values]
-    if len(numbers) == len(values) and sum(map(len, texts)) > _ROOM:
-        return numbers, None, wants_log(numbers)
-    room = max(_SHORTEST, _ROOM // len(texts))
+    at, room = range(len(texts)), max(_SHORTEST, _ROOM // len(texts))
     broken = ["\n".join(textwrap.wrap(_plain(text), room, max_lines=3, placeholder="…")) for text in texts]
-    return [float(i) for i in range(len(values))], broken, False
+    axes.errorbar(at, middle, yerr=_around(spans), **looks, markersize=3, linewidth=0.8, elinewidth=0.9, capsize=1.8)
+    style.ticks_at(axes.xaxis, at, broken)
+    axes.set_xlim(-0.4, len(texts) - 0.6)
 
 
 def _known(analyses: Sequence[Influence | NotKnown]) -> list[Influence]:
@@ -134,10 +123,9 @@ def _known(analyses: Sequence[Influence | NotKnown]) -> list[Influence]:
 
 def _by_importance(analyses: Sequence[Influence | NotKnown]) -> list[str]:
     """The parameters' names, by the larger of their two importances."""
-    largest: dict[str, float] = {}
-    for parameter in (parameter for part in _known(analyses) for parameter in part.parameters):
-        largest[parameter.name] = max(parameter.importance, largest.get(parameter.name, 0.0))
-    return sorted(largest, key=lambda name: (-largest[name], name))
+    parameters = [parameter for part in _known(analyses) for parameter in part.parameters]
+    by_importance = sorted(parameters, key=lambda parameter: (-parameter.importance, parameter.name))
+    return list(dict.fromkeys(parameter.name for parameter in by_importance))
 
 
 def _around(spans: Sequence[tuple[float, float, float]]) -> list[list[float]]:

@@ -14,32 +14,22 @@ from carbonopt.report.figures.points import CELLS, Axis, Point, Scatter, layers
 from carbonopt.report.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY_BLUE, VERMILION
 from carbonopt.report.study_view import StudyView
 
-HEIGHT_IN = 2.8
-LABELS = {
-    "front": "Pareto front",
-    "complete": "complete",
-    "stopped": "stopped (last evaluation)",
-    "failed": "failed or diverged (last evaluation)",
-    "knee": "knee of the front",
-    "baseline": "baseline",
-    "recommended": "recommended",
-}
-# A shape of its own for each group, so that grey print loses nothing.
+# A shape of its own for each of the `layers`, so that grey print loses nothing.
 MARKERS: dict[str, dict[str, Any]] = {
-    "stopped": {"marker": "x", "s": 14, "color": GREY, "linewidths": 0.8, "zorder": 2},
-    "failed": {"marker": "v", "s": 14, "facecolors": "none", "edgecolors": ORANGE, "zorder": 2},
-    "complete": {"marker": "o", "s": 16, "facecolors": "none", "edgecolors": SKY_BLUE, "zorder": 3},
-    "front": {"marker": "o", "s": 18, "color": BLUE, "zorder": 4},
-    "knee": {"marker": "s", "s": 44, "facecolors": "none", "edgecolors": "black", "zorder": 5},
-    "baseline": {"marker": "D", "s": 26, "color": VERMILION, "edgecolors": "black", "zorder": 5},
-    "recommended": {"marker": "*", "s": 80, "color": GREEN, "edgecolors": "black", "zorder": 6},
+    "stopped (last evaluation)": {"marker": "x", "s": 14, "color": GREY, "linewidths": 0.8},
+    "failed or diverged (last evaluation)": {"marker": "v", "s": 14, "facecolors": "none", "edgecolors": ORANGE},
+    "complete": {"marker": "o", "s": 16, "facecolors": "none", "edgecolors": SKY_BLUE},
+    "Pareto front": {"marker": "o", "s": 18, "color": BLUE},
+    "knee of the front": {"marker": "s", "s": 44, "facecolors": "none", "edgecolors": "black"},
+    "baseline": {"marker": "D", "s": 26, "color": VERMILION, "edgecolors": "black"},
+    "recommended": {"marker": "*", "s": 80, "color": GREEN, "edgecolors": "black"},
 }
 PLOTLY_MARKERS: dict[str, dict[str, Any]] = {
-    "stopped": {"symbol": "x-thin", "size": 8, "line": {"width": 1.5, "color": GREY}},
-    "failed": {"symbol": "cross-thin", "size": 10, "line": {"width": 2, "color": ORANGE}},
+    "stopped (last evaluation)": {"symbol": "x-thin", "size": 8, "line": {"width": 1.5, "color": GREY}},
+    "failed or diverged (last evaluation)": {"symbol": "cross-thin", "size": 10, "line": {"width": 2, "color": ORANGE}},
     "complete": {"symbol": "circle-open", "size": 9, "color": SKY_BLUE, "line": {"width": 2}},
-    "front": {"symbol": "circle", "size": 9, "color": BLUE},
-    "knee": {"symbol": "square-open", "size": 17, "color": BLUE, "line": {"width": 2}},
+    "Pareto front": {"symbol": "circle", "size": 9, "color": BLUE},
+    "knee of the front": {"symbol": "square-open", "size": 17, "color": BLUE, "line": {"width": 2}},
     "baseline": {"symbol": "diamond", "size": 14, "color": VERMILION},
     "recommended": {"symbol": "star", "size": 19, "color": GREEN},
 }
@@ -53,33 +43,31 @@ def pareto(plot: Scatter, rec: Recommendation, knee: int | None, quality: Qualit
         return None
 
     def draw(figure: "style.Figure") -> None:
-        axes = figure.add_subplot()
-        axes.set_xlabel(f"Emissions of a run ({plot.unit})")
-        axes.set_ylabel(quality.label)
+        axes = figure.add_subplot(xlabel=f"Emissions of a run ({plot.unit})", ylabel=quality.label)
         # First: matplotlib's own scaling has no room around values at the end of floats.
         axes.set(xscale="log" if plot.x.log else "linear", yscale="log" if plot.y.log else "linear")
         axes.set(xlim=(plot.x.low, plot.x.high), ylim=(plot.y.low, plot.y.high))
-        style.plain_ticks(axes.xaxis)
-        style.plain_ticks(axes.yaxis)
+        style.plain_ticks(axes.xaxis, axes.yaxis)
         axes.step(*_xy(plot.of("front")), where="post", color=BLUE, linewidth=0.8, zorder=1)
-        for name, points in layers(plot, rec, knee).items():
+        for zorder, (label, points) in enumerate(layers(plot, rec, knee).items(), start=2):
             if framed := list(filter(plot.holds, points)):
-                axes.scatter(*_xy(framed), label=LABELS[name], **{"linewidths": 0.6, **MARKERS[name]})
+                axes.scatter(*_xy(framed), label=label, zorder=zorder, **{"linewidths": 0.6, **MARKERS[label]})
         _error_bars(axes, plot)
         axes.axhline(rec.target.value, label="target", **style.TARGET)
         style.legend(figure, axes)
 
     caption = f"{quality.label} over emissions of each trial, and the Pareto front."
-    on_front = len(plot.of("front"))
-    alt = f"{len(plot.points)} trials, {on_front} of them on the Pareto front. The tables have the figures."
-    return style.drawn(draw, HEIGHT_IN, name="pareto", caption=caption, alt=alt)
+    alt = (
+        f"{len(plot.points)} trials, {len(plot.of('front'))} of them on the Pareto front. The tables have the figures."
+    )
+    return style.drawn(draw, height_in=2.8, name="pareto", caption=caption, alt=alt)
 
 
 def _error_bars(axes: "style.Axes", plot: Scatter) -> None:
     """Below what is marked: they would hide a small mark in the middle."""
     for i, runs in enumerate(plot.repeated):
         emissions, spread = runs.emissions_kg_co2e, runs.value
-        looks: dict[str, Any] = {**style.ERROR_BARS, "ecolor": "black", "capthick": 0.6, "zorder": 3.5}
+        looks: dict[str, Any] = {**style.ERROR_BARS, "ecolor": "black", "capthick": 0.6, "zorder": 4.5}
         looks |= {"xerr": emissions.standard_deviation * plot.per_kg, "yerr": spread.standard_deviation}
         looks["label"] = "mean ± SD, repeated" if i == 0 else None
         axes.errorbar(emissions.mean * plot.per_kg, spread.mean, **looks)
@@ -96,11 +84,11 @@ def interactive_pareto(
     plot, rec = study.plot, study.recommendation
     rows = {record.trial: row for row, record in enumerate(study.data.records)}
     traces = []
-    for name, points in layers(plot, rec, study.knee).items():
-        if points or name == "recommended":  # which another target may have
-            line = STAIRS if name == "front" else {}
+    for label, points in layers(plot, rec, study.knee).items():
+        if points or label == "recommended":  # which another target may have
+            line = STAIRS if label == "Pareto front" else {}
             at = [rows[point.trial] for point in points]
-            traces.append(_trace(LABELS[name], *_xy(points), PLOTLY_MARKERS[name], meta=name, customdata=at, **line))
+            traces.append(_trace(label, *_xy(points), PLOTLY_MARKERS[label], meta=label, customdata=at, **line))
     traces[-1:-1] = [*_unevaluated(plot, rows, study.quality), *_means(plot, study.quality)]
     return document.InteractiveFigure(
         figure=printed,

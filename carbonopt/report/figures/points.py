@@ -1,9 +1,8 @@
 """The points of the Pareto figure, sorted into groups, and the unit of its axis; for the page and for paper alike."""
 
 import math
-from collections.abc import Sequence
 from sys import float_info
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from carbonopt.analysis.confidence import Repeats, configurations
 from carbonopt.analysis.front import is_finite
@@ -13,17 +12,18 @@ from carbonopt.core.study import StudyData
 from carbonopt.core.trial import EvalPoint, TrialRecord, TrialState
 from carbonopt.core.units import emissions_unit
 from carbonopt.core.values import Frozen
+from carbonopt.report.figures.style import wants_log
 
 Group = Literal["complete", "front", "stopped", "failed"]
 GROUPS: tuple[Group, ...] = get_args(Group)
-
-LOG_FROM_RATIO = 8.0  # largest ÷ smallest; from here on a linear axis crowds the small values
+_GROUP_OF: dict[TrialState, Group] = {TrialState.COMPLETE: "complete"}  # whatever is in none has failed
+_GROUP_OF |= dict.fromkeys((TrialState.PRUNED, TrialState.RUNNING), "stopped")
 MARGIN = 0.08  # share of the axis on each side
 CROWD = 1500  # points of one group; from here on those that would lie on one another are drawn once
 CELLS = (96, 60)  # of the frame, across and up: about as wide as a mark where the figure is widest
 
 
-class Point(Frozen):
+class Point(NamedTuple):
     trial: int
     group: Group
     emissions: float  # in the figure's unit
@@ -42,12 +42,10 @@ class Axis(Frozen):
 
     def share(self, value: float) -> float:
         """Where a value lies, from 0 at the low end to 1 at the high end; from -1 to 2 for what lies outside."""
-        if not self.log:
-            share = (value - self.low) / (self.high - self.low)
-        else:
-            low, high = math.log10(self.low), math.log10(self.high)
-            share = (math.log10(value) - low) / (high - low) if value > 0 else -1.0
-        return min(max(share, -1.0), 2.0)
+        if self.log and value <= 0:
+            return -1.0
+        at, low, high = (math.log10(end) if self.log else end for end in (value, self.low, self.high))
+        return min(max((at - low) / (high - low), -1.0), 2.0)
 
 
 class Scatter(Frozen):
@@ -95,16 +93,15 @@ def scatter(data: StudyData, rec: Recommendation, repeated: tuple[Repeats, ...],
     complete_kg = [kg for record, (kg, _) in places if record.state == TrialState.COMPLETE]
     unit, per_kg = emissions_unit(max(complete_kg, default=1.0))
     on_front = [config for config in configurations(data.records) if config.first.trial in rec.pareto_front]
-    once = frozenset(config.first.trial for config in on_front if config.n == 1)
-    unsorted = [
-        Point(trial=record.trial, group=_group(record, once), emissions=emissions_kg * per_kg, quality=reached)
-        for record, (emissions_kg, reached) in places
-    ]
+    once = {config.first.trial for config in on_front if config.n == 1}
+    points = []
+    for record, (run_kg, reached) in places:
+        group = "front" if record.trial in once else _GROUP_OF.get(record.state, "failed")
+        points.append(Point(record.trial, group, run_kg * per_kg, reached))
     for config in on_front:
         if config.n > 1:
-            emissions, mean = config.emissions_kg_co2e * per_kg, config.value
-            unsorted.append(Point(trial=config.first.trial, group="front", emissions=emissions, quality=mean))
-    points = sorted(unsorted, key=lambda point: (point.emissions, point.trial))
+            points.append(Point(config.first.trial, "front", config.emissions_kg_co2e * per_kg, config.value))
+    points.sort(key=lambda point: (point.emissions, point.trial))
     framed = [point for point in points if point.group in ("complete", "front")] or points
     placed = {point.trial for point in points}
     return Scatter(
@@ -124,16 +121,16 @@ def scatter(data: StudyData, rec: Recommendation, repeated: tuple[Repeats, ...],
 
 
 def layers(plot: Scatter, rec: Recommendation, knee: int | None = None) -> dict[str, list[Point]]:
-    """The points by the mark that they get, from the lowest layer to the highest; a trial may be in several.
+    """The points by the label of their mark, from the lowest layer to the highest; a trial may be in several.
 
     The recommended and the baseline stand at the figures that the answer gives, which may be means over seeds.
     """
     return {
-        "stopped": plot.drawn("stopped"),
-        "failed": plot.drawn("failed"),
+        "stopped (last evaluation)": plot.drawn("stopped"),
+        "failed or diverged (last evaluation)": plot.drawn("failed"),
         "complete": plot.drawn("complete"),
-        "front": plot.of("front"),
-        "knee": [point for point in plot.of("front") if point.trial == knee],
+        "Pareto front": plot.of("front"),
+        "knee of the front": [point for point in plot.of("front") if point.trial == knee],
         "baseline": _of_answer(plot, rec.baseline) if rec.baseline and rec.baseline.trial != rec.trial else [],
         "recommended": _of_answer(plot, rec),
     }
@@ -142,8 +139,7 @@ def layers(plot: Scatter, rec: Recommendation, knee: int | None = None) -> dict[
 def _of_answer(plot: Scatter, chosen: Recommendation | Baseline) -> list[Point]:
     if chosen.trial is None or chosen.emissions_kg_co2e is None or chosen.value is None:
         return []
-    at = chosen.emissions_kg_co2e * plot.per_kg
-    return [Point(trial=chosen.trial, group="complete", emissions=at, quality=chosen.value)]
+    return [Point(chosen.trial, "complete", chosen.emissions_kg_co2e * plot.per_kg, chosen.value)]
 
 
 def last_value(record: TrialRecord) -> tuple[float | None, EvalPoint | None]:
@@ -159,19 +155,6 @@ def _coordinates(record: TrialRecord) -> tuple[float, float] | None:
     if record.emissions_kg_co2e is None or reached is None:
         return None
     return (record.emissions_kg_co2e, reached) if is_finite(record.emissions_kg_co2e + reached) else None
-
-
-def _group(record: TrialRecord, front: frozenset[int]) -> Group:
-    if record.state in (TrialState.PRUNED, TrialState.RUNNING):
-        return "stopped"
-    if record.state is not TrialState.COMPLETE:
-        return "failed"
-    return "front" if record.trial in front else "complete"
-
-
-def wants_log(values: Sequence[float]) -> bool:
-    """Whether a linear axis would crowd the small values."""
-    return min(values) > 0 and max(values) / min(values) >= LOG_FROM_RATIO
 
 
 def frame(values: list[float]) -> Axis:

@@ -8,9 +8,7 @@ from carbonopt.core.format import emissions_scale, percent_text
 from carbonopt.core.quality import Quality
 from carbonopt.report import document
 from carbonopt.report.figures import style
-from carbonopt.report.figures.points import wants_log
 
-HEIGHT_IN = 2.3
 MILESTONES: dict[str, dict[str, Any]] = {  # of a run, each with a shape of its own
     "first at the target": {"marker": "s", "color": style.ORANGE, "markersize": 6.5},
     f"within {percent_text(ENOUGH)} of the best": {"marker": "D", "color": style.VERMILION, "markersize": 5},
@@ -26,9 +24,7 @@ def returns(diminishing: DiminishingReturns, target: float, quality: Quality) ->
     scale = emissions_scale([diminishing.points[-1].emissions_kg_co2e])
 
     def draw(figure: "style.Figure") -> None:
-        axes = figure.add_subplot()
-        axes.set_xlabel(scale.label("Emissions of the run so far"))
-        axes.set_ylabel(quality.label)
+        axes = figure.add_subplot(xlabel=scale.label("Emissions of the run so far"), ylabel=quality.label)
         across, up = _places(diminishing.points, scale.per_base)
         dots: dict[str, Any] = {"marker": "o", "markersize": 3} if len(up) < _DENSE else {}
         axes.plot(across, up, color=style.BLUE, linewidth=1, label=f"evaluations of trial {diminishing.trial}", **dots)
@@ -36,15 +32,13 @@ def returns(diminishing: DiminishingReturns, target: float, quality: Quality) ->
             looks = {**MILESTONES[names[0]], **style.MILESTONE}
             axes.plot(*_places([milestone], scale.per_base), **looks, label=", ".join(names), zorder=4)
         axes.axhline(target, label="target", **style.TARGET)
-        axes.set_yscale("log" if wants_log([*up, target]) else "linear")
+        axes.set_yscale("log" if style.wants_log([*up, target]) else "linear")
         axes.set_xlim(left=0)
-        style.plain_ticks(axes.xaxis)
-        style.plain_ticks(axes.yaxis)
+        style.plain_ticks(axes.xaxis, axes.yaxis)
         style.legend(figure, axes)
 
-    alt = f"{quality.label} of trial {diminishing.trial} over its emissions at each evaluation. "
-    alt += "The table has the figures."
-    return style.drawn(draw, HEIGHT_IN, name="returns", caption="Diminishing returns inside one run.", alt=alt)
+    alt = f"{quality.label} of trial {diminishing.trial} over its emissions so far. The table has the figures."
+    return style.drawn(draw, height_in=2.3, name="returns", caption="Diminishing returns inside one run.", alt=alt)
 
 
 def _milestones(diminishing: DiminishingReturns) -> list[tuple[Milestone, list[str]]]:

@@ -37,10 +37,12 @@ MILESTONE: dict[str, Any] = {"linestyle": "none", "markeredgecolor": "black", "m
 LEGEND: dict[str, Any] = {"frameon": False, "handletextpad": 0.4, "columnspacing": 1.2, "borderaxespad": 0.2}
 IN_PAGE = {"#000000": "currentColor", "#ffffff": "var(--paper)", "#cccccc": "var(--line)", "#0072b2": "var(--bar)"}
 
+LOG_FROM_RATIO = 8.0  # largest ÷ smallest; from here on a linear axis crowds the small values
+
 Draw = Callable[["Figure"], None]
 
 
-def drawn(draw: Draw, height_in: float, *, name: str, caption: str, alt: str, paper: bool = True) -> document.Figure:
+def drawn(draw: Draw, *, height_in: float, name: str, caption: str, alt: str, paper: bool = True) -> document.Figure:
     """A figure in every format; the same data gives the same bytes."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -90,17 +92,22 @@ def legend(figure: "Figure", axes: "Axes") -> None:
         made.remove()
 
 
-def plain_ticks(axis: "Axis", most: int = 5) -> None:
-    """Round numbers without powers of ten, at most so many. After everything is drawn: it goes by the axis' limits."""
+def wants_log(values: Sequence[float]) -> bool:
+    """Whether a linear axis would crowd the small values."""
+    return min(values) > 0 and max(values) / min(values) >= LOG_FROM_RATIO
+
+
+def plain_ticks(*several: "Axis", most: int = 5) -> None:
+    """Round numbers without powers of ten, at most so many. After everything is drawn: it goes by the axes' limits."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter
 
-    if axis.get_scale() != "log":
-        axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]))
-        return
-    ticks = _log_ticks(*axis.get_view_interval(), most)
-    axis.set_major_locator(FixedLocator(ticks))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value)))
-    axis.set_minor_formatter(NullFormatter())
+    for axis in several:
+        if axis.get_scale() == "log":
+            axis.set_major_locator(FixedLocator(_log_ticks(*axis.get_view_interval(), most)))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value)))
+            axis.set_minor_formatter(NullFormatter())
+        else:
+            axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]))
 
 
 def _log_ticks(low: float, high: float, most: int) -> list[float]:
