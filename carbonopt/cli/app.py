@@ -40,9 +40,7 @@ app = typer.Typer(
 
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="The study file.")]
 StudyDir = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a study, such as runs/quickstart.")]
-StorageUrl = Annotated[
-    str | None, typer.Option("--storage", metavar="URL", help="SQLAlchemy URL of the Optuna storage.")
-]
+StorageUrl = Annotated[str | None, typer.Option("--storage", metavar="URL", help="SQLAlchemy URL of Optuna's storage.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 
@@ -63,10 +61,9 @@ def run(
     from carbonopt.study.file import load_study
 
     config = load_study(study)
-    if trials is not None:
-        config = config.model_copy(update={"budget": config.budget.model_copy(update={"trials": trials})})
-    if seed is not None:
-        config = config.model_copy(update={"search": config.search.model_copy(update={"seed": seed})})
+    for part, key, given in (("budget", "trials", trials), ("search", "seed", seed)):
+        if given is not None:
+            config = config.model_copy(update={part: getattr(config, part).model_copy(update={key: given})})
     text = study.read_text(encoding="utf-8")
     paths = StudyPaths(out) if out is not None else StudyPaths.default(config.name)
 
@@ -82,15 +79,15 @@ def run(
 
     checked = check(config)
     findings = before_run(config, paths.root)
-    told = {status: [str(check) for check in findings if check.status == status] for status in Status}
-    if told[Status.FAILURE]:
-        raise BadInput("; ".join(told[Status.FAILURE]))
+    if failures := [str(check) for check in findings if check.status == Status.FAILURE]:
+        raise BadInput("; ".join(failures))
     with study_folder(paths), written(str(paths.root)), interruptible() as interrupted:
         display = LiveDisplay(config)
 
         def warn() -> None:
-            for warning in told[Status.WARNING]:
-                display.warn(warning)
+            for check in findings:
+                if check.status == Status.WARNING:
+                    display.warn(str(check))
 
         trackers = open_trackers(config, paths.trackers, display.warn)
         try:
@@ -128,9 +125,7 @@ def report(
 @app.command()
 def recommend(
     study_dir: StudyDir,
-    target: Annotated[
-        float | None, typer.Option("--target", metavar="X", help="Another target for the same quality.")
-    ] = None,
+    target: Annotated[float | None, typer.Option("--target", metavar="X", help="For the same quality.")] = None,
     as_json: AsJson = False,
     storage: StorageUrl = None,
 ) -> None:
@@ -336,11 +331,10 @@ def _print_recommendation(data: "StudyData", target: float | None = None, *, run
     from carbonopt.report.render import terminal
     from carbonopt.report.study_view import StudyView
 
-    study = StudyView(data, target)
+    study, own = StudyView(data, target), data.config.target.value
     recommendation = study.recommendation
-    print(_printable(terminal.render(top(study))))
-    own = data.config.target.value
     its_own = "" if recommendation.target.value == own else f", whose own target is {own:g},"
     ended = f"The study{its_own} ended: {data.ended}."
+    print(_printable(terminal.render(top(study))))
     print(f"  {_printable(not_ended(data, recommendation, running) if data.ended is None else ended)}")
     return recommendation.met

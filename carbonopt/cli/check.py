@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from carbonopt.core.config import Confirm, StudyConfig
+from carbonopt.core.format import count_text
 from carbonopt.core.space import SearchSpace, describe
 from carbonopt.report.study_text import budget_text, goal_text, pruning_text, sampler_text
 from carbonopt.study.check import Checked
@@ -14,24 +15,22 @@ def describe_study(checked: Checked) -> str:
     nothing_left = "every configuration of the space has been run"
     if search.sampler == "carbon" and search.goal == "recommend":
         nothing_left = "no configuration is left that could meet the target with less energy"
-    lines = [
-        f"{config.name}: the study file is valid.",
-        f"  target      {quality.name} {quality.bound_word} {config.target.value:g}, with the least emissions",
-        f"  goal        {goal_text(search)}",
-        f"  workload    {_workload(config)}",
-        f"  launch      {checked.engine.description}",
-        f"  carbon      {_carbon(checked)}",
-        f"  sampler     {sampler_text(search)}",
-        f"  prunes      {pruning_text(search)}",
-        "  space       " + _space(checked.space),
-        f"  stops       {budget_text(config.budget)}; earlier if {nothing_left}",
-        f"  costs       {_cost(checked)}",
-    ]
-    if config.confirm is not None:
-        lines.insert(-1, f"  confirms    {_confirmation(config.confirm)}")
-    if checked.start is not None:
-        lines.insert(-1, "  begins with " + ", ".join(f"{name} {value}" for name, value in checked.start.items()))
-    return "\n".join(lines)
+    lines = {
+        "target": f"{quality.name} {quality.bound_word} {config.target.value:g}, with the least emissions",
+        "goal": goal_text(search),
+        "workload": _workload(config),
+        "launch": checked.engine.description,
+        "carbon": _carbon(checked),
+        "sampler": sampler_text(search),
+        "prunes": pruning_text(search),
+        "space": _space(checked.space),
+        "stops": f"{budget_text(config.budget)}; earlier if {nothing_left}",
+        "confirms": _confirmation(config.confirm) if config.confirm else "",
+        "begins with": ", ".join(f"{name} {value}" for name, value in (checked.start or {}).items()),
+        "costs": _cost(checked),
+    }
+    shown = [f"  {label:<11} {text}" for label, text in lines.items() if text]
+    return "\n".join([f"{config.name}: the study file is valid.", *shown])
 
 
 def _workload(config: StudyConfig) -> str:
@@ -58,18 +57,15 @@ def _carbon(checked: Checked) -> str:
 
 def _space(space: SearchSpace) -> str:
     known = space.combinations
-    count = (
-        "infinite" if known is None else f"{len(known)} configuration{'' if len(known) == 1 else 's'} that can exist"
-    )
+    count = "infinite" if known is None else f"{count_text(len(known), 'configuration')} that can exist"
     dimensions = [f"{name}: {describe(dimension)}" for name, dimension in space.space.domains().items()]
     return "\n              ".join([count, *dimensions])
 
 
 def _confirmation(confirm: Confirm) -> str:
     runners_up = {0: "", 1: " and its runner-up"}.get(confirm.runners_up, f" and {confirm.runners_up} runners-up")
-    runs = (1 + confirm.runners_up) * (confirm.seeds - 1)
-    seeds = f"{confirm.seeds} seeds each: {runs} runs more, for which budget.trials does not count"
-    return f"the winner{runners_up} with {seeds}"
+    runs = f"{(1 + confirm.runners_up) * (confirm.seeds - 1)} runs more, for which budget.trials does not count"
+    return f"the winner{runners_up} with {confirm.seeds} seeds each: {runs}"
 
 
 def _cost(checked: Checked) -> str:

@@ -1,5 +1,6 @@
 """What the command line shows of a running study: a live line on a terminal, one line a trial elsewhere."""
 
+import math
 import time
 
 from rich.console import Console
@@ -32,6 +33,7 @@ class LiveDisplay:
         self._running = self._configuration = self._reached = ""
         self._confirming = False
         self._best: TrialRecord | None = None
+        self._best_kg_co2e = math.inf
 
     def warn(self, text: str) -> None:
         self._print(f"warning: {text}", "yellow")
@@ -79,24 +81,20 @@ class LiveDisplay:
 
     def _consider(self, record: TrialRecord) -> None:
         """Keeps the best trial that meets the target."""
-        if not record.meets(self._config.target.at()) or record.emissions_kg_co2e is None:
-            return
-        if self._best is None or record.emissions_kg_co2e < (self._best.emissions_kg_co2e or 0.0):
-            self._best = record
+        kg_co2e = record.emissions_kg_co2e
+        if record.meets(self._config.target.at()) and kg_co2e is not None and kg_co2e < self._best_kg_co2e:
+            self._best, self._best_kg_co2e = record, kg_co2e
 
     def _refresh(self, what: str) -> None:
+        best = f"none meets {self._config.target.at()}"
+        if self._best is not None:
+            best = f"trial {self._best.trial}, {emissions_text(self._best_kg_co2e)}"
         # In a narrow terminal the end of a line is missing.
-        lines = [f"{self._running}  {what}  {self._configuration}", self._best_so_far(), self._left()]
+        lines = [f"{self._running}  {what}  {self._configuration}", f"best so far: {best}", self._left()]
         self._live.update(Text("\n".join(lines), overflow="ellipsis", no_wrap=True))
 
-    def _best_so_far(self) -> str:
-        if self._best is None or self._best.emissions_kg_co2e is None:
-            return f"best so far: none meets {self._config.target.at()}"
-        return f"best so far: trial {self._best.trial}, {emissions_text(self._best.emissions_kg_co2e)}"
-
     def _left(self) -> str:
-        budget = self._config.budget
-        elapsed_s = time.monotonic() - self._began
+        budget, elapsed_s = self._config.budget, time.monotonic() - self._began
         parts = [f"used: {human_duration(elapsed_s)}, {energy_text(self._spent_kwh)}"]
         if self._confirming:
             parts.append("confirming")
@@ -116,10 +114,8 @@ class LiveDisplay:
 def short(params: TrialParams) -> str:
     """A configuration in one short line."""
     ranks = f"×{params.world_size} ranks" if params.world_size > 1 else ""
-    words = [
-        f"{DIMENSIONS['global_batch_size'].label} {params.global_batch_size} "
-        f"({params.micro_batch_size_per_gpu}×{params.gradient_accumulation_steps}{ranks})"
-    ]
+    batch = f"{params.micro_batch_size_per_gpu}×{params.gradient_accumulation_steps}{ranks}"
+    words = [f"{DIMENSIONS['global_batch_size'].label} {params.global_batch_size} ({batch})"]
     in_the_batch = {"global_batch_size", "micro_batch_size_per_gpu", "world_size"}
     for name, value in params.model_dump(exclude_none=True, exclude=in_the_batch).items():
         if (name, value) != ("offload", "none"):
@@ -129,25 +125,18 @@ def short(params: TrialParams) -> str:
 
 def not_ended(data: StudyData, recommendation: Recommendation, running: bool) -> str:
     """What a study that has not ended has still to do, and what its answer lacks until then."""
-    budget = data.config.budget.trials
-    done = _searched(data)
-    searching = budget is None or done < budget
-    confirms = data.config.confirm is not None
-    left = []
-    if searching:
-        left.append("trials" if budget is None else f"at most {budget - done} of {count_text(budget, 'trial')}")
-        left += ["then the repeats with other seeds"] if confirms else []
-    elif confirms and (due := confirm.plan(data, lambda seed, params: True).next) is not None:
-        left.append(f"repeats with other seeds, the next of trial {due.trial}")
+    budget, done, confirms = data.config.budget.trials, _searched(data), data.config.confirm is not None
     why = "it still runs" if running else "it was interrupted; the same `carbonopt run` goes on with it"
     parts = [f"The study has not ended: {why}."]
-    if left:
-        parts.append(f"Left: {', '.join(left)}.")
-    sure = recommendation.confidence
-    if recommendation.met and confirms and (sure is None or not sure.confirmed):
-        parts.append("Until then the recommendation is not confirmed.")
-    elif recommendation.met:
-        parts.append("Until then the recommendation may change.")
+    if budget is None or done < budget:
+        left = "trials" if budget is None else f"at most {budget - done} of {count_text(budget, 'trial')}"
+        parts.append(f"Left: {left}{', then the repeats with other seeds' if confirms else ''}.")
+    elif confirms and (due := confirm.plan(data, lambda seed, params: True).next) is not None:
+        parts.append(f"Left: repeats with other seeds, the next of trial {due.trial}.")
+    if recommendation.met:
+        sure = recommendation.confidence
+        unconfirmed = confirms and (sure is None or not sure.confirmed)
+        parts.append(f"Until then the recommendation {'is not confirmed' if unconfirmed else 'may change'}.")
     return " ".join(parts)
 
 

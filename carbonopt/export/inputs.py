@@ -35,7 +35,7 @@ def places(contents: bool = True) -> dict[str, str]:
         place = next((folder / below for folder in folders if (folder / below).exists()), None)
         if place is None:
             complaints.append(
-                f"{below} ({_described(name, files)}) is missing: it is {searched}; put it at {HERE / name}, or say "
+                f"{below} ({described(files)}) is missing: it is {searched}; put it at {HERE / name}, or say "
                 "which folder it lies in: ./run.sh --data FOLDER"
             )
             continue
@@ -56,21 +56,21 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _described(name: str, files: list[dict[str, Any]]) -> str:
+def described(files: list[dict[str, Any]]) -> str:
+    """The files of one input in words."""
     if not files:
         return "size and sha256 unknown: it could not be read when this was written"
     size = f"{sum(file['bytes'] for file in files):,} bytes"
     if files[0]["path"]:
-        return f"a folder of {len(files)} file{'s' * (len(files) > 1)}, {size}; the sha256 of each is in {HERE / LIST}"
+        return f"a folder of {len(files)} file{'s' * (len(files) > 1)}, {size}; the sha256 of each is in {LIST}"
     return f"{size}, sha256 {files[0]['sha256'] or 'not recorded'}"
 
 
 def _complaint(path: Path, recorded: dict[str, Any], contents: bool) -> str | None:
-    expected = f"{recorded['bytes']:,} bytes"
     if not path.is_file():
-        return f"{path} ({expected}, sha256 {recorded['sha256'] or 'not recorded'}) is missing"
+        return f"{path} ({described([{**recorded, 'path': ''}])}) is missing"
     if (size := path.stat().st_size) != recorded["bytes"]:
-        return f"{path} is not the recorded file: it must have {expected}, but has {size:,}"
+        return f"{path} is not the recorded file: it must have {recorded['bytes']:,} bytes, but has {size:,}"
     if contents and recorded["sha256"] and (sha256 := sha256_of(path)) != recorded["sha256"]:
         return f"{path} is not the recorded file: its sha256 must be {recorded['sha256']}, but is {sha256}"
     return None

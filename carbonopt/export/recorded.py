@@ -4,11 +4,10 @@ A path tells of that machine and leads nowhere on any other: in winner/ each fil
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from carbonopt.core.format import count_text
 from carbonopt.export import inputs
 
 HASHED_BYTES = 8 * 2**30  # in all: more would keep a report waiting for a minute; what is beyond has its size only
@@ -33,19 +32,19 @@ Files = dict[str, list[Recorded]]  # by their input's name
 
 
 class Inputs:
-    """The files and folders of a study, each under its name."""
+    """The files and folders of a dumped study, which gets their names in place of their paths."""
 
     def __init__(self, study: dict[str, Any]) -> None:
         self._names: dict[str, str] = {}  # by path
         self._flat = {_value(study, place) for place in _FOLDERS[:2]}  # a model's folder is read, not those in it
-        self.study = study
         for place in (*_FILES, *_FOLDERS):
-            self.study = _changed(self.study, place, self._folder if place in _FOLDERS else self._name)
+            if given := _value(study, place):
+                name = self._folder if place in _FOLDERS else self._name
+                _value(study, place[:-1])[place[-1]] = name(given) if isinstance(given, str) else [*map(name, given)]
 
     def recorded(self, older: Files) -> Files:
         """Their files by name; none for an input that can't be read, and wasn't for the `older` report either."""
-        left = HASHED_BYTES
-        by_name = {}
+        left, by_name = HASHED_BYTES, {}
         for path, name in self._names.items():
             try:
                 files = list(_files(Path(path), deep=path not in self._flat, hashed_bytes=left))
@@ -71,7 +70,7 @@ class Inputs:
 
 
 def of_workload(study: dict[str, Any]) -> set[str]:
-    """The names that the workload of a changed study has for files and folders, and for what is on the hub."""
+    """The names that the workload of such a study has for files and folders, and for what is on the hub."""
     names: set[str] = set()
     for place in (*_FILES, *_FOLDERS):
         value = _value(study, place) if place[0] == "workload" else None
@@ -97,13 +96,7 @@ def comment(recorded: Files) -> str:
     """As lines of a YAML comment; none without files."""
     lines = ["# What it reads has to be put beside this file, under these names:\n"] if recorded else []
     for name, files in recorded.items():
-        size = f"{sum(file.bytes for file in files):,} bytes"
-        if not files:
-            size = "could not be read when this was written"
-        elif files[0].path:
-            size = f"{count_text(len(files), 'file')}, {size}"
-        elif files[0].sha256:
-            size = f"{size}, sha256 {files[0].sha256}"
+        size = inputs.described([file._asdict() for file in files])
         lines.append(f"#   {name if name.isprintable() else ascii(name)}: {size}\n")
     return "".join(lines)
 
@@ -125,17 +118,3 @@ def _value(study: dict[str, Any], place: tuple[str, ...]) -> Any:
     for key in place:
         value = value.get(key) if isinstance(value, dict) else None
     return value
-
-
-def _changed(part: dict[str, Any], place: tuple[str, ...], change: Callable[[str], str]) -> dict[str, Any]:
-    """A copy with the text or the list of texts at that place changed, if there is one."""
-    key, *deeper = place
-    match part.get(key):
-        case dict(inner) if deeper:
-            return {**part, key: _changed(inner, tuple(deeper), change)}
-        case str(text) if not deeper:
-            return {**part, key: change(text)}
-        case [*texts] if not deeper:
-            return {**part, key: [change(text) for text in texts]}
-        case _:
-            return part

@@ -3,6 +3,7 @@ and accelerate."""
 
 import json
 import math
+from contextlib import suppress
 from importlib import resources
 from typing import Any
 
@@ -22,7 +23,7 @@ _OWN_STEP = "carbonopt/train/fast_step.py"  # in winner/
 _SUFFIX = " (winner)"
 _NAME_LENGTH = 200  # what a study's name may have
 
-_STUDY_HEAD = "# carbonopt run rerun.yaml\n"
+STUDY_HEAD = "# carbonopt run rerun.yaml\n"
 _WORKLOAD_HEAD = """\
 # What train.py trains, how it is judged, and what the trial reached with its seed; another seed reaches another
 # quality. The trial's parameters are in params.json; train.py reads no other settings.
@@ -69,7 +70,7 @@ if __name__ == "__main__":
 
 
 class _Dumper(yaml.SafeDumper):
-    pass
+    """With texts that a study file's reader takes for texts."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -97,21 +98,17 @@ def rerun(config: StudyConfig, record: TrialRecord) -> dict[str, Any]:
     return study
 
 
-def study_file(study: dict[str, Any], files: recorded.Files) -> str:
-    """rerun.yaml."""
-    return _STUDY_HEAD + recorded.comment(files) + as_yaml(study)
-
-
 def training_settings(config: StudyConfig, record: TrialRecord, versions: dict[str, str]) -> str:
     """training_args.yaml."""
     head = _TRAINING_HEAD.format(version=versions.get("transformers", "5"))
-    arguments, ratio = training_arguments(config, record), _warmup_ratio(config, record)
+    ratio = _warmup_ratio(config, record)
     if ratio is not None and record.total_steps is not None:
         head += f"# warmup_steps is {100 * ratio:.4g} % of the trial's {record.total_steps} steps, rounded up.\n"
     if has_own_step(config, record.params):
-        step = "# The optimizer step of bf16 without ZeRO is"
-        head += f"{step} {_OWN_STEP}'s. DeepSpeed's own took more time and energy.\n"
-    return head + as_yaml(arguments)
+        head += (
+            f"# The optimizer step of bf16 without ZeRO is {_OWN_STEP}'s. DeepSpeed's own took more time and energy.\n"
+        )
+    return head + as_yaml(training_arguments(config, record))
 
 
 def has_own_step(config: StudyConfig, params: TrialParams) -> bool:
@@ -127,7 +124,15 @@ def training_arguments(config: StudyConfig, record: TrialRecord) -> dict[str, An
     """The configuration in the names of `transformers.TrainingArguments`; what the trial left to its default is absent.
     So are the device's settings and DeepSpeed's file of a replay, whose runs are not known to have had them."""
     params = record.params
-    arguments = _device_defaults(config.launch, params) if config.launch.trains else {}
+    arguments: dict[str, Any] = {}
+    if config.launch.trains:
+        arguments["deepspeed"] = DEEPSPEED_CONFIG
+        if not config.launch.gpus:
+            arguments |= {"use_cpu": True, "dataloader_pin_memory": False}
+        # Without it train.py takes what a trial takes for optimizer states that leave a GPU: DeepSpeed's AdamW, which
+        # no TrainingArguments can name.
+        if not config.launch.gpus or params.offload == "none":
+            arguments["optim"] = "adamw_torch_fused"
     arguments |= config.workload.training_arguments if config.workload else {}
     for name, dimension in DIMENSIONS.items():
         if dimension.argument is not None and (value := getattr(params, name)) is not None:
@@ -139,17 +144,6 @@ def training_arguments(config: StudyConfig, record: TrialRecord) -> dict[str, An
     if params.precision is not None:
         arguments |= {"bf16": params.precision == "bf16", "fp16": params.precision == "fp16"}
     return arguments
-
-
-def _device_defaults(launch: Launch, params: TrialParams) -> dict[str, Any]:
-    """What a trial has unless the study says otherwise. Without `optim` train.py takes what a trial takes for optimizer
-    states that leave a GPU: DeepSpeed's AdamW, which no TrainingArguments can name."""
-    defaults: dict[str, Any] = {"deepspeed": DEEPSPEED_CONFIG}
-    if not launch.gpus:
-        defaults |= {"use_cpu": True, "dataloader_pin_memory": False}
-    if not launch.gpus or params.offload == "none":
-        defaults["optim"] = "adamw_torch_fused"
-    return defaults
 
 
 def _warmup_ratio(config: StudyConfig, record: TrialRecord) -> float | None:
@@ -168,16 +162,11 @@ def deepspeed_settings(config: StudyConfig, record: TrialRecord, own: str | None
         assert config.workload is not None
         made = deepspeed_config(record.params, config.workload, bool(config.launch.gpus))
         return json.dumps(made, indent=2) + "\n"
-    try:
-        whole = isinstance(json.loads(own), dict)
-    except (ValueError, RecursionError):
-        whole = False
-    if not whole:
-        raise BadInput(
-            f"trials/{record.trial:04d}/{DEEPSPEED_CONFIG} is damaged: it must be a JSON object, but isn't; "
-            "remove it, and the report makes its own."
-        )
-    return own
+    with suppress(ValueError, RecursionError):
+        if isinstance(json.loads(own), dict):
+            return own
+    damaged = f"trials/{record.trial:04d}/{DEEPSPEED_CONFIG} is damaged: it must be a JSON object, but isn't"
+    raise BadInput(f"{damaged}; remove it, and the report makes its own.")
 
 
 def workload(study: dict[str, Any], record: TrialRecord, prepared: Prepared | None, files: recorded.Files) -> str:

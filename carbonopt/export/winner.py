@@ -37,13 +37,12 @@ def winner_files(
     record = next((record for record in data.records if record.trial == recommendation.trial), None)
     if record is None:
         return {}
-    reads = recorded.Inputs(settings.rerun(data.config, record))
-    files = reads.recorded(recorded.of_older_report(folder))
-    versions = data.provenance.versions
-    needed = {name: parts for name, parts in files.items() if name in recorded.of_workload(reads.study)}
+    study, versions = settings.rerun(data.config, record), data.provenance.versions
+    files = recorded.Inputs(study).recorded(recorded.of_older_report(folder))
+    needed = {name: parts for name, parts in files.items() if name in recorded.of_workload(study)}
     texts = {
         rerun.PARAMS: json.dumps(record.params.as_record(), indent=2) + "\n",
-        STUDY: settings.study_file(reads.study, files),
+        STUDY: settings.STUDY_HEAD + recorded.comment(files) + settings.as_yaml(study),
         TRAINING_ARGUMENTS: settings.training_settings(data.config, record, versions),
         CARD: model_card.model_card(data, recommendation, record, [*needed], caveats),
     }
@@ -58,7 +57,7 @@ def winner_files(
     return {
         **texts,
         settings.DEEPSPEED_CONFIG: settings.deepspeed_settings(data.config, record, own),
-        rerun.WORKLOAD: settings.workload(reads.study, record, data.prepared, needed),
+        rerun.WORKLOAD: settings.workload(study, record, data.prepared, needed),
         ACCELERATE: settings.accelerate_settings(record.params),
         SCRIPT: settings.script(launch),
         REQUIREMENTS: requirements.requirements(workload, launch, record.params, versions, copied.libraries),

@@ -17,9 +17,8 @@ from carbonopt.core.study import Hardware, Intensity, StudyData
 from carbonopt.core.trial import TrialState
 from carbonopt.report.assemble import whole
 from carbonopt.report.document import Document
-from carbonopt.report.paper.bibliography import bibliography
 from carbonopt.report.paper.files import paper_files
-from carbonopt.report.paper.text import methods
+from carbonopt.report.paper.text import bibliography, methods
 from carbonopt.report.render.latex import _SHOWN, MOST_ROWS, escape, tables
 from carbonopt.report.study_view import StudyView
 

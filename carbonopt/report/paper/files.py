@@ -4,8 +4,7 @@ import re
 
 from carbonopt import __version__
 from carbonopt.report.document import Document
-from carbonopt.report.paper.bibliography import bibliography
-from carbonopt.report.paper.text import is_learned, main, methods, statement
+from carbonopt.report.paper.text import bibliography, is_learned, main, methods, statement
 from carbonopt.report.render.latex import tables
 from carbonopt.report.study_view import StudyView
 

@@ -1,6 +1,11 @@
-"""The paper's text: what is filled into the templates. Figures and phrases are those of the report's other pages."""
+"""The paper's text: what is filled into the templates, and the references that it cites.
+
+Figures and phrases are those of the report's other pages.
+"""
 
 from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -9,11 +14,10 @@ from carbonopt import __version__
 from carbonopt.analysis.influence import NotKnown
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core import format as fmt
-from carbonopt.core.config import Choices, Domain, Fixed, Workload
+from carbonopt.core.config import Choices, Dataset, Domain, Fixed, Model, StudyConfig
 from carbonopt.core.trial import COMPONENTS
 from carbonopt.core.units import human_duration
 from carbonopt.report.document import Document, Level
-from carbonopt.report.paper.bibliography import dataset_key, sampler_key
 from carbonopt.report.render.latex import Tex, escape
 from carbonopt.report.sections.citation import sentence
 from carbonopt.report.sections.energy import is_counted
@@ -37,20 +41,25 @@ _ENVIRONMENT = Environment(  # noqa: S701 - `finalize` escapes for LaTeX, which 
     finalize=lambda value: value if isinstance(value, Tex) else escape(value),
 )
 
+_REFERENCES = resources.files("carbonopt.report.paper").joinpath("templates/references.bib").read_text().split("\n\n")
+_OF_SAMPLER = {"carbon": "carbonopt", "tpe": "bergstra2011tpe", "nsga2": "deb2002nsga2", "random": "bergstra2012random"}
+_OF_SAMPLER |= dict.fromkeys(("gp", "grid"), "akiba2019optuna")  # which have no paper but Optuna's
+_OF_TRAINING = ("wolf2020transformers", "rasley2020deepspeed", "rajbhandari2020zero")
+_OF_DATA = {"wikitext": "merity2017wikitext", "shakespeare": "karpathy2015unreasonable"}  # by what its name holds
+
 
 def methods(study: StudyView, document: Document) -> str:
     """What was searched, on what, how it was measured, what was found and what it can't tell."""
-    config = study.data.config
-    domains = config.search.space.domains()
+    config, domains = study.data.config, study.data.config.search.space.domains()
     return _rendered(
         "methods.tex",
         study,
         version=__version__,
         config=config,
         replayed=config.workload is None,
-        model=_model(config.workload),
-        dataset_key=Tex(dataset_key(config.workload.dataset) or "" if config.workload else ""),
-        sampler_key=Tex(sampler_key(config)),
+        model=_model(config.workload.model) if config.workload else "",
+        dataset_key=Tex(_dataset_key(config.workload.dataset) or "" if config.workload else ""),
+        sampler_key=Tex(_OF_SAMPLER[config.search.sampler]),
         sampler_text=SAMPLERS[config.search.sampler],
         trials=_trials(study.recommendation),
         space=_listed([f"{name.replace('_', ' ')} {_values(domain)}" for name, domain in domains.items()]),
@@ -102,12 +111,10 @@ def _rendered(template: str, study: StudyView, **values: Any) -> str:
     )
 
 
-def _model(workload: Workload | None) -> str:
-    if workload is None:
-        return ""
-    if workload.model.name_or_path is not None:
-        return workload.model.name_or_path
-    settings = dict(workload.model.from_config or {})
+def _model(model: Model) -> str:
+    if model.name_or_path is not None:
+        return model.name_or_path
+    settings = dict(model.from_config or {})
     kind = settings.pop("model_type")
     listed = ", ".join(f"{name} {fmt.value_text(value)}" for name, value in settings.items() if value is not None)
     return f"a {kind} of random weights" + (f" ({listed})" if listed else "")
@@ -131,3 +138,26 @@ def _trials(rec: Recommendation) -> str:
 
 def _listed(words: list[str], last: str = "and") -> str:
     return f" {last} ".join(part for part in (", ".join(words[:-1]), words[-1] if words else "") if part)
+
+
+def _dataset_key(dataset: Dataset) -> str | None:
+    """Of a data set that is known by its name; None: it is not."""
+    if dataset.builtin is not None:
+        return dataset.builtin
+    names = [dataset.name_or_path or "", *(Path(file).name for file in dataset.train_files or ())]
+    keys = (key for part, key in _OF_DATA.items() if any(part in name.lower() for name in names))
+    return next(keys, None)
+
+
+def bibliography(config: StudyConfig, *, learned: bool) -> str:
+    """The BibTeX file: what the text cites, so that a replay, which trains nothing, has no tools of training.
+
+    `learned`: what each parameter does is known.
+    """
+    wanted = {"carbonopt", "akiba2019optuna", "courty2024codecarbon", _OF_SAMPLER[config.search.sampler]}
+    if config.workload is not None:
+        wanted |= {*_OF_TRAINING, _dataset_key(config.workload.dataset) or ""}
+    if learned:
+        wanted.add("pedregosa2011scikit")
+    cited = [entry.strip() for entry in _REFERENCES if entry.partition("{")[2].partition(",")[0] in wanted]
+    return "\n\n".join(cited).replace("VERSION", __version__) + "\n"

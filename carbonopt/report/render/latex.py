@@ -77,8 +77,9 @@ def tables(document: Document) -> dict[str, Tex]:
 def _float(table: Table, label: str) -> str:
     """As wide as a column of text where its figures leave room for words, else as wide as the page."""
     environment = "table" if sum(column.numeric for column in table.columns) <= _MOST_FIGURES else "table*"
-    rows, left_out = _fitting(table.rows)
-    note = " ".join(part for part in (table.note, left_out) if part)
+    rows = _fitting(table.rows)
+    left_out = "Some rows are left out here: data/report.json has them all." if len(rows) < len(table.rows) else ""
+    note = f"{table.note} {left_out}".strip()
     lines = [
         rf"\begin{{{environment}}}[htbp]",
         r"\centering\footnotesize\setlength{\tabcolsep}{4pt}",
@@ -102,29 +103,23 @@ def _alignment(table: Table) -> str:
     if all(column.numeric for column in table.columns) and max(longest) <= _LONG_FIGURE:
         return r"@{\extracolsep{\fill}}" + "r" * len(table.columns)
     words, long = r">{\raggedright\arraybackslash}X", r">{\raggedleft\arraybackslash}X"
-    return "".join(
-        words if not column.numeric else long if length > _LONG_FIGURE else "r"
-        for column, length in zip(table.columns, longest, strict=True)
-    )
+    figures = [long if length > _LONG_FIGURE else "r" for length in longest]
+    return "".join(figure if column.numeric else words for column, figure in zip(table.columns, figures, strict=True))
 
 
 def _head(column: Column) -> str:
     """In as many lines as it takes, where figures are below it."""
     if not column.numeric:
-        return str(escape(column.label))
-    lines = textwrap.wrap(escape(column.label), _LINE, break_long_words=False, break_on_hyphens=False)
-    broken = r" \\ ".join(lines)
+        return escape(column.label)
+    broken = r" \\ ".join(textwrap.wrap(escape(column.label), _LINE, break_long_words=False, break_on_hyphens=False))
     return rf"\begin{{tabular}}[b]{{@{{}}r@{{}}}}{broken}\end{{tabular}}"
 
 
 def _cell(cell: Cell) -> str:
-    return rf"\textbf{{{escape(cell.text)}}}" if cell.strong else str(escape(cell.text))
+    return rf"\textbf{{{escape(cell.text)}}}" if cell.strong else escape(cell.text)
 
 
-def _fitting(rows: Sequence[Sequence[Cell]]) -> tuple[list[Sequence[Cell]], str]:
-    """Of a long table evenly spread rows and every marked one, and a sentence that says so."""
-    if len(rows) <= MOST_ROWS:
-        return list(rows), ""
+def _fitting(rows: Sequence[Sequence[Cell]]) -> list[Sequence[Cell]]:
+    """All rows; of a long table evenly spread ones and every marked one."""
     spread = {round(k * (len(rows) - 1) / (MOST_ROWS - 1)) for k in range(MOST_ROWS)}
-    kept = [row for i, row in enumerate(rows) if i in spread or any(cell.strong for cell in row)]
-    return kept, "Some rows are left out here: data/report.json has them all."
+    return [row for i, row in enumerate(rows) if i in spread or any(cell.strong for cell in row)]
