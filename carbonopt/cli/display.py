@@ -95,17 +95,16 @@ class LiveDisplay:
 
     def _left(self) -> str:
         budget, elapsed_s = self._config.budget, time.monotonic() - self._began
-        parts = [f"used: {human_duration(elapsed_s)}, {energy_text(self._spent_kwh)}"]
-        if self._confirming:
-            parts.append("confirming")
-        elif budget.trials is not None:
-            parts.append(f"trial {self._ended + 1} of {budget.trials}")
-        if budget.hours is not None:
-            left_s = (budget.hours - self._hours_before) * 3600 - elapsed_s
-            parts.append(f"{human_duration(max(0.0, left_s))} left")
-        if budget.energy_kwh is not None:
-            parts.append(f"{energy_text(max(0.0, budget.energy_kwh - self._spent_kwh))} left")
-        return "; ".join(parts)
+        left_s = ((budget.hours or 0.0) - self._hours_before) * 3600 - elapsed_s
+        left_kwh = (budget.energy_kwh or 0.0) - self._spent_kwh
+        searching = "" if budget.trials is None else f"trial {self._ended + 1} of {budget.trials}"
+        parts = [
+            f"used: {human_duration(elapsed_s)}, {energy_text(self._spent_kwh)}",
+            "confirming" if self._confirming else searching,
+            "" if budget.hours is None else f"{human_duration(max(0.0, left_s))} left",
+            "" if budget.energy_kwh is None else f"{energy_text(max(0.0, left_kwh))} left",
+        ]
+        return "; ".join(filter(None, parts))
 
     def _print(self, text: str, style: str | None = None) -> None:
         self._console.print(Text(text, style=style or ""), soft_wrap=True)
@@ -153,22 +152,20 @@ def _repeats(trial: TrialSpec | TrialRecord) -> str:
 def _trial_line(record: TrialRecord) -> str:
     interrupted = record.stop_reason is StopReason.INTERRUPTED
     state = "interrupted, will be run again" if interrupted else f"{record.state.value:<10}"
-    parts = [f"trial {record.trial:>3}{_repeats(record)}  {state}"]
-    if record.stop_reason and not interrupted:
-        parts.append(f"({record.stop_reason.value})")
+    reached, differs = "", record.gpu_disagreement or 0.0
     if record.value is not None:
-        parts.append(f"{record.quality.name} {record.value:.4g}")
+        reached = f"{record.quality.name} {record.value:.4g}"
     elif record.evals and (last := record.evals[-1]).value is not None:
-        parts.append(f"{record.quality.name} {last.value:.4g} at step {last.step}")
-    if record.emissions_kg_co2e is not None:
-        parts.append(emissions_text(record.emissions_kg_co2e))
-    if record.duration_s is not None:
-        parts.append(human_duration(record.duration_s.total))
-    if record.gpu_disagreement is not None and abs(record.gpu_disagreement) > LARGEST_DISAGREEMENT:
-        parts.append(f"CodeCarbon reads {record.gpu_disagreement:+.1%} against the GPUs' counters")
-    if is_contended(record):
-        parts.append(f"other work had the cores for {record.cpu_wait_fraction:.0%} of its time")
-    parts.append(short(record.params))
-    if record.failure is not None:
-        parts.append(f"— {record.failure.text.splitlines()[0]} (log: {record.failure.log})")
-    return "  ".join(parts)
+        reached = f"{record.quality.name} {last.value:.4g} at step {last.step}"
+    parts = [
+        f"trial {record.trial:>3}{_repeats(record)}  {state}",
+        f"({record.stop_reason.value})" if record.stop_reason and not interrupted else "",
+        reached,
+        "" if record.emissions_kg_co2e is None else emissions_text(record.emissions_kg_co2e),
+        human_duration(record.duration_s.total) if record.duration_s else "",
+        f"CodeCarbon reads {differs:+.1%} against the GPUs' counters" if abs(differs) > LARGEST_DISAGREEMENT else "",
+        f"other work had the cores for {record.cpu_wait_fraction:.0%} of its time" if is_contended(record) else "",
+        short(record.params),
+        f"— {record.failure.text.splitlines()[0]} (log: {record.failure.log})" if record.failure else "",
+    ]
+    return "  ".join(filter(None, parts))

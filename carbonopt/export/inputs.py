@@ -34,10 +34,8 @@ def places(contents: bool = True) -> dict[str, str]:
         below = name.removeprefix(f"{DATA}/")
         place = next((folder / below for folder in folders if (folder / below).exists()), None)
         if place is None:
-            complaints.append(
-                f"{below} ({described(files)}) is missing: it is {searched}; put it at {HERE / name}, or say "
-                "which folder it lies in: ./run.sh --data FOLDER"
-            )
+            remedy = f"put it at {HERE / name}, or say which folder it lies in: ./run.sh --data FOLDER"
+            complaints.append(f"{below} ({described(files)}) is missing: it is {searched}; {remedy}")
             continue
         found[name] = str(place)
         remedy = f"put the right one there, or take it out of {HERE / LIST} to train with what is there"

@@ -31,46 +31,43 @@ class Recorded(NamedTuple):
 Files = dict[str, list[Recorded]]  # by their input's name
 
 
-class Inputs:
-    """The files and folders of a dumped study, which gets their names in place of their paths."""
+def recorded(study: dict[str, Any], older: Files) -> Files:
+    """Gives a dumped study the names of its files and folders in place of their paths, and returns their files by name;
+    none for an input that can't be read, and wasn't for the `older` report either."""
+    names: dict[str, str] = {}  # by path
+    flat = {_value(study, place) for place in _FOLDERS[:2]}  # a model's folder is read, not those in it
+    for place in (*_FILES, *_FOLDERS):
+        if given := _value(study, place):
+            paths = [given] if isinstance(given, str) else given
+            new = [_named(path, names, folder=place in _FOLDERS) for path in paths]
+            _value(study, place[:-1])[place[-1]] = new[0] if isinstance(given, str) else new
+    left, by_name = HASHED_BYTES, {}
+    for path, name in names.items():
+        try:
+            files = list(_files(Path(path), deep=path not in flat, hashed_bytes=left))
+        except OSError:
+            files = []
+        left -= sum(file.bytes for file in files if file.sha256)
+        by_name[name] = files or older.get(name, [])
+    return by_name
 
-    def __init__(self, study: dict[str, Any]) -> None:
-        self._names: dict[str, str] = {}  # by path
-        self._flat = {_value(study, place) for place in _FOLDERS[:2]}  # a model's folder is read, not those in it
-        for place in (*_FILES, *_FOLDERS):
-            if given := _value(study, place):
-                name = self._folder if place in _FOLDERS else self._name
-                _value(study, place[:-1])[place[-1]] = name(given) if isinstance(given, str) else [*map(name, given)]
 
-    def recorded(self, older: Files) -> Files:
-        """Their files by name; none for an input that can't be read, and wasn't for the `older` report either."""
-        left, by_name = HASHED_BYTES, {}
-        for path, name in self._names.items():
-            try:
-                files = list(_files(Path(path), deep=path not in self._flat, hashed_bytes=left))
-            except OSError:
-                files = []
-            left -= sum(file.bytes for file in files if file.sha256)
-            by_name[name] = files or older.get(name, [])
-        return by_name
-
-    def _folder(self, path: str) -> str:
-        # With ./ a study file means a folder, whether it is there yet or not, and nothing on the hub.
-        return f"./{self._name(path)}" if Path(path).is_absolute() else path
-
-    def _name(self, path: str) -> str:
-        if path not in self._names:
-            whole = PurePath(path)
-            name, number = f"{inputs.DATA}/{whole.name}", 1
-            while name in self._names.values():
-                number += 1
-                name = f"{inputs.DATA}/{whole.stem}-{number}{whole.suffix}"
-            self._names[path] = name
-        return self._names[path]
+def _named(path: str, names: dict[str, str], *, folder: bool) -> str:
+    if folder and not Path(path).is_absolute():
+        return path  # on the hub
+    if path not in names:
+        whole = PurePath(path)
+        name, number = f"{inputs.DATA}/{whole.name}", 1
+        while name in names.values():
+            number += 1
+            name = f"{inputs.DATA}/{whole.stem}-{number}{whole.suffix}"
+        names[path] = name
+    # With ./ a study file means a folder, whether it is there yet or not, and nothing on the hub.
+    return f"./{names[path]}" if folder else names[path]
 
 
 def of_workload(study: dict[str, Any]) -> set[str]:
-    """The names that the workload of such a study has for files and folders, and for what is on the hub."""
+    """The names that the workload of a study with names has for files and folders, and for what is on the hub."""
     names: set[str] = set()
     for place in (*_FILES, *_FOLDERS):
         value = _value(study, place) if place[0] == "workload" else None

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from carbonopt.core.config import Launch, StudyConfig
+from carbonopt.core.config import StudyConfig
 from carbonopt.core.dimensions import DIMENSIONS, TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.trial import Prepared, TrialRecord
@@ -31,10 +31,6 @@ _WORKLOAD_HEAD = """\
 _TRAINING_HEAD = """\
 # transformers.TrainingArguments, with the names of transformers {version}, for a training script of your own; train.py
 # makes its own from params.json and workload.yaml.
-"""
-_ACCELERATE_HEAD = f"""\
-# accelerate launch --config_file accelerate.yaml train.py
-# The ZeRO stage, offload and mixed precision are in {DEEPSPEED_CONFIG}; train.py makes the same from params.json.
 """
 
 TRAIN = '''\
@@ -183,22 +179,9 @@ def workload(study: dict[str, Any], record: TrialRecord, prepared: Prepared | No
     return _WORKLOAD_HEAD + recorded.comment(files) + as_yaml(settings)
 
 
-def accelerate_settings(params: TrialParams) -> str:
-    """accelerate.yaml. On a CPU, too, it is DeepSpeed's launcher that starts the ranks: accelerate's own for CPUs
-    (`use_cpu`) needs MPI for more than one. TrainingArguments and the environment then choose the device."""
-    settings = {
-        "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "DEEPSPEED",
-        "deepspeed_config": {"deepspeed_config_file": DEEPSPEED_CONFIG, "zero3_init_flag": params.zero_stage == 3},
-        "num_machines": 1,
-        "num_processes": params.world_size,
-        "main_process_port": 0,  # any that is free
-        "use_cpu": False,
-    }
-    return _ACCELERATE_HEAD + as_yaml(settings)
-
-
-def script(launch: Launch) -> str:
-    """run.sh. The threads of a rank are as many as in a trial: sums on a CPU depend on their number."""
-    template = resources.files("carbonopt.export").joinpath("run.sh").read_text(encoding="utf-8")
-    return template.replace("@DEVICE@", "gpu" if launch.gpus else "cpu").replace("@RANKS@", str(launch.world_size))
+def filled(name: str, **values: object) -> str:
+    """A file that lies beside this one, with each value in the place of its `@NAME@`."""
+    text = resources.files("carbonopt.export").joinpath(name).read_text(encoding="utf-8")
+    for key, value in values.items():
+        text = text.replace(f"@{key}@", str(value))
+    return text

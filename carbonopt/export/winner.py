@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 
 from carbonopt.analysis.recommend import Recommendation
@@ -38,7 +37,7 @@ def winner_files(
     if record is None:
         return {}
     study, versions = settings.rerun(data.config, record), data.provenance.versions
-    files = recorded.Inputs(study).recorded(recorded.of_older_report(folder))
+    files = recorded.recorded(study, recorded.of_older_report(folder))
     needed = {name: parts for name, parts in files.items() if name in recorded.of_workload(study)}
     texts = {
         rerun.PARAMS: json.dumps(record.params.as_record(), indent=2) + "\n",
@@ -50,16 +49,16 @@ def winner_files(
     if workload is None or not launch.trains:
         return texts
     if needed:
-        check = resources.files("carbonopt.export").joinpath(CHECK).read_text(encoding="utf-8")
-        texts |= {inputs.LIST: recorded.as_json(needed), CHECK: check}
+        texts |= {inputs.LIST: recorded.as_json(needed), CHECK: settings.filled(CHECK)}
     copied = copies.copies(rerun.__name__, task_module(workload.task))
-    own = (given or {}).get(settings.DEEPSPEED_CONFIG)
+    own, zero3 = (given or {}).get(settings.DEEPSPEED_CONFIG), record.params.zero_stage == 3
     return {
         **texts,
         settings.DEEPSPEED_CONFIG: settings.deepspeed_settings(data.config, record, own),
         rerun.WORKLOAD: settings.workload(study, record, data.prepared, needed),
-        ACCELERATE: settings.accelerate_settings(record.params),
-        SCRIPT: settings.script(launch),
+        ACCELERATE: settings.filled(ACCELERATE, RANKS=record.params.world_size, ZERO3=str(zero3).lower()),
+        # A rank has as many threads as in a trial: sums on a CPU depend on their number.
+        SCRIPT: settings.filled(SCRIPT, RANKS=launch.world_size, DEVICE="gpu" if launch.gpus else "cpu"),
         REQUIREMENTS: requirements.requirements(workload, launch, record.params, versions, copied.libraries),
         TRAIN: settings.TRAIN,
         **copied.files,

@@ -11,10 +11,8 @@ from carbonopt.report import document
 from carbonopt.report.figures import style
 
 MOST_EFFECTS = 4  # parameters whose effects are drawn in one figure
-LOOKS: tuple[dict[str, Any], ...] = (  # of emissions, of the quality
-    {"color": style.BLUE, "marker": "o", "linestyle": "-"},
-    {"color": style.VERMILION, "marker": "s", "linestyle": "--", "markerfacecolor": "white"},
-)
+OF_EMISSIONS: dict[str, Any] = {"color": style.BLUE, "marker": "o", "linestyle": "-"}
+OF_QUALITY: dict[str, Any] = {"color": style.VERMILION, "marker": "s", "linestyle": "--", "markerfacecolor": "white"}
 _ROOM = 20  # characters below an axis, so that texts don't touch
 _SHORTEST = 6  # of these for one text, however many there are
 
@@ -95,7 +93,7 @@ def _effects(known: Sequence[Influence], names: Sequence[str], quality: Quality,
 
 
 def _looks(influence: Influence) -> dict[str, Any]:
-    return LOOKS[influence.objective != "emissions"]
+    return OF_EMISSIONS if influence.objective == "emissions" else OF_QUALITY
 
 
 def _effect(axes: "style.Axes", parameter: Parameter, looks: dict[str, Any], factor: float) -> None:

@@ -123,10 +123,6 @@ def _means(plot: Scatter, quality: Quality) -> list[dict[str, Any]]:
     """Bars of one standard deviation where a configuration was repeated."""
     if not plot.repeated:
         return []
-
-    def bars(deviations: list[float]) -> dict[str, Any]:
-        return {"type": "data", "array": deviations, "thickness": 1.5, "width": 5, "color": VERMILION}
-
     spreads = [runs.value for runs in plot.repeated]
     x = [runs.emissions_kg_co2e.mean * plot.per_kg for runs in plot.repeated]
     deviations = [runs.emissions_kg_co2e.standard_deviation * plot.per_kg for runs in plot.repeated]
@@ -135,7 +131,9 @@ def _means(plot: Scatter, quality: Quality) -> list[dict[str, Any]]:
         f"emissions: {plus_minus_text(mean, deviation)} {plot.unit}"
         for runs, mean, deviation in zip(plot.repeated, x, deviations, strict=True)
     ]
-    errors = {"error_x": bars(deviations), "error_y": bars([spread.standard_deviation for spread in spreads])}
+    bars = {"type": "data", "thickness": 1.5, "width": 5, "color": VERMILION}
+    up = [spread.standard_deviation for spread in spreads]
+    errors = {"error_x": bars | {"array": deviations}, "error_y": bars | {"array": up}}
     marker = {"symbol": "line-ew", "size": 9, "line": {"width": 2, "color": VERMILION}}
     name = "repeated: mean ± standard deviation"
     return [_trace(name, x, [spread.mean for spread in spreads], marker, text=texts, **errors)]

@@ -18,13 +18,8 @@ _COMMANDS = {
     "^": r"\textasciicircum{}",
     "~": r"\textasciitilde{}",
     "`": r"\`{}",  # by itself it would be a quotation mark
-    "'": r"'{}",  # a second one would make it a quotation mark
-    "-": r"-{}",  # likewise a dash
-    "<": r"<{}",
-    ">": r">{}",
-    ",": r",{}",
-    "[": "{[}",  # after a table's row \\ it would begin an argument
-    "*": "{*}",  # likewise a star
+    **{sign: sign + "{}" for sign in "'-<>,"},  # a second one would make it a quotation mark or a dash
+    **{sign: f"{{{sign}}}" for sign in "[*"},  # after a table's row \\ it would belong to that command
     **{sign: "\\" + sign for sign in "%&$#{}"},
     "_": r"\_\allowbreak{}",
 }
