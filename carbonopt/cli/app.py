@@ -20,15 +20,6 @@ if TYPE_CHECKING:
 
 # Other rooms are imported inside the commands, so that `--help` and a bad study file are answered at once.
 
-# What the search and the report of `run` take seconds to import.
-_NEEDED_LATER = (
-    "carbonopt.search.strategy",
-    "sklearn.inspection",
-    "carbonopt.report.build",
-    "matplotlib.backends.backend_pdf",
-    "pyarrow.parquet",
-)
-
 EXIT_MET, EXIT_NOT_MET, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 3, 2, 130
 
 app = typer.Typer(
@@ -302,8 +293,10 @@ def _read(study_dir: Path, url: str | None) -> "tuple[StudyPaths, StudyData]":
 
 
 def _import_ahead() -> None:
-    """A study has time for it when it begins, while its trials' processes import, and none between trials or later."""
-    for module in _NEEDED_LATER:
+    """What the search and the report take seconds to import: a study has time for it when it begins, while its trials'
+    processes import, and none between trials or later."""
+    libraries = ("sklearn.inspection", "matplotlib.backends.backend_pdf", "pyarrow.parquet")
+    for module in ("carbonopt.search.strategy", "carbonopt.report.build", *libraries):
         importlib.import_module(module)
 
 

@@ -1,15 +1,21 @@
-"""The part of carbonopt that trains, to be run where carbonopt is not installed: verbatim copies of its files.
-
-Which files those are is found in their imports, so that no list has to be kept.
-"""
+"""The part of carbonopt that trains, to be run where carbonopt is not installed: verbatim copies of its files, and what
+they import. Which files those are is found in their imports, so that no list has to be kept."""
 
 import ast
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib import resources
+from pathlib import Path
 from typing import NamedTuple
 
+from carbonopt.core.config import Launch, Workload
+from carbonopt.core.dimensions import TrialParams
+
 PACKAGE = "carbonopt"
+_HEAD = "# What train.py imports, in the versions that the study's trials ran on: pip install -r requirements.txt\n"
+_DISTRIBUTIONS = {"yaml": "pyyaml", "pydantic_core": "pydantic"}  # of those whose name is not the module's
+_PYTORCH_BUILD = re.compile(r"cpu|cu\d+|rocm[\d.]+")
 
 
 class Copies(NamedTuple):
@@ -56,3 +62,39 @@ def _path(module: str) -> str | None:
 
 def _file(path: str) -> "resources.abc.Traversable":
     return resources.files(PACKAGE).joinpath(*path.split("/")[1:])
+
+
+def requirements(
+    workload: Workload, launch: Launch, params: TrialParams, versions: dict[str, str], libraries: Collection[str]
+) -> str:
+    """requirements.txt, in the versions that the trials ran on. `libraries`: the modules that the copy of carbonopt
+    imports, those among them that only some trainings need."""
+    ran_on = [f"{label} {versions[key]}" for key, label in (("python", "Python"), ("cuda", "CUDA")) if key in versions]
+    lines = [f"# They ran on {' and '.join(ran_on)}.\n"] if ran_on else []
+    # DeepSpeed's operators for CPUs, by the first training on a machine, or what torch.compile makes.
+    given = any(value for key, value in workload.training_arguments.items() if key.startswith("torch_compile"))
+    by_torch = bool(params.torch_compile) or given or params.has_fused_output_layer
+    if not launch.gpus or params.offload != "none" or by_torch:
+        lines.append("# It also compiles: a C and a C++ compiler (g++) have to be on PATH.\n")
+    dataset = workload.dataset
+    files = (*(dataset.train_files or ()), *(dataset.eval_files or ()))
+    needed = {  # of what is imported only where it is needed
+        "datasets": dataset.name_or_path is not None,
+        "pyarrow": any(Path(file).suffix.lower() == ".parquet" for file in files),
+        "peft": bool(params.lora_rank),
+    }
+    names = {_DISTRIBUTIONS.get(library, library) for library in libraries if needed.get(library, True)}
+    lines += [_line(name, versions.get(name)) for name in sorted({"accelerate", *names})]  # the launcher, too
+    return _HEAD + "".join(lines)
+
+
+def _line(name: str, version: str | None) -> str:
+    """A local version (after the +) names a build that package indexes don't have under it: it is in a comment."""
+    if version is None:
+        return f"{name}  # its version was not recorded\n"
+    public, _, local = version.partition("+")
+    if not local:
+        return f"{name}=={public}\n"
+    is_wheel = name == "torch" and _PYTORCH_BUILD.fullmatch(local)
+    index = f": pip install torch=={public} --index-url https://download.pytorch.org/whl/{local}" if is_wheel else ""
+    return f"{name}=={public}  # recorded: {version}{index}\n"

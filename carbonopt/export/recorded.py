@@ -13,11 +13,8 @@ from carbonopt.export import inputs
 HASHED_BYTES = 8 * 2**30  # in all: more would keep a report waiting for a minute; what is beyond has its size only
 
 # Where a dumped study has them: always paths, or the name of something on the hub unless absolute.
-_FILES = (
-    *(("workload", "dataset", key) for key in ("train_files", "eval_files")),
-    *(("launch", "table"), ("carbon", "trace")),
-)
-_FOLDERS = tuple(("workload", part, "name_or_path") for part in ("model", "tokenizer", "dataset"))
+_FILES = ("workload.dataset.train_files", "workload.dataset.eval_files", "launch.table", "carbon.trace")
+_FOLDERS = ("workload.model.name_or_path", "workload.tokenizer.name_or_path", "workload.dataset.name_or_path")
 
 
 class Recorded(NamedTuple):
@@ -40,7 +37,8 @@ def recorded(study: dict[str, Any], older: Files) -> Files:
         if given := _value(study, place):
             paths = [given] if isinstance(given, str) else given
             new = [_named(path, names, folder=place in _FOLDERS) for path in paths]
-            _value(study, place[:-1])[place[-1]] = new[0] if isinstance(given, str) else new
+            part, _, key = place.rpartition(".")
+            _value(study, part)[key] = new[0] if isinstance(given, str) else new
     left, by_name = HASHED_BYTES, {}
     for path, name in names.items():
         try:
@@ -70,7 +68,7 @@ def of_workload(study: dict[str, Any]) -> set[str]:
     """The names that the workload of a study with names has for files and folders, and for what is on the hub."""
     names: set[str] = set()
     for place in (*_FILES, *_FOLDERS):
-        value = _value(study, place) if place[0] == "workload" else None
+        value = _value(study, place) if place.startswith("workload.") else None
         names |= {value} if isinstance(value, str) else set(value or ())
     return {name.removeprefix("./") for name in names}
 
@@ -110,8 +108,8 @@ def _files(path: Path, deep: bool, hashed_bytes: int) -> Iterator[Recorded]:
         yield Recorded(relative, size, inputs.sha256_of(file) if hashed_bytes >= 0 else None)
 
 
-def _value(study: dict[str, Any], place: tuple[str, ...]) -> Any:
+def _value(study: dict[str, Any], place: str) -> Any:
     value: Any = study
-    for key in place:
+    for key in place.split("."):
         value = value.get(key) if isinstance(value, dict) else None
     return value

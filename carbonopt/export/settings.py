@@ -18,7 +18,9 @@ from carbonopt.train.deepspeed_config import deepspeed_config
 from carbonopt.train.rerun import RECORDED
 
 DEEPSPEED_CONFIG = "ds_config.json"
-_OWN_STEP = "carbonopt/train/fast_step.py"  # in winner/
+_OWN_STEP = """\
+# The optimizer step of bf16 without ZeRO is carbonopt/train/fast_step.py's. DeepSpeed's own took more time and energy.
+"""
 
 _SUFFIX = " (winner)"
 _NAME_LENGTH = 200  # what a study's name may have
@@ -101,9 +103,7 @@ def training_settings(config: StudyConfig, record: TrialRecord, versions: dict[s
     if ratio is not None and record.total_steps is not None:
         head += f"# warmup_steps is {100 * ratio:.4g} % of the trial's {record.total_steps} steps, rounded up.\n"
     if has_own_step(config, record.params):
-        head += (
-            f"# The optimizer step of bf16 without ZeRO is {_OWN_STEP}'s. DeepSpeed's own took more time and energy.\n"
-        )
+        head += _OWN_STEP
     return head + as_yaml(training_arguments(config, record))
 
 

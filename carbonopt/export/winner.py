@@ -6,7 +6,7 @@ from pathlib import Path
 
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core.study import StudyData
-from carbonopt.export import copies, inputs, model_card, recorded, requirements, settings
+from carbonopt.export import copies, inputs, model_card, recorded, settings
 from carbonopt.train import rerun
 from carbonopt.train.tasks.base import task_module
 
@@ -59,7 +59,7 @@ def winner_files(
         ACCELERATE: settings.filled(ACCELERATE, RANKS=record.params.world_size, ZERO3=str(zero3).lower()),
         # A rank has as many threads as in a trial: sums on a CPU depend on their number.
         SCRIPT: settings.filled(SCRIPT, RANKS=launch.world_size, DEVICE="gpu" if launch.gpus else "cpu"),
-        REQUIREMENTS: requirements.requirements(workload, launch, record.params, versions, copied.libraries),
+        REQUIREMENTS: copies.requirements(workload, launch, record.params, versions, copied.libraries),
         TRAIN: settings.TRAIN,
         **copied.files,
     }

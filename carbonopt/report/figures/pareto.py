@@ -140,17 +140,14 @@ def _means(plot: Scatter, quality: Quality) -> list[dict[str, Any]]:
 
 
 def _layout(plot: Scatter, target: float, quality: Quality) -> dict[str, Any]:
-    line = {
-        "type": "line",
-        **{"xref": "paper", "x0": 0, "x1": 1, "y0": target, "y1": target},
-        "line": {"dash": "dash", "width": 1.5, "color": PURPLE},
-        "label": {"text": f"target {quality.text(target)}", "textposition": "end", "yanchor": "bottom"},
-    }
+    shape = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": target, "y1": target}
+    line = {"dash": "dash", "width": 1.5, "color": PURPLE}
+    label = {"text": f"target {quality.text(target)}", "textposition": "end", "yanchor": "bottom"}
     return {
         "xaxis": _axis(f"Emissions of a run ({plot.unit})", plot.x),
         "yaxis": _axis(quality.label, plot.y),
         "yaxis2": {"overlaying": "y", "range": [0, 1 + 1e-6], "visible": False, "fixedrange": True},
-        "shapes": [line],
+        "shapes": [{**shape, "line": line, "label": label}],
         "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
         "margin": {"l": 60, "r": 12, "t": 36, "b": 90},
         "hoverlabel": {"align": "left"},

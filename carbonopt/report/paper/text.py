@@ -1,7 +1,4 @@
-"""The paper's text: what is filled into the templates, and the references that it cites.
-
-Figures and phrases are those of the report's other pages.
-"""
+"""The paper's text and its references. Figures and phrases are those of the report's other pages."""
 
 from collections.abc import Iterable
 from importlib import resources
@@ -150,10 +147,8 @@ def _dataset_key(dataset: Dataset) -> str | None:
 
 
 def bibliography(config: StudyConfig, *, learned: bool) -> str:
-    """The BibTeX file: what the text cites, so that a replay, which trains nothing, has no tools of training.
-
-    `learned`: what each parameter does is known.
-    """
+    """The BibTeX file: what the text cites, so that a replay has no tools of training. `learned`: what each parameter
+    does is known."""
     wanted = {"carbonopt", "akiba2019optuna", "courty2024codecarbon", _OF_SAMPLER[config.search.sampler]}
     if config.workload is not None:
         wanted |= {*_OF_TRAINING, _dataset_key(config.workload.dataset) or ""}
