@@ -10,7 +10,7 @@ from carbonopt.core import values
 from carbonopt.core.dimensions import DIMENSIONS, SEARCHED
 from carbonopt.core.quality import QUALITIES, Quality
 from carbonopt.core.quality import Target as QualityTarget
-from carbonopt.core.values import Scalar
+from carbonopt.core.values import Given, Scalar
 
 
 def _one_line(text: str) -> str:
@@ -25,6 +25,12 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=200, strip_whit
 def _not_dots_only(text: str) -> str:
     if not text.strip("."):
         raise ValueError(f"must not be of dots only, because a folder is called by it, but got {text!r}; give a word")
+    return text
+
+
+def _three_letters(text: str) -> str:
+    if not re.fullmatch("[A-Z]{3}", text):
+        raise ValueError(f"must be three capital letters, such as USA, but got {text!r}")
     return text
 
 
@@ -117,12 +123,12 @@ class Workload(Frozen, extra="allow"):
 
 
 class Choices(Frozen):
-    choices: tuple[Scalar, ...] = Field(min_length=1)
+    choices: tuple[Given, ...]
 
     def faults(self) -> dict[str, bool]:
         different = {(isinstance(choice, bool), choice) for choice in self.choices}  # a study file's 1 is not its true
         text = f"choices must differ from each other, but got {list(self.choices)}"
-        return {text: len(different) < len(self.choices)}
+        return {"choices must have at least one value": not different, text: len(different) < len(self.choices)}
 
 
 class Range(Frozen):
@@ -143,7 +149,7 @@ class Range(Frozen):
 
 
 class Fixed(Frozen):
-    value: Scalar
+    value: Given
 
 
 def _domain(raw: Any) -> Any:
@@ -156,7 +162,7 @@ def _domain(raw: Any) -> Any:
             raise ValueError("must have either choices, or low and high, but has both")
         if raw.keys() == {"value"}:  # as a stored study has it
             return Fixed(**raw)
-        return (Range if {"low", "high"} & raw.keys() else Choices)(**raw)
+        return Range.model_validate(raw, strict=True) if {"low", "high"} & raw.keys() else Choices(**raw)
     raise ValueError(f"must be a single value, {{choices: [...]}} or {{low: .., high: .., log: true}}, but got {raw!r}")
 
 
@@ -205,7 +211,7 @@ class Search(Frozen):
     sampler: Literal["carbon", "tpe", "nsga2", "gp", "random", "grid"] = "carbon"
     goal: Literal["recommend", "front"] = "recommend"  # the cheapest that meets the target, or the whole front
     pruning: Pruning = Pruning()
-    start: dict[str, Scalar] | None = None  # a known configuration: the first trial, never pruned, and the baseline
+    start: dict[str, Given] | None = None  # a known configuration: the first trial, never pruned, and the baseline
     seed: int = Field(default=0, ge=0, lt=2**31)
 
 
@@ -259,7 +265,7 @@ class Carbon(Frozen):
     """The reference carbon intensity, and what it is applied to. A value given here wins; else it is looked up, for the
     country and region or for the cloud region, in data that CodeCarbon carries."""
 
-    country: Annotated[str, StringConstraints(pattern="^[A-Z]{3}$")] | None = None  # ISO 3166-1 alpha-3
+    country: Annotated[str, AfterValidator(_three_letters)] | None = None  # ISO 3166-1 alpha-3
     region: Name | None = None  # state, province or zone, where the bundled data has it
     cloud_provider: Name | None = None  # one that the data has (gcp), or any where the intensity is given
     cloud_region: Name | None = None  # as the provider names it, such as europe-west1

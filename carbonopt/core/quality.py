@@ -95,8 +95,10 @@ class Quality:
 
     def problem(self, value: float | None, total: float | None, count: int | None) -> str | None:
         """Why a value can't be, or the sum and the count that it is made of; None: it can. What is None isn't known."""
-        values = [value, None if total is None or count is None else self.value(total, count)]
-        return next((fault for number in values if number is not None and (fault := self.beyond(number))), None)
+        by_count = None if total is None or count is None else self.value(total, count)
+        if value is not None and by_count is not None and not math.isclose(value, by_count, rel_tol=1e-9):
+            return f"is {value:g}, but its sum and count make {by_count:g}"
+        return next((fault for each in (value, by_count) if each is not None and (fault := self.beyond(each))), None)
 
 
 PERPLEXITY = Quality(

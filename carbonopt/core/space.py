@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from carbonopt.core.config import Choices, Domain, Fixed, Range, Space, values_of
 from carbonopt.core.dimensions import DIMENSIONS, SEARCHED, TrialParams
-from carbonopt.core.errors import BadInput
+from carbonopt.core.errors import BadInput, first_fault
 from carbonopt.core.values import Scalar
 
 ENUMERATION_LIMIT = 100_000  # values or combinations; what has more counts as infinite
@@ -44,8 +44,7 @@ class SearchSpace:
             params = TrialParams(**self._filled(values))
             _ = params.gradient_accumulation_steps
         except ValidationError as error:
-            first = error.errors()[0]
-            return f"{first['loc'][0]}: {first['msg']}, but got {first['input']!r}."
+            return first_fault(error)
         except BadInput as error:
             return str(error)
         if params.offload == "parameters" and params.zero_stage != 3:

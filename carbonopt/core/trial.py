@@ -1,10 +1,11 @@
 """What a trial is: the values that every room passes on, frozen, with units in their names; field by field the exported
 record. `None` means not measured and 0 means measured as zero."""
 
+import itertools
 import json
 import math
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -137,14 +138,23 @@ _OF_PERPLEXITY = {"nll_sum": "sum", "eval_tokens": "count"}
 COMPONENTS = ("gpu", "cpu", "ram")  # of which energy is read
 
 
-class Energy(Frozen):
-    """Energy in kWh by phase, of the components that the objective counts; PUE is not in it. `train_*` split the
-    training window by component, whether counted or not."""
-
+class _ByPhase(Frozen):
     train: Finite
     setup: Finite
     eval: Finite
     total: Finite
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        if not math.isclose(parts := self.train + self.setup + self.eval, self.total, rel_tol=1e-6):
+            raise ValueError(f"total is {self.total:g}, but its phases add up to {parts:g}")
+        return self
+
+
+class Energy(_ByPhase):
+    """Energy in kWh by phase, of the components that the objective counts; PUE is not in it. `train_*` split the
+    training window by component, whether counted or not."""
+
     train_gpu: Finite | None = None
     train_cpu: Finite | None = None
     train_ram: Finite | None = None
@@ -164,20 +174,18 @@ class GpuEnergy(Frozen):
         return self.counter - self.idle if 0 <= self.idle <= self.counter else None
 
 
-class Durations(Frozen):
+class Durations(_ByPhase):
     """Seconds by phase."""
 
-    train: Finite
-    setup: Finite
-    eval: Finite
-    total: Finite
+
+Measured = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class StageCost(Frozen):
     """What a stage took. One shorter than the counters' ticks (0.1 s) has the energy of the tick that fell into it."""
 
-    duration_s: float = 0.0
-    energy_kwh: float = 0.0  # of the components that the objective counts
+    duration_s: Measured = 0.0
+    energy_kwh: Measured = 0.0  # of the components that the objective counts
 
     def __add__(self, other: "StageCost") -> "StageCost":
         return StageCost(duration_s=self.duration_s + other.duration_s, energy_kwh=self.energy_kwh + other.energy_kwh)
@@ -231,7 +239,7 @@ class TrialRecord(Frozen):
     nodes: tuple[NodeReadings, ...] = ()  # where it ran; none: a replay, or not noted
     gpu_energy_kwh: dict[Phase, GpuEnergy] | None = None  # by setup, train and eval; None: no GPU was measured
     # CodeCarbon's GPU energy ÷ the counters' − 1, where they differ most: windows of COMPARED_FROM_S and more.
-    gpu_disagreement: float | None = None
+    gpu_disagreement: Measured | None = None
     # Share of the training in which a kernel ran, as NVML has it: mean of the GPUs and of readings a second apart.
     gpu_utilisation: Annotated[float, Field(ge=0, le=1)] | None = None
     # Share of the training in which its threads were ready to run but had no core: of the rank that waited most.
@@ -243,10 +251,14 @@ class TrialRecord(Frozen):
     audited_at_step: Whole | None = None  # where it would have been stopped for its target, had it not been an audit
 
     @model_validator(mode="after")
-    def _evaluations_can_be(self) -> "TrialRecord":
+    def _can_be_measured(self) -> "TrialRecord":
+        if self.gpu_energy_kwh is not None and self.gpu_energy_kwh.keys() != set(TRIAL_PHASES):
+            raise ValueError(f"gpu_energy_kwh must have {', '.join(TRIAL_PHASES)}")
         for point in self.evals:
             if problem := self.quality.of.problem(point.value, point.sum, point.count):
                 raise ValueError(f"evals: at step {point.step} {self.quality.name} {problem}")
+        if any(earlier.step >= later.step for earlier, later in itertools.pairwise(self.evals)):
+            raise ValueError(f"evals: steps must rise, but are {[point.step for point in self.evals]}")
         return self
 
     @property

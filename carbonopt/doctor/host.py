@@ -96,7 +96,7 @@ def _cgroup_left_bytes(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/p
 
 def disk(folder: Path, advice: str) -> Finding:
     """Whether files can be written there, or in the folder that would be made there."""
-    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.exists(place))  # noqa: PTH110
     if not os.access(there, os.W_OK):
         return failure(f"{there} can't be written to", advice)
     free_gib = shutil.disk_usage(there).free / BYTES_PER_GIB

@@ -1,25 +1,24 @@
 """Trials from a table of recorded runs: the recorded curve and energy, in no time. It is how search strategies are
 compared, and how the whole pipeline runs where there is no GPU."""
 
-import json
 import math
 from collections.abc import Generator
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
 from carbonopt.core.config import Choices, Fixed, Frozen, ReplayLaunch, StudyConfig
 from carbonopt.core.dimensions import SEARCHED, TrialParams
-from carbonopt.core.errors import BadInput
+from carbonopt.core.errors import BadInput, first_fault, shortened
 from carbonopt.core.events import Evaluated, Event, Exited, Finished, PhaseChanged, Progress
 from carbonopt.core.files import read_text
 from carbonopt.core.quality import Quality
 from carbonopt.core.space import SearchSpace
 from carbonopt.core.trial import EvalPoint, Phase, StopReason, TrialSpec
 from carbonopt.core.units import kwh_from_joules
-from carbonopt.core.values import Scalar
+from carbonopt.core.values import Given, Scalar, Whole
 from carbonopt.energy.meter import ReplayMeter
 from carbonopt.engines.base import Engine
 
@@ -35,7 +34,7 @@ class RecordedEval(Frozen):
     step: int = Field(ge=1, le=10**12)
     nll: Annotated[float, Field(ge=0, allow_inf_nan=True)] | None = None  # infinite where it diverged
     mean: Annotated[float, Field(allow_inf_nan=True)] | None = None
-    count: int = Field(default=1, ge=1)
+    count: int = Field(default=1, ge=1, le=10**18)
 
     one_of = ("nll", "mean")
 
@@ -54,8 +53,8 @@ class RecordedEval(Frozen):
 class RecordedRun(Frozen):
     """One line of a table."""
 
-    params: dict[str, Scalar] = Field(min_length=1)
-    seed: int = 0
+    params: dict[str, Given] = Field(min_length=1)
+    seed: Whole = 0
     total_steps: int = Field(ge=1, le=10**12)
     joules_per_step: float = Field(gt=0, le=1e12)
     seconds_per_step: float = Field(gt=0, le=1e9)
@@ -165,21 +164,27 @@ class ReplayedTrial:
 def read_table(path: Path, quality: Quality) -> list[RecordedRun]:
     """The runs of a table of this quality. Raises a BadInput with the line's number and what is wrong with it."""
     runs: list[RecordedRun] = []
+    numbers: dict[tuple[Any, ...], int] = {}  # of lines, by configuration and seed
     for number, line in enumerate(read_text(path, "launch.table", _MAX_MIB).splitlines(), start=1):
         if not line.strip():
             continue
         where = f"launch.table: line {number} of {path}"
         try:
-            runs.append(RecordedRun.model_validate(json.loads(line)))
-        except (ValueError, RecursionError) as error:
-            first = error.errors()[0] if isinstance(error, ValidationError) else None
-            what = f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}" if first else "it is not a JSON object"
-            raise BadInput(f"{where}: {what}.") from error
+            runs.append(RecordedRun.model_validate_json(line, strict=True))
+        except ValidationError as error:
+            raise BadInput(f"{where}: {first_fault(error, _known_keys)}") from error
         if problem := _problem(runs[-1], runs[0], quality):
             raise BadInput(f"{where}{problem}.")
+        same_as = numbers.setdefault((*sorted(runs[-1].params.items()), runs[-1].seed), number)
+        if same_as != number:
+            raise BadInput(f"{where} has the configuration and the seed of line {same_as}; remove one of them.")
     if not runs:
         raise BadInput(f"launch.table: {path} holds no recorded run.")
     return runs
+
+
+def _known_keys(place: list[Any]) -> list[str]:
+    return list((RecordedEval if place else RecordedRun).model_fields)
 
 
 def _problem(run: RecordedRun, first: RecordedRun, quality: Quality) -> str | None:
@@ -192,7 +197,7 @@ def _problem(run: RecordedRun, first: RecordedRun, quality: Quality) -> str | No
             return f": evals must have each {key} of a possible {quality.name}, which {beyond}"
     steps = [point.step for point in run.evals]
     if steps != sorted(set(steps)) or steps[-1] != run.total_steps:
-        return f": evals must have rising steps up to total_steps, {run.total_steps}, but end at {steps[-1]}"
+        return f": evals must have rising steps up to total_steps, {run.total_steps}, but have {shortened(steps)}"
     if run.params.keys() != first.params.keys():
         return f" has params {', '.join(run.params)}, but the first line has {', '.join(first.params)}"
     if unknown := run.params.keys() - set(SEARCHED):

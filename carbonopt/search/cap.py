@@ -7,18 +7,16 @@ PROBE = 0.05
 MARGIN = 0.25
 
 
-def passes_cap(emissions_kg_co2e: float, cap_kg_co2e: float | None) -> bool:
-    """Energy only grows: a trial above the best feasible one's emissions can't become the recommendation."""
-    return cap_kg_co2e is not None and emissions_kg_co2e > cap_kg_co2e
-
-
-def will_pass_cap(share: float, projected_kg_co2e: float, cap_kg_co2e: float | None) -> bool:
-    """The same, told from the cost of the steps so far.
+def passes_cap(
+    cap_kg_co2e: float | None, spent_kg_co2e: float, share: float = 0.0, projected_kg_co2e: float = 0.0
+) -> bool:
+    """Whether a trial can't become the recommendation: energy only grows, so one above the best feasible one's
+    emissions can't, nor one that is sure to get there.
 
     Args:
-        share: of the trial's steps that are done.
+        cap_kg_co2e: the best feasible one's; None: there is none yet.
+        share: of the trial's steps, those that `projected_kg_co2e` is told from.
         projected_kg_co2e: emissions at its end, if every step costs what those so far have cost.
     """
-    if cap_kg_co2e is None or share < PROBE:
-        return False
-    return projected_kg_co2e * (1 - MARGIN * (1 - share)) > cap_kg_co2e
+    likely_kg_co2e = projected_kg_co2e * (1 - MARGIN * (1 - share)) if share >= PROBE else 0.0
+    return cap_kg_co2e is not None and max(spent_kg_co2e, likely_kg_co2e) > cap_kg_co2e

@@ -63,10 +63,10 @@ def study_folder(paths: StudyPaths) -> Iterator[None]:
     """The folder, for one command at a time. Raises BadInput if it can't be made, holds other files, or another command
     works in it. After a BadInput inside, what this made is gone again."""
     root = paths.root
-    if root.exists() and not root.is_dir():
-        raise BadInput(f"--out {root} is a file; give a folder.")
-    missing = [folder for folder in (root, *root.absolute().parents) if not folder.exists()]
     try:
+        if root.exists() and not root.is_dir():
+            raise BadInput(f"--out {root} is a file; give a folder.")
+        missing = [folder for folder in (root, *root.absolute().parents) if not folder.exists()]
         root.mkdir(parents=True, exist_ok=True)
         if strange := paths.foreign_files():
             raise BadInput(f"--out {root} holds other files ({strange[0]}) and no study; give a new folder.")

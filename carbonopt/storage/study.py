@@ -1,7 +1,6 @@
 """A study in its Optuna storage: the one truth. Everything that a report needs is read from here and written here."""
 
 import json
-import math
 import sqlite3
 import warnings
 from collections.abc import Iterator, Sequence
@@ -16,11 +15,11 @@ from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
 from carbonopt.core.config import StudyConfig
-from carbonopt.core.errors import RENAMED_KEYS, BadInput, CarbonoptError
+from carbonopt.core.errors import RENAMED_KEYS, BadInput, CarbonoptError, first_fault
 from carbonopt.core.quality import Target
 from carbonopt.core.study import CarbonTrace, InputFile, Provenance, SessionLedger, StudyData
 from carbonopt.core.trial import Prepared, StopReason, TrialRecord, TrialState
-from carbonopt.storage.paths import StudyPaths
+from carbonopt.storage.paths import StudyPaths, is_locked
 from carbonopt.storage.url import RESTORE, first_line, stored_pointer, what_is_wrong
 
 COST = "emissions_kg_co2e"  # the first objective; the second one is the target's quality
@@ -54,6 +53,8 @@ class StudyStorage:
         must = f"the storage of {paths.root} must hold one study of carbonopt's, but holds"
         if names:
             raise BadInput(f"{must} {len(names)}.")
+        if is_locked(paths):
+            raise BadInput(f"{must} none yet: the command that works on it prepares its first trial; try again later.")
         ended = "its run ended before the first trial (type the same command again)"
         raise BadInput(f"{must} none: it is damaged ({RESTORE}), or {ended}.")
 
@@ -80,7 +81,7 @@ class StudyStorage:
             raise BadInput(f"{where} holds a study {config.name!r} that carbonopt did not make; rename yours.")
         if difference := _first_difference(self.read(live=False).config.identity(), config.identity()):
             advice = "Give another --out (or another name), or restore the study file"
-            allowed = "only budget, confirm, track and carbon.trace may change"
+            allowed = "only budget, confirm, track, carbon.trace and launch.warm_start may change"
             raise BadInput(f"{where} holds another study: {difference}. {advice}; {allowed}.")
 
     def set_prepared(self, prepared: Prepared) -> None:
@@ -248,8 +249,7 @@ def _renamed_key(error: BaseException | None) -> str | None:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        return f"{'.'.join(map(str, first['loc'])) or error.title}: {first['msg']}"
+        return first_fault(error).removesuffix(".")
     return first_line(error) if isinstance(error, BadInput) else f"{type(error).__name__}: {first_line(error)}"
 
 
@@ -274,7 +274,11 @@ def _records(trials: Sequence[FrozenTrial], config: StudyConfig, live: bool) -> 
     for trial in trials:
         if trial.state.is_finished() and not config.search.space.free().keys() <= trial.params.keys():
             raise BadInput(f"trial {trial.number} has lost its parameters")
-    return tuple(record for trial in trials if (record := _record(trial, live)) is not None)
+    records = tuple(record for trial in trials if (record := _record(trial, live)) is not None)
+    for record in records:
+        if record.repeat_of is not None and record.repeat_of >= len(trials):
+            raise BadInput(f"trial {record.trial} repeats trial {record.repeat_of}, which is not there")
+    return records
 
 
 def _record(trial: FrozenTrial, live: bool) -> TrialRecord | None:
@@ -290,6 +294,9 @@ def _record(trial: FrozenTrial, live: bool) -> TrialRecord | None:
         raise BadInput(f"trial {trial.number}: {_reason(error)}") from error
     if record.trial != trial.number:
         raise BadInput(f"trial {trial.number} has the record of trial {record.trial}")
+    for name, value in trial.params.items():
+        if (recorded := getattr(record.params, name, value)) != value:
+            raise BadInput(f"trial {trial.number} ran {name} {value}, but its record says {recorded}")
     if trial.state.is_finished():
         _check_ended(record, trial)
     if record.state == TrialState.RUNNING and not live:
@@ -304,11 +311,12 @@ def _check_ended(record: TrialRecord, trial: FrozenTrial) -> None:
         raise BadInput(f"trial {record.trial} has ended otherwise than its record says ({record.state.value})")
     if complete and trial.values is None:
         raise BadInput(f"trial {record.trial} has lost its values")
-    train_kwh = None if record.energy_kwh is None else record.energy_kwh.train
-    values = {record.quality.name: record.value, COST: record.emissions_kg_co2e, "energy_kwh": train_kwh}
-    for name, value in values.items():
-        if complete and (value is None or not math.isfinite(value)):
-            raise BadInput(f"trial {record.trial} is complete, but its record has no {name}")
+    if complete and record.energy_kwh is None:
+        raise BadInput(f"trial {record.trial} is complete, but its record has no energy_kwh")
+    recorded = ((COST, record.emissions_kg_co2e), (record.quality.name, record.value))
+    for (name, value), ranked_by in zip(recorded, trial.values or (), strict=False):
+        if value != ranked_by:
+            raise BadInput(f"trial {record.trial} was ranked by {name} {ranked_by}, but its record has {value}")
 
 
 def _first_difference(stored: Any, given: Any, path: str = "") -> str | None:
@@ -318,4 +326,4 @@ def _first_difference(stored: Any, given: Any, path: str = "") -> str | None:
         return next(filter(None, differences), None)
     if stored == given:
         return None
-    return f"{path} is {given!r} in the study file, but {stored!r} in the study that is there"
+    return f"{path} is {given!r} now, but {stored!r} in the study that is there"

@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, ValidationError, create_model
 
 from carbonopt.core.config import LAUNCHES, Fixed, LocalLaunch, Range, StudyConfig, Workload
-from carbonopt.core.errors import BadInput, hint
+from carbonopt.core.errors import BadInput, first_fault, shortened
 from carbonopt.core.files import read_text
 from carbonopt.train.tasks.base import task_class
 
@@ -25,7 +25,15 @@ class _Loader(yaml.SafeLoader):
             raise _refusal("aliases (*name) can't be used", self.peek_event())  # type: ignore[no-untyped-call]
         return super().compose_node(parent, index)
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (AttributeError, LookupError, TypeError) as error:  # of a tag that doesn't fit: !!int [1]
+            raise _refusal(f"{node.value!r} can't be read as {node.tag.rpartition(':')[2]}", node) from error
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        if not isinstance(node, yaml.MappingNode):
+            raise _refusal(f"{node.value!r} can't be read as a mapping", node)
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
@@ -38,8 +46,8 @@ class _Loader(yaml.SafeLoader):
 
     def construct_number(self, node: yaml.ScalarNode) -> Any:
         # YAML 1.1 reads 1:30 as 90 and 010 as 8.
-        if ":" in node.value or re.match(r"[-+]?0[0-9_]+$", node.value):
-            raise _refusal(f"{node.value} is no decimal number; write one, or text in quotes", node)
+        if len(node.value) > 100 or ":" in node.value or re.match(r"[-+]?0[0-9_]+$", node.value):
+            raise _refusal(f"{node.value[:80]} is no decimal number; write one, or text in quotes", node)
         return self.construct_yaml_int(node) if node.tag.endswith("int") else self.construct_yaml_float(node)
 
 
@@ -47,6 +55,11 @@ def _refusal(problem: str, place: Any) -> yaml.constructor.ConstructorError:
     return yaml.constructor.ConstructorError(None, None, problem, place.start_mark)
 
 
+# Dates (2024-01-01), merge keys (<<) and = are text.
+_Loader.yaml_implicit_resolvers = {
+    sign: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] in ("bool", "float", "int", "null")]
+    for sign, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 # YAML 1.1 wants a dot in a float, so PyYAML reads 1e-3 as text; everybody who writes learning rates means the number.
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
@@ -85,9 +98,10 @@ def _read_mapping(path: Path, what: str) -> dict[Any, Any]:
     try:
         raw = yaml.load(text, Loader=_Loader)  # noqa: S506, the loader is a SafeLoader
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise BadInput(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+        said = " ".join(str(error).split()).replace('in "<unicode string>",', "at")
+        raise BadInput(f"{path} is not valid YAML: {said}") from error
     if not isinstance(raw, dict):
-        raise BadInput(f"{path} must hold keys and their values, but holds {_shown(raw)}.")
+        raise BadInput(f"{path} must hold keys and their values, but holds {shortened(raw)}.")
     return raw
 
 
@@ -102,7 +116,8 @@ def parse_study(raw: dict[str, Any], origin: str) -> StudyConfig:
     except BadInput as error:
         raise BadInput(f"{origin}: {error}") from error
     except ValidationError as error:
-        raise BadInput(f"{origin}: {_sentence(error, raw)}") from error
+        fault = first_fault(error, partial(_known_keys, raw=raw), (*LAUNCHES, "Choices", "Range", "Fixed"))
+        raise BadInput(f"{origin}: {fault}") from error
 
 
 def _checked_workload(raw: dict[str, Any]) -> dict[str, Any]:
@@ -152,22 +167,6 @@ def _changed(part: Any, keys: Sequence[str], change: Callable[[Any], Any]) -> An
     return {**part, keys[0]: _changed(part[keys[0]], keys[1:], change)}
 
 
-def _sentence(error: ValidationError, raw: dict[str, Any]) -> str:
-    """The first thing that is wrong, in one sentence: key, value found, what is allowed."""
-    # A misspelt key that is required shows twice, as missing and as unknown; only the latter tells the user.
-    first = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
-    loc = [part for part in first["loc"] if part not in (*LAUNCHES, "Choices", "Range", "Fixed")]
-    where, message = ".".join(map(str, loc)) or "the study", first["msg"].removeprefix("Value error, ")
-    match first["type"]:
-        case "extra_forbidden":
-            return f"unknown key {where}; {hint(str(loc[-1]), _known_keys(loc[:-1], raw))}"
-        case "missing":
-            return f"{where} is missing."
-        case "value_error":
-            return f"{where}: {message}."
-    return f"{where}: {message[0].lower()}{message[1:]}, but got {_shown(first['input'])}."
-
-
 def _known_keys(loc: list[Any], raw: dict[str, Any]) -> list[str]:
     model: Any = StudyConfig
     for part in loc:
@@ -188,8 +187,3 @@ def _models_in(annotation: Any) -> list[Any]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for argument in getattr(annotation, "__args__", ()) for model in _models_in(argument)]
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

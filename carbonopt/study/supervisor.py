@@ -14,7 +14,7 @@ from carbonopt.core.units import now_utc
 from carbonopt.energy.codecarbon import FRESH_AFTER_S
 from carbonopt.energy.meter import Meter, Reading, disagreement, largest
 from carbonopt.engines.base import RunningTrial
-from carbonopt.search.cap import passes_cap, will_pass_cap
+from carbonopt.search.cap import passes_cap
 
 TICK_S = 0.5  # how long to wait for an event before looking at the clock, the cap and the budget again
 STORE_EVERY_S = 2.0  # what a running trial has used is stored so often: that much is lost when the study is killed
@@ -181,7 +181,7 @@ class TrialWatch:
     def _passes_cap(self) -> bool:
         cap, share, projected_kwh = self.rules.cap_kg_co2e, *self._projected
         spent, projected = map(self.rules.emissions_kg_co2e, (self._train_kwh(), projected_kwh))
-        return passes_cap(spent, cap) or will_pass_cap(share, projected, cap)
+        return passes_cap(cap, spent, share, projected)
 
     def _project(self, step: int, total_steps: int) -> None:
         """What the whole training will take, if every step takes what those since the first report have taken."""
@@ -253,7 +253,7 @@ class TrialWatch:
         }
         if state != TrialState.RUNNING:
             emissions = self.rules.emissions_kg_co2e(train.total_kwh)
-            measured |= {"stages": self._stages, "emissions_kg_co2e": emissions}
+            measured |= {"stages": self._stages if whole.nodes else None, "emissions_kg_co2e": emissions}
         return TrialRecord(**vars(self._so_far) | measured)
 
 

@@ -60,7 +60,7 @@ def test_paths_are_taken_from_the_study_files_folder(tmp_path: Path, tiny_study:
         ("target.perplexity", 0, ["target.perplexity", "greater than or equal to 1", "0"]),
         ("target.perplexity", -1.5, ["target.perplexity", "-1.5"]),
         ("target.perplexity", "low", ["target.perplexity", "'low'"]),
-        ("search.space.epochs", {"choices": []}, ["search.space.epochs.choices"]),
+        ("search.space.epochs", {"choices": []}, ["search.space.epochs", "choices must have at least one"]),
         ("search.space.learning_rate", {"low": 1e-2, "high": 1e-4}, ["low <= high", "0.01", "0.0001"]),
         ("search.space.learning_rate", {"low": 0, "high": 1, "log": True}, ["low > 0"]),
         ("search.space.learning_rate", None, ["search.space.learning_rate"]),
@@ -90,6 +90,10 @@ def test_paths_are_taken_from_the_study_files_folder(tmp_path: Path, tiny_study:
         ("search.space", ".", ["can't read search.space", "it must be a regular file"]),
         ("carbon.trace", "", ["carbon.trace", "at least 1 character", "''"]),
         ("name", "two\nlines", ["name", "control character", r"'two\nlines'"]),
+        ("search.space.learning_rate", float("inf"), ["learning_rate", "must be a finite number", "inf"]),
+        ("search.space.epochs", {"choices": [None]}, ["epochs", "must be a finite number", "None"]),
+        ("search.space.epochs", {"low": "1", "high": 8}, ["epochs", "low", "'1'"]),
+        ("launch.kind", "abc", ["launch: kind must be one of 'local', 'replay', but got 'abc'"]),
         ("name", "..", ["name", "must not be of dots only", "'..'", "give a word"]),
         ("carbon.region", "\x1b[31m", ["carbon.region", "control character"]),
     ],
@@ -125,6 +129,12 @@ def test_missing_keys_are_named(tiny_study: dict, write_study) -> None:
         ("name: a\nbudgett: {trials: 3}\n", "did you mean budget"),
         ("? [a]\n: 1\n", "plain text"),
         ("a: !!python/object/apply:os.system ['true']\n", "not valid YAML"),
+        ('name: !!int ""\n', "'' can't be read as int at line 1"),
+        ("name: !!int [1]\n", "can't be read as int"),
+        ("name: !!map [a]\n", "can't be read as a mapping"),
+        ("name: !!bool abc\n", "'abc' can't be read as bool"),
+        (f"budget: {{trials: 0x{'f' * 4000}}}\n", "is no decimal number"),
+        ('name: "\\ud800"\n', "its text can't be read"),
     ],
 )
 def test_what_is_no_study_is_refused(text: str, words: str, tmp_path: Path) -> None:
@@ -132,6 +142,12 @@ def test_what_is_no_study_is_refused(text: str, words: str, tmp_path: Path) -> N
     path.write_text(text)
     with pytest.raises(BadInput, match=words):
         load_study(path)
+
+
+def test_a_date_is_a_name_as_another(tiny_study: dict, write_study) -> None:
+    path = write_study({**tiny_study, "name": "to-be-dated"})
+    path.write_text(path.read_text().replace("to-be-dated", "2024-01-01"))
+    assert load_study(path).name == "2024-01-01"
 
 
 def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:

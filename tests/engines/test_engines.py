@@ -1,6 +1,7 @@
 """The engines' seam: one table, one protocol, and readings of several nodes."""
 
 import ast
+import json
 import typing
 from pathlib import Path
 
@@ -9,10 +10,13 @@ from small_studies import study
 
 import carbonopt
 from carbonopt.core import config
+from carbonopt.core.errors import BadInput
+from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import Node, Phase
 from carbonopt.energy.meter import NodeMeters, Reading, ReplayMeter
 from carbonopt.engines.kinds import ENGINES
+from carbonopt.engines.replay import read_table
 
 HERE, THERE = Node(name="here", devices=("GPU-a",)), Node(name="there", devices=("GPU-b", "GPU-c"))
 
@@ -95,3 +99,38 @@ def test_all_nodes_end_their_meters_though_one_cant() -> None:
     with pytest.raises(OSError, match="the node is gone"):
         NodeMeters({HERE: last, THERE: Lost()}).close()
     assert last.take(Phase.TRAIN)[Phase.TRAIN] == Reading(gpu_kwh=0.0), "it is closed: nothing is open"
+
+
+ROW = {
+    "params": {"global_batch_size": 16, "learning_rate": 1e-3, "epochs": 1},
+    "seed": 0,
+    "total_steps": 100,
+    "joules_per_step": 1.0,
+    "seconds_per_step": 0.01,
+    "joules_per_eval": 2.0,
+    "evals": [{"step": 50, "nll": 2.5}, {"step": 100, "nll": 1.0}],
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"seed": -5}, "seed: input should be greater than or equal to 0, but got -5"),
+        ({"seed": 0}, "has the configuration and the seed of line 1; remove one of them"),
+        ({"seed": 1, "joules_per_step": 0}, "joules_per_step: input should be greater than 0, but got 0"),
+        ({"seed": 1, "joules_per_step": True}, "joules_per_step: input should be a valid number, but got True"),
+        ({"seed": 1, "params": {**ROW["params"], "epochs": float("nan")}}, "must be a finite number or a word"),
+        ({"seed": 1, "params": {**ROW["params"], "epochs": [1]}}, "must be a finite number or a word, but got [1]"),
+        ({"seed": 1, "evals": [{"step": 100, "nll": "1"}]}, "evals.0.nll: input should be a valid number, but got '1'"),
+        ({"seed": 1, "evals": [{"step": 100, "nll": 1.0, "count": 10**400}]}, "evals.0.count"),
+        ({"seed": 1, "evals": ROW["evals"][:1] * 2}, "rising steps up to total_steps, 100, but have [50, 50]"),
+        ({"seed": 1, "joule_per_step": 1.0}, "unknown key joule_per_step; did you mean joules_per_step?"),
+    ],
+)
+def test_what_no_run_can_have_is_refused_with_its_line(change: dict, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "table.jsonl"
+    path.write_text(f"{json.dumps(ROW)}\n{json.dumps({**ROW, **change})}\n")
+    with pytest.raises(BadInput) as refused:
+        read_table(path, PERPLEXITY)
+    assert f"line 2 of {path}" in str(refused.value)
+    assert says in str(refused.value)

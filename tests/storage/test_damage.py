@@ -13,6 +13,8 @@ from commands import refusal, within
 RECORD = "SELECT value_json FROM trial_user_attributes WHERE trial_id = 3 AND key = 'record'"
 NEW_RECORD = "UPDATE trial_user_attributes SET value_json = ? WHERE trial_id = 3 AND key = 'record'"
 
+PARAMS = {"global_batch_size": 16, "micro_batch_size_per_gpu": 16, "learning_rate": 0.5, "epochs": 1}
+
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -91,14 +93,20 @@ def test_what_is_gone_is_damage(statement: str, says: str, folder: Path) -> None
         ({"trial": 1}, "trial 2 has the record of trial 1"),
         (
             {"quality": {"name": "perplexity", "value": -5.0}},
-            "trial 2: quality: Value error, must be at least 1, but is -5",
+            "trial 2: quality: must be at least 1, but is -5",
         ),
-        ({"quality": {"name": "perplexity"}}, "trial 2 is complete, but its record has no perplexity"),
+        ({"quality": {"name": "perplexity"}}, "trial 2 was ranked by perplexity "),
         ({"energy_kwh": None}, "trial 2 is complete, but its record has no energy_kwh"),
         ({"emissions_kg_co2e": -1e-6}, "trial 2: emissions_kg_co2e"),
         ({"state": "running"}, "trial 2 has ended otherwise than its record says (running)"),
         ({"evals": [{"step": 50, "tokens": None, "value": 0.5, "sum": -7.0, "count": 10}]}, "evals"),
-        ({"quality": {"name": "loss", "value": 5.0}}, "trial 2: quality: Value error, name must be one of perplexity"),
+        ({"quality": {"name": "perplexity", "value": 5.0, "sum": 10.0, "count": 10}}, "its sum and count make 2.71828"),
+        ({"repeat_of": 99}, "trial 2 repeats trial 99, which is not there"),
+        ({"emissions_kg_co2e": 1e-9}, "but its record has 1e-09"),
+        ({"params": PARAMS}, ", but its record says "),
+        ({"energy_kwh": {"train": 1.0, "setup": 0.0, "eval": 0.0, "total": 2.0}}, "its phases add up to 1"),
+        ({"gpu_energy_kwh": {}}, "gpu_energy_kwh must have setup, train, eval"),
+        ({"quality": {"name": "loss", "value": 5.0}}, "trial 2: quality: name must be one of perplexity"),
     ],
 )
 def test_what_no_trial_can_have_is_damage(fields: dict, says: str, folder: Path) -> None:

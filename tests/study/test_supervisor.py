@@ -13,7 +13,7 @@ from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.trial import EvalPoint, Phase, StopReason, TrialRecord, TrialSpec, TrialState
 from carbonopt.energy.meter import ReplayMeter
 from carbonopt.engines.process.processes import WorkProcesses
-from carbonopt.search.cap import passes_cap, will_pass_cap
+from carbonopt.search.cap import passes_cap
 from carbonopt.search.pruning import straight_line_loss
 from carbonopt.study.supervisor import Rules, TrialWatch
 
@@ -214,14 +214,14 @@ def test_it_is_too_early_before_three_evaluations_and_a_third() -> None:
 
 
 def test_the_cap_needs_a_feasible_trial_and_is_strict() -> None:
-    assert not passes_cap(1e9, None)
+    assert not passes_cap(None, 1e9)
     assert not passes_cap(1.0, 1.0)
-    assert passes_cap(1.1, 1.0)
+    assert passes_cap(1.0, 1.1)
 
 
 def test_a_projection_above_the_cap_counts_from_a_twentieth_of_the_way() -> None:
-    assert not will_pass_cap(0.5, 1e9, None)
-    assert not will_pass_cap(0.04, 2.0, 1.0)
-    assert not will_pass_cap(0.5, 1.1, 1.0), "the half that is left may be cheaper by a quarter"
-    assert will_pass_cap(0.9, 1.1, 1.0)
-    assert will_pass_cap(0.05, 1.4, 1.0)
+    assert not passes_cap(None, 0.0, 0.5, 1e9)
+    assert not passes_cap(1.0, 0.0, 0.04, 2.0)
+    assert not passes_cap(1.0, 0.0, 0.5, 1.1), "the half that is left may be cheaper by a quarter"
+    assert passes_cap(1.0, 0.0, 0.9, 1.1)
+    assert passes_cap(1.0, 0.0, 0.05, 1.4)
