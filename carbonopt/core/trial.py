@@ -144,12 +144,6 @@ class _ByPhase(Frozen):
     eval: Finite
     total: Finite
 
-    @model_validator(mode="after")
-    def _adds_up(self) -> Self:
-        if not math.isclose(parts := self.train + self.setup + self.eval, self.total, rel_tol=1e-6):
-            raise ValueError(f"total is {self.total:g}, but its phases add up to {parts:g}")
-        return self
-
 
 class Energy(_ByPhase):
     """Energy in kWh by phase, of the components that the objective counts; PUE is not in it. `train_*` split the
@@ -158,6 +152,12 @@ class Energy(_ByPhase):
     train_gpu: Finite | None = None
     train_cpu: Finite | None = None
     train_ram: Finite | None = None
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        if not math.isclose(parts := self.train + self.setup + self.eval, self.total, rel_tol=1e-6):
+            raise ValueError(f"total is {self.total:g}, but its phases add up to {parts:g}")
+        return self
 
 
 class GpuEnergy(Frozen):

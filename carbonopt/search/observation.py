@@ -10,7 +10,6 @@ from optuna.trial import TrialState as OptunaState
 from pydantic import Field, ValidationError
 
 from carbonopt.core.dimensions import LR_SCHEDULERS, TrialParams
-from carbonopt.core.errors import first_fault
 from carbonopt.core.quality import Quality
 from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.core.values import Finite, Frozen
@@ -44,9 +43,10 @@ class _Told(Frozen):
         try:
             return cls.model_validate(told)
         except ValidationError as error:
-            which = f"trial {trial.number}: carbonopt's sampler can't use the user attribute"
-            why = first_fault(error).removesuffix(".")
-            raise ValueError(f"{which} {why}; set another value, or rename it.") from error
+            name, why = str(error.errors()[0]["loc"][0]), error.errors()[0]["msg"]
+            which = f"trial {trial.number}: carbonopt's sampler can't use the user attribute {name}"
+            refused = f"{which}, {str(told[name])[:80]!r}: {why}; set another value, or rename it."
+            raise ValueError(refused) from error
 
 
 @dataclass(frozen=True)
