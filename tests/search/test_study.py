@@ -173,6 +173,7 @@ def test_a_table_with_missing_points_is_refused(tmp_path: Path) -> None:
         Replayed(tmp_path, TABLE[:-1]).run()
 
 
+@pytest.mark.slow
 def test_the_front_is_all_of_the_front(tmp_path: Path) -> None:
     study = Replayed(tmp_path, HALF, goal="front")
     data = study.run()
@@ -210,6 +211,7 @@ def test_the_start_comes_first_and_is_never_stopped(tmp_path: Path) -> None:
     assert recommend(data).baseline.trial == 0
 
 
+@pytest.mark.slow
 def test_an_interrupted_study_runs_what_the_uninterrupted_one_does(whole: StudyData, tmp_path: Path) -> None:
     broken = Replayed(tmp_path)
     data = None

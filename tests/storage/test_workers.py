@@ -87,6 +87,7 @@ def rival(url: str) -> Iterator[Callable[..., Rival]]:
         one.end()
 
 
+@pytest.mark.slow
 def test_of_workers_that_start_in_the_same_instant_one_has_the_study(rival: Callable[..., Rival]) -> None:
     """Also where they make the database's tables in that instant."""
     rivals = [rival() for _ in range(6)]

@@ -156,6 +156,7 @@ def test_the_only_configuration_is_run_again_after_an_interruption(
     assert data.ended == "every configuration of the search space has been run"
 
 
+@pytest.mark.slow
 def test_a_killed_trial_is_a_failed_trial_and_the_study_goes_on(slow_study: dict, write_study, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     command = start(write_study(slow_study), folder)

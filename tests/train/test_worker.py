@@ -220,7 +220,7 @@ def test_another_seed_gives_another(reference, trial):
     [
         pytest.param({"zero_stage": 0, "micro_batch_size_per_gpu": 4}, marks=pytest.mark.slow),
         pytest.param({"zero_stage": 1, "micro_batch_size_per_gpu": 4}, marks=pytest.mark.slow),
-        {"zero_stage": 1, "micro_batch_size_per_gpu": 4, "world_size": 2},
+        pytest.param({"zero_stage": 1, "micro_batch_size_per_gpu": 4, "world_size": 2}, marks=pytest.mark.slow),
         pytest.param({"zero_stage": 2, "micro_batch_size_per_gpu": 2, "offload": "optimizer"}, marks=pytest.mark.slow),
         pytest.param({"zero_stage": 3, "offload": "parameters"}, marks=pytest.mark.slow),
         pytest.param({"zero_stage": 3, "micro_batch_size_per_gpu": 4, "output_layer": "fused"}, marks=pytest.mark.slow),
