@@ -13,10 +13,14 @@ import yaml
 from commands import carbonopt, free_port
 from replays import study_over, write_table
 
+from carbonopt.engines.process.environment import programs_path
+
 ROOT = Path(__file__).parent.parent
 
 # Tests run beside each other: no trial shall take its first half second to find that out.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+# Tests that load DeepSpeed's operators here find the ninja that trials find: with another all are compiled anew.
+os.environ["PATH"] = programs_path()
 # A shell that starts pytest in the background has it ignore Ctrl-C, nohup has it ignore the end of its terminal, and so
 # would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
