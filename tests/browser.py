@@ -129,7 +129,7 @@ def _address(profile: Path, process: subprocess.Popen) -> str:
         assert process.poll() is None, "chromium did not start"
         if announced.exists() and (lines := announced.read_text().splitlines()):
             with urlopen(f"http://127.0.0.1:{lines[0]}/json/list") as answer:
-                pages = [one for one in json.load(answer) if one["type"] == "page"]
+                pages = [target for target in json.load(answer) if target["type"] == "page"]
             if pages:
                 return pages[0]["webSocketDebuggerUrl"]
         time.sleep(0.05)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import hypothesis
 import psycopg
 import pytest
 import yaml
@@ -21,6 +22,9 @@ ROOT = Path(__file__).parent.parent
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 # Tests that load DeepSpeed's operators here find the ninja that trials find: with another all are compiled anew.
 os.environ["PATH"] = programs_path()
+# No example fails for the time it took beside other tests.
+hypothesis.settings.register_profile("beside_others", deadline=None)
+hypothesis.settings.load_profile("beside_others")
 # A shell that starts pytest in the background has it ignore Ctrl-C, nohup has it ignore the end of its terminal, and so
 # would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -25,8 +25,8 @@ def numbers_of(data: StudyData, key: str, target: float | None = None) -> dict[s
 
 def document_of(data: StudyData) -> dict[str, Any]:
     """The document as report.json has it, without the seconds that the figures of a whole report take."""
-    found: dict[str, Any] = json.loads(to_json(whole(StudyView(data)).as_json()))
-    return found
+    document: dict[str, Any] = json.loads(to_json(whole(StudyView(data)).as_json()))
+    return document
 
 
 def markdown_of(data: StudyData) -> str:
@@ -37,8 +37,8 @@ def markdown_of(data: StudyData) -> str:
 def written(data: StudyData, folder: Path) -> dict[str, Any]:
     """The document that a report has in its report.json."""
     write_report(data, folder)
-    found: dict[str, Any] = json.loads((folder / "data/report.json").read_text())["document"]
-    return found
+    document: dict[str, Any] = json.loads((folder / "data/report.json").read_text())["document"]
+    return document
 
 
 def tables_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -56,13 +56,13 @@ def name_of(path: Path) -> str:
 
 
 def blocks(language: str) -> list[Block]:
-    found = []
+    code_blocks = []
     for page in PAGES:
         for fence in FENCE.finditer(page.read_text()):
             title = re.search(r'title="([^"]+)"', fence[2])
             if fence[1] == language:
-                found.append(Block(page, language, title and title[1], fence[3]))
-    return found
+                code_blocks.append(Block(page, language, title and title[1], fence[3]))
+    return code_blocks
 
 
 def prose(page: Path) -> str:
@@ -71,14 +71,14 @@ def prose(page: Path) -> str:
 
 def tables(page: str) -> list[dict[str, list[str]]]:
     """Of each table the cells of every row by its first cell, which is code."""
-    found: list[dict[str, list[str]]] = [{}]
+    page_tables: list[dict[str, list[str]]] = [{}]
     for line in (DOCS / page).read_text().splitlines():
         if line.startswith("| `"):
             first, *cells = (cell.strip() for cell in line.split("|")[1:-1])
-            found[-1][first.strip("`")] = cells
-        elif found[-1]:
-            found.append({})
-    return found
+            page_tables[-1][first.strip("`")] = cells
+        elif page_tables[-1]:
+            page_tables.append({})
+    return page_tables
 
 
 # -------------------------------------------------------------------------------------------------------------- links
@@ -155,7 +155,7 @@ def laid_over(base: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_replays_line_is_as_the_page_says() -> None:
-    (block,) = (one for one in blocks("json") if one.page.name == "study-file.md")
+    (block,) = (json_block for json_block in blocks("json") if json_block.page.name == "study-file.md")
     assert RecordedRun.model_validate(json.loads(block.text)).evals[-1].step == 976
 
 
@@ -178,7 +178,7 @@ def runs_at_once(arguments: list[str]) -> bool:
     return (
         arguments[0] == "check"
         or arguments[-1] in ("--help", "--version")
-        or arguments[1:2] in ([one] for one in REPLAY)
+        or arguments[1:2] in ([path] for path in REPLAY)
     )
 
 
@@ -243,17 +243,17 @@ def test_every_example_in_python_runs(block: Block) -> None:
 
 def fields(model: type[BaseModel], prefix: str = "") -> dict[str, FieldInfo]:
     """The fields that hold no further model, by their dotted names; of a mapping's values below `*`."""
-    found: dict[str, FieldInfo] = {}
+    field_by_path: dict[str, FieldInfo] = {}
     for name, field in model.model_fields.items():
         path, below = prefix + name, models_in(field.annotation)
         if not below or below[0] in (Space, TrialParams):
-            found.setdefault(path, field)
+            field_by_path.setdefault(path, field)
             continue
         origin = str(field.annotation)
         inner = ".*." if "dict[" in origin else "[]." if "tuple[" in origin else "."
-        for one in below:
-            found = {**fields(one, path + inner), **found}
-    return found
+        for inner_model in below:
+            field_by_path = {**fields(inner_model, path + inner), **field_by_path}
+    return field_by_path
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:
@@ -295,7 +295,9 @@ def test_the_table_of_dimensions_is_the_codes() -> None:
 def dimension_cells(name: str) -> list[str]:
     dimension = DIMENSIONS[name]
     if dimension.choices:
-        values = ", ".join(f"`{one if isinstance(one, str) else json.dumps(one)}`" for one in dimension.choices)
+        values = ", ".join(
+            f"`{choice if isinstance(choice, str) else json.dumps(choice)}`" for choice in dimension.choices
+        )
     else:
         values = "whole number " if dimension.integer else ""
         values += f"{'above' if dimension.above else 'from'} {dimension.lowest:g}"
@@ -306,7 +308,7 @@ def dimension_cells(name: str) -> list[str]:
         values,
         "required" if dimension.required else default,
         ", ".join(what for what in ("quality", "cost", "memory", "kernels") if what in dimension.affects),
-        ", ".join(f"`{one}`" for one in (dimension.argument, *dimension.deepspeed) if one) or "–",
+        ", ".join(f"`{setting}`" for setting in (dimension.argument, *dimension.deepspeed) if setting) or "–",
     ]
 
 

@@ -73,12 +73,12 @@ def renamed(value: Any, path: str = "") -> Any:
 def differences(was: Any, now: Any, path: str) -> list[str]:
     """Where a number is another one, or is gone; words may be others."""
     if isinstance(was, dict) and isinstance(now, dict):
-        return [found for key in was for found in differences(was[key], now.get(key), f"{path}.{key}")]
+        return [difference for key in was for difference in differences(was[key], now.get(key), f"{path}.{key}")]
     if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
         return [
-            found
+            difference
             for at, (a, b) in enumerate(zip(was, now, strict=True))
-            for found in differences(a, b, f"{path}[{at}]")
+            for difference in differences(a, b, f"{path}[{at}]")
         ]
     same = isinstance(now, str) if isinstance(was, str) else was == now
     return [] if same else [f"{path}: {was!r} was, {now!r} is"]

@@ -49,13 +49,13 @@ def room_of(path: Path) -> str:
 
 
 def imports(path: Path) -> set[str]:
-    found = set()
+    imported_names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imported_names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            imported_names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return imported_names
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))

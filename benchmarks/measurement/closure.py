@@ -42,12 +42,14 @@ def main() -> None:
             if "carbonopt.train.worker" in " ".join(process.cmdline()):
                 process.kill()
         run.wait()
-        found = StudyStorage.of_folder(connect(storage_url(paths, None), must_exist=True), paths).read(live=False)
+        study_data = StudyStorage.of_folder(connect(storage_url(paths, None), must_exist=True), paths).read(live=False)
     results = {
         "exit_code": run.returncode,
-        "footprint": footprint(found).model_dump(mode="json"),
-        "sessions": [session.model_dump() for session in found.sessions],
-        "trials": [{**record.as_json(), "failure": record.failure and record.failure.kind} for record in found.records],
+        "footprint": footprint(study_data).model_dump(mode="json"),
+        "sessions": [session.model_dump() for session in study_data.sessions],
+        "trials": [
+            {**record.as_json(), "failure": record.failure and record.failure.kind} for record in study_data.records
+        ],
     }
     common.write(options.out, options.gpus, results)
 

@@ -30,9 +30,9 @@ def main(folder: Path) -> None:
         ("overhead", _overhead),
     )
     for name, section in sections:
-        found = {stem: result for stem, result in results.items() if stem.startswith(name)}
-        if found:
-            parts.append(section(found))
+        section_results = {stem: result for stem, result in results.items() if stem.startswith(name)}
+        if section_results:
+            parts.append(section(section_results))
     (REPORTS / "measurement.md").write_text("\n\n".join(parts) + "\n")
 
 
@@ -54,9 +54,9 @@ def _machines(results: dict[str, Result]) -> str:
     return "Measured on:\n\n" + "\n".join(sorted(lines))
 
 
-def _windows(found: dict[str, Result]) -> str:
+def _windows(results: dict[str, Result]) -> str:
     rows, idle = [], []
-    for result in found.values():
+    for result in results.values():
         gpus = len(result["hardware"]["gpus"])
         for window_s in sorted({window["window_s"] for window in result["windows"]}):
             windows = [window for window in result["windows"] if window["window_s"] == window_s]
@@ -69,12 +69,18 @@ def _windows(found: dict[str, Result]) -> str:
                     f"{statistics.fmean(window['counter'] for window in windows) / 1000:.3f}",
                     f"{statistics.fmean(window['codecarbon'] for window in windows) / 1000:.3f}",
                     f"{min(differences):+.2f} to {max(differences):+.2f}",
-                    f"{100 * statistics.fmean(one['uncertainty'] / one['counter'] for one in windows):.2f}",
+                    f"{100 * statistics.fmean(reading['uncertainty'] / reading['counter'] for reading in windows):.2f}",
                 ]
             )
         idle += [
-            [gpus, one["gpu"], f"{one['power_w']:.1f} ± {one['spread_w']:.1f}", one["windows"], f"{one['tick_s']:.3f}"]
-            for one in result["idle"]
+            [
+                gpus,
+                idle_power["gpu"],
+                f"{idle_power['power_w']:.1f} ± {idle_power['spread_w']:.1f}",
+                idle_power["windows"],
+                f"{idle_power['tick_s']:.3f}",
+            ]
+            for idle_power in result["idle"]
         ]
     return "\n\n".join(
         [
@@ -94,13 +100,13 @@ def _windows(found: dict[str, Result]) -> str:
     )  # fmt: skip
 
 
-def _closure(found: dict[str, Result]) -> str:
+def _closure(results: dict[str, Result]) -> str:
     parts = [
         "## Do the parts add up to the whole?",
         "`closure.py`: a study of ten trials (a GPT-2 of 300 million parameters; the same command that users run), two "
         "of which can't fit in the memory, and one killed from outside (SIGKILL to its ranks).",
     ]
-    for result in found.values():
+    for result in results.values():
         footprint, (session,) = result["footprint"], result["sessions"]
         gpus = len(result["hardware"]["gpus"])
         rows = [
@@ -147,13 +153,13 @@ def _differs(trial: Result, phases: tuple[str, ...] = PHASES) -> float:
     return 100 * (codecarbon / counter - 1)
 
 
-def _repeats(found: dict[str, Result]) -> str:
+def _repeats(results: dict[str, Result]) -> str:
     parts = [
         "## One configuration, over and over",
         "`repeats.py`: nanoGPT's character model, 300 steps of batch 128, each time in fresh processes and with "
         "another seed.",
     ]
-    for result in found.values():
+    for result in results.values():
         trials = result["trials"]
         quantities: dict[str, list[float]] = {
             "training, GPU (J)": [joules_from_kwh(trial["gpu_energy_kwh"]["train"]["counter"]) for trial in trials],
@@ -206,9 +212,9 @@ def _by_phase(trials: list[Result]) -> str:
     return _table(["Phase", "CodeCarbon differs, mean (%)", "Range (%)"], rows)
 
 
-def _overhead(found: dict[str, Result]) -> str:
+def _overhead(results: dict[str, Result]) -> str:
     rows = []
-    for stem, result in found.items():
+    for stem, result in results.items():
         ratios = [100 * ratio for ratio in result["overhead_of_step_time"]]
         more, of_one_dose = "not measured", "not measured"
         if len(ratios) > 1:

@@ -57,7 +57,7 @@ def main() -> None:
                 sys.exit(record.failure.text)
             print(record.value, record.energy_kwh, flush=True)
             records.append(record.as_json())
-            idle = [one.model_dump() for one in engine.meter.idle]
+            idle = [idle_power.model_dump() for idle_power in engine.meter.idle]
             common.write(options.out, options.gpus, {"idle": idle, "trials": records})
         engine.close()
 

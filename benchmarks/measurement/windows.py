@@ -43,7 +43,9 @@ def main() -> None:
             windows.append({"window_s": window_s, "duration_s": reading.duration_s, **in_joules})
             time.sleep(1.0)
     meter.close()
-    common.write(options.out, options.gpus, {"idle": [one.model_dump() for one in meter.idle], "windows": windows})
+    common.write(
+        options.out, options.gpus, {"idle": [idle_power.model_dump() for idle_power in meter.idle], "windows": windows}
+    )
 
 
 if __name__ == "__main__":

@@ -31,22 +31,22 @@ def main() -> None:
     parser.add_argument("--repeats", type=common.at_least(1), default=5)
     parser.add_argument("--out", type=Path, help="JSON file for every single figure")
     options = parser.parse_args()
-    found: dict[str, list[float]] = {"carbonopt": [], "bare loop": [], "bare loop as a trial": []}
+    tokens_per_s: dict[str, list[float]] = {"carbonopt": [], "bare loop": [], "bare loop as a trial": []}
     as_trials = work_environment(LocalLaunch(kind="local", gpus=[]), ())
     with tempfile.TemporaryDirectory() as folder:
         for repeat in range(options.repeats):
             run = Path(folder) / f"run-{repeat}"
-            found["carbonopt"].append(of_a_trial(run))
-            found["bare loop"].append(of_a_loop(run, fused=False, environment=dict(os.environ)))
-            found["bare loop as a trial"].append(of_a_loop(run, fused=True, environment=as_trials))
+            tokens_per_s["carbonopt"].append(of_a_trial(run))
+            tokens_per_s["bare loop"].append(of_a_loop(run, fused=False, environment=dict(os.environ)))
+            tokens_per_s["bare loop as a trial"].append(of_a_loop(run, fused=True, environment=as_trials))
     print("| tokens/s | median | lowest | highest |\n| --- | ---: | ---: | ---: |")
-    for name, values in found.items():
+    for name, values in tokens_per_s.items():
         print(f"| {name} | {statistics.median(values):,.0f} | {min(values):,.0f} | {max(values):,.0f} |")
-    for name in list(found)[1:]:
-        ratios = [ours / bare for ours, bare in zip(found["carbonopt"], found[name], strict=True)]
+    for name in list(tokens_per_s)[1:]:
+        ratios = [ours / bare for ours, bare in zip(tokens_per_s["carbonopt"], tokens_per_s[name], strict=True)]
         print(f"\n{name}, pair by pair: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
     if options.out is not None:
-        options.out.write_text(json.dumps(found, indent=1) + "\n")
+        options.out.write_text(json.dumps(tokens_per_s, indent=1) + "\n")
 
 
 def of_a_trial(folder: Path) -> float:

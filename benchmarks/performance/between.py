@@ -25,17 +25,17 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", choices=["warm", "cold"], default=["warm", "cold"])
     parser.add_argument("--out", type=Path, help="JSON file for every single time")
     options = parser.parse_args()
-    found = {}
+    times_by_way = {}
     for name in options.ways:
         with tempfile.TemporaryDirectory() as folder:
             print(f"{name}:", flush=True)
             run = Path(folder) / "run"
             common.run(the_study(options.study, options.trials, name == "warm"), options.study, run)
             records = common.records(run)
-        found[name] = [times(before, after) for before, after in itertools.pairwise(records)]
+        times_by_way[name] = [times(before, after) for before, after in itertools.pairwise(records)]
         if options.out is not None:
-            options.out.write_text(json.dumps(found, indent=1) + "\n")
-    print(table(found))
+            options.out.write_text(json.dumps(times_by_way, indent=1) + "\n")
+    print(table(times_by_way))
 
 
 def the_study(study: Path, trials: int, warm: bool) -> dict:
@@ -55,7 +55,7 @@ def times(before: dict, after: dict) -> dict[str, float]:
     def stage(record: dict, name: str) -> float:
         return record["stages"].get(name, {"duration_s": 0.0})["duration_s"]
 
-    lasted_s = sum(one["duration_s"] for one in before["stages"].values())
+    lasted_s = sum(stage_cost["duration_s"] for stage_cost in before["stages"].values())
     pause = datetime.fromisoformat(after["started_at"]) - datetime.fromisoformat(before["started_at"])
     parts = {
         "teardown": stage(before, "teardown"),
@@ -68,14 +68,14 @@ def times(before: dict, after: dict) -> dict[str, float]:
     return {"end to first step": sum(parts.values()), **parts}
 
 
-def table(found: dict[str, list[dict[str, float]]]) -> str:
+def table(times_by_way: dict[str, list[dict[str, float]]]) -> str:
     """Median (lowest to highest) of each part, in Markdown."""
-    names = list(next(iter(found.values()))[0])
-    lines = [f"| seconds | {' | '.join(f'{name}, n = {len(rows)}' for name, rows in found.items())} |"]
-    lines.append("| --- |" + " ---: |" * len(found))
+    names = list(next(iter(times_by_way.values()))[0])
+    lines = [f"| seconds | {' | '.join(f'{name}, n = {len(rows)}' for name, rows in times_by_way.items())} |"]
+    lines.append("| --- |" + " ---: |" * len(times_by_way))
     for part in names:
         cells = []
-        for rows in found.values():
+        for rows in times_by_way.values():
             values = [row[part] for row in rows]
             cells.append(f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})")
         lines.append(f"| {part} | {' | '.join(cells)} |")

@@ -119,10 +119,10 @@ def of_plain_loop(run: Path, micro_batch: int, length: int) -> str:
     plain = [sys.executable, str(Path(__file__).with_name("plain.py"))]
     model = str(run / "prepared" / "model")
     subprocess.run([*plain, model, str(micro_batch), str(length), str(out)], check=True, capture_output=True)
-    found = json.loads(out.read_text())
+    result = json.loads(out.read_text())
     return (
-        f"| plain loop | True | | | {micro_batch} | {found['mj_per_token']:.3f} | {found['tokens_per_s']:,.0f} | "
-        f"{found['power_w']:.0f} | {found['first_steps_s']:.1f} (five) | {found['peak_memory_gib']:.1f} |"
+        f"| plain loop | True | | | {micro_batch} | {result['mj_per_token']:.3f} | {result['tokens_per_s']:,.0f} | "
+        f"{result['power_w']:.0f} | {result['first_steps_s']:.1f} (five) | {result['peak_memory_gib']:.1f} |"
     )
 
 

@@ -65,7 +65,7 @@ class Table:
                 "name": "comparison",
                 "target": {"perplexity": target},
                 "search": {
-                    "space": {name: {"choices": one} for name, one in self.choices.items()},
+                    "space": {name: {"choices": choices} for name, choices in self.choices.items()},
                     "seed": seed,
                     "goal": goal,
                 },
@@ -130,7 +130,7 @@ def whole(table: Table, sampler: str, target: float | None, seed: int):
         target: None: the search is for the whole front.
     """
     study = optuna.create_study(directions=["minimize"] * 2, sampler=OTHERS[sampler](seed))
-    space = {name: optuna.distributions.CategoricalDistribution(one) for name, one in table.choices.items()}
+    space = {name: optuna.distributions.CategoricalDistribution(choices) for name, choices in table.choices.items()}
     seen = set()
     for _ in range(ASKS[sampler] * len(table.runs)):
         began = time.perf_counter()
@@ -193,8 +193,8 @@ def carbon(table: Table, _: str, target: float, seed: int, goal: str = "recommen
 def grouped(results: list[dict], *names: str) -> dict[tuple, list[dict]]:
     """Results that have the same values of these names, in the order that they come in."""
     groups: dict[tuple, list[dict]] = {}
-    for one in results:
-        groups.setdefault(tuple(one[name] for name in names), []).append(one)
+    for result in results:
+        groups.setdefault(tuple(result[name] for name in names), []).append(result)
     return groups
 
 
@@ -204,15 +204,15 @@ def summary(results: list[dict]) -> list[str]:
         "good ones stopped | cheapest stopped |",
         "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for (table, above, sampler), found in grouped(results, "table", "above", "sampler").items():
-        shares = sorted(100 * one["share"] for one in found)
+    for (table, above, sampler), group in grouped(results, "table", "above", "sampler").items():
+        shares = sorted(100 * result["share"] for result in group)
         ninetieth = shares[math.ceil(0.9 * len(shares)) - 1]
-        trials = sum(one["trials"] for one in found)
+        trials = sum(result["trials"] for result in group)
         lines.append(
             f"| {table} | {above:.0%} | {sampler} | {statistics.median(shares):.2f} | {ninetieth:.2f} "
-            f"| {shares[-1]:.2f} | {sum(map(math.isfinite, shares))} of {len(found)} | {trials / len(found):.1f} "
-            f"| {sum(one['stopped_by_mistake'] for one in found)} of {trials} "
-            f"| {sum(one['cheapest_stopped'] for one in found)} |"
+            f"| {shares[-1]:.2f} | {sum(map(math.isfinite, shares))} of {len(group)} | {trials / len(group):.1f} "
+            f"| {sum(result['stopped_by_mistake'] for result in group)} of {trials} "
+            f"| {sum(result['cheapest_stopped'] for result in group)} |"
         )
     return lines
 
@@ -242,8 +242,12 @@ def run_all(
 
 
 def print_longest(results: list[dict]) -> None:
-    longest = max((one["longest_proposal_s"] for one in results if one["sampler"] == "carbon"), default=math.nan)
-    print(f"\nlongest proposal of carbon: {longest:.2f} s, at most {max(one['trials'] for one in results)} trials")
+    longest = max(
+        (result["longest_proposal_s"] for result in results if result["sampler"] == "carbon"), default=math.nan
+    )
+    print(
+        f"\nlongest proposal of carbon: {longest:.2f} s, at most {max(result['trials'] for result in results)} trials"
+    )
 
 
 def main() -> None:

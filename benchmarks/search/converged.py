@@ -43,13 +43,13 @@ def summary(results: list[dict]) -> list[str]:
         "| over the cheapest, median (%) | most (%) |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for (table, above, reuses), found in grouped(results, "table", "above", "reuses").items():
-        shares = [100 * one["share"] for one in found]
-        over = [100 * one["over_cheapest"] for one in found if one["over_cheapest"] is not None]
+    for (table, above, reuses), group in grouped(results, "table", "above", "reuses").items():
+        shares = [100 * result["share"] for result in group]
+        over = [100 * result["over_cheapest"] for result in group if result["over_cheapest"] is not None]
         far = f"{statistics.median(over):.1f} | {max(over):.1f}" if over else "– | –"
         lines.append(
-            f"| {table} | {above:.0%} | {reuses} | {statistics.mean(one['trials'] for one in found):.1f} "
-            f"| {statistics.median(shares):.1f} | {max(shares):.1f} | {len(over)} of {len(found)} | {far} |"
+            f"| {table} | {above:.0%} | {reuses} | {statistics.mean(result['trials'] for result in group):.1f} "
+            f"| {statistics.median(shares):.1f} | {max(shares):.1f} | {len(over)} of {len(group)} | {far} |"
         )
     return lines
 

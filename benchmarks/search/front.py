@@ -30,15 +30,15 @@ class Measure:
     """The share of a table's front that runs have found."""
 
     def __init__(self, table: Table) -> None:
-        found = self._front(list(table.runs.values()))
-        self._low, self._high = found.min(0), found.max(0)
-        self._all = self._area(found)
+        front_points = self._front(list(table.runs.values()))
+        self._low, self._high = front_points.min(0), front_points.max(0)
+        self._all = self._area(front_points)
 
     def share(self, runs: list[RecordedRun]) -> float:
         return self._area(self._front(runs)) / self._all
 
-    def _area(self, found: np.ndarray) -> float:
-        scaled = (found - self._low) / (self._high - self._low)
+    def _area(self, front_points: np.ndarray) -> float:
+        scaled = (front_points - self._low) / (self._high - self._low)
         return hypervolume(scaled, np.full(2, 1 + MARGIN))
 
     @staticmethod
@@ -57,31 +57,31 @@ def search(path: Path, sampler: str, seed: int) -> dict:
     else:
         steps = whole(table, sampler, None, seed)
     measure = Measure(table)
-    found: list[RecordedRun] = []
+    completed_runs: list[RecordedRun] = []
     by_share: dict[float, float] = {}
     spent_j, trials, longest_s, on_front = 0.0, 0, 0.0, {}
     for run, trial_j, complete, _, seconds in steps:
-        before = measure.share(found)
+        before = measure.share(completed_runs)
         spent_j += trial_j
         trials += 1
         longest_s = max(longest_s, seconds)
-        by_share |= {one: before for one in SHARES if one not in by_share and spent_j > one * table.grid_j}
+        by_share |= {share: before for share in SHARES if share not in by_share and spent_j > share * table.grid_j}
         if complete:
-            found.append(run)
+            completed_runs.append(run)
         if trials == TRIALS:
             on_front = {
-                "by_trials": measure.share(found),
+                "by_trials": measure.share(completed_runs),
                 "energy_share": spent_j / table.grid_j,
-                "over_lowest": min(map(final, found)) / table.lowest - 1,
+                "over_lowest": min(map(final, completed_runs)) / table.lowest - 1,
             }
         if trials >= TRIALS and len(by_share) == len(SHARES):
             break
-    last = measure.share(found)
+    last = measure.share(completed_runs)
     return {
         "table": path.stem,
         "sampler": sampler,
         "seed": seed,
-        "by_share": [by_share.get(one, last) for one in SHARES],
+        "by_share": [by_share.get(share, last) for share in SHARES],
         **on_front,
         "trials": trials,
         "longest_proposal_s": longest_s,
@@ -94,12 +94,12 @@ def summary(results: list[dict]) -> list[str]:
         f"| table | sampler | {' | '.join(names)} | {TRIALS} trials | energy of these | lowest perplexity of these |",
         "| --- | --- |" + " ---: |" * (len(SHARES) + 3),
     ]
-    for (table, sampler), found in grouped(results, "table", "sampler").items():
-        shares = [_spread([one["by_share"][index] for one in found]) for index in range(len(SHARES))]
-        energy = statistics.mean(one["energy_share"] for one in found)
-        over = statistics.median(one["over_lowest"] for one in found)
+    for (table, sampler), group in grouped(results, "table", "sampler").items():
+        shares = [_spread([result["by_share"][index] for result in group]) for index in range(len(SHARES))]
+        energy = statistics.mean(result["energy_share"] for result in group)
+        over = statistics.median(result["over_lowest"] for result in group)
         lines.append(
-            f"| {table} | {sampler} | {' | '.join(shares)} | {_spread([one['by_trials'] for one in found])} "
+            f"| {table} | {sampler} | {' | '.join(shares)} | {_spread([result['by_trials'] for result in group])} "
             f"| {energy:.1%} | +{over:.1%} |"
         )
     return lines

@@ -86,10 +86,10 @@ def _live() -> str:
 
 
 def main() -> None:
-    results = [one for file in sorted(RESULTS.glob("compare-*.json")) for one in json.loads(file.read_text())]
+    results = [result for file in sorted(RESULTS.glob("compare-*.json")) for result in json.loads(file.read_text())]
     order = ["carbon", *compare.OTHERS]
-    results.sort(key=lambda one: (one["table"], one["above"], order.index(one["sampler"]), one["seed"]))
-    longest = max(one["longest_proposal_s"] for one in results if one["sampler"] == "carbon")
+    results.sort(key=lambda result: (result["table"], result["above"], order.index(result["sampler"]), result["seed"]))
+    longest = max(result["longest_proposal_s"] for result in results if result["sampler"] == "carbon")
     parts = [
         INTRODUCTION,
         "\n".join(compare.summary(results)),

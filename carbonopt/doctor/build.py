@@ -36,12 +36,12 @@ def compilers(*, needed: bool) -> Finding:
     cc = next(filter(None, map(_which, filter(None, (os.environ.get("CC"), "gcc", "clang", "cc")))), None)
     if cxx and cc:
         return ok(f"{cxx}, {cc}")
-    found, install = f"no {'C compiler (gcc)' if cxx else 'C++ compiler (c++)'} on PATH", "sudo apt-get install g++"
+    missing, install = f"no {'C compiler (gcc)' if cxx else 'C++ compiler (c++)'} on PATH", "sudo apt-get install g++"
     if not needed:
-        return warning(f"{found}: {_FOR_WHAT}", install)
+        return warning(f"{missing}: {_FOR_WHAT}", install)
     if any(extensions_folder().rglob("*.so")):
-        return warning(f"{found}: only what is compiled already can be used", install)
-    return failure(f"{found}: DeepSpeed compiles operators with it", install)
+        return warning(f"{missing}: only what is compiled already can be used", install)
+    return failure(f"{missing}: DeepSpeed compiles operators with it", install)
 
 
 def ninja(*, needed: bool) -> Finding:

@@ -24,13 +24,13 @@ class Finding(Frozen):
         return f"{self.name}: {self.as_text()}"
 
 
-def ok(found: str) -> Finding:
-    return Finding(status=Status.OK, found=found)
+def ok(text: str) -> Finding:
+    return Finding(status=Status.OK, found=text)
 
 
-def warning(found: str, advice: str) -> Finding:
-    return Finding(status=Status.WARNING, found=found, advice=advice)
+def warning(text: str, advice: str) -> Finding:
+    return Finding(status=Status.WARNING, found=text, advice=advice)
 
 
-def failure(found: str, advice: str) -> Finding:
-    return Finding(status=Status.FAILURE, found=found, advice=advice)
+def failure(text: str, advice: str) -> Finding:
+    return Finding(status=Status.FAILURE, found=text, advice=advice)

@@ -110,8 +110,8 @@ def environment() -> Finding:
     try:
         check_environment()
     except BadInput as error:
-        found, _, advice = str(error).partition("; ")
-        return failure(found, advice)
+        problem, _, advice = str(error).partition("; ")
+        return failure(problem, advice)
     return ok("no variable that a trial would die of")
 
 

@@ -29,7 +29,7 @@ def places(contents: bool = True) -> dict[str, str]:
     if given is not None:  # run.sh changes the folder, and says which one a relative path leads from
         folders.insert(0, Path(os.environ.get("CALLED_FROM", "."), given).absolute())
     searched = f"not in {folders[0]}" if len(folders) == 1 else f"neither in {folders[0]} nor in {folders[1]}"
-    found, complaints = {}, []
+    place_by_name, complaints = {}, []
     for name, files in json.loads((HERE / LIST).read_text(encoding="utf-8")).items():
         below = name.removeprefix(f"{DATA}/")
         place = next((folder / below for folder in folders if (folder / below).exists()), None)
@@ -37,7 +37,7 @@ def places(contents: bool = True) -> dict[str, str]:
             remedy = f"put it at {HERE / name}, or say which folder it lies in: ./run.sh --data FOLDER"
             complaints.append(f"{below} ({described(files)}) is missing: it is {searched}; {remedy}")
             continue
-        found[name] = str(place)
+        place_by_name[name] = str(place)
         remedy = f"put the right one there, or take it out of {HERE / LIST} to train with what is there"
         wrong = (_complaint(place / file["path"], file, contents) for file in files)
         complaints += [f"{complaint}; {remedy}" for complaint in wrong if complaint]
@@ -46,7 +46,7 @@ def places(contents: bool = True) -> dict[str, str]:
         complaints.insert(0, f"--data {given}: {folders[0]} {state}")
     if complaints:
         raise SystemExit("\n".join(complaints))
-    return found
+    return place_by_name
 
 
 def sha256_of(path: Path) -> str:

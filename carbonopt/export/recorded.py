@@ -97,10 +97,10 @@ def comment(recorded: Files) -> str:
 
 
 def _files(path: Path, deep: bool, hashed_bytes: int) -> Iterator[Recorded]:
-    one = path.is_file()
-    below = [path] if one else sorted(path.rglob("*") if deep else path.iterdir())
+    is_single_file = path.is_file()
+    below = [path] if is_single_file else sorted(path.rglob("*") if deep else path.iterdir())
     for file in below:
-        relative = "" if one else file.relative_to(path).as_posix()
+        relative = "" if is_single_file else file.relative_to(path).as_posix()
         if not file.is_file() or any(part.startswith(".") for part in relative.split("/")):
             continue
         size = file.stat().st_size

@@ -30,9 +30,9 @@ def test_figures_are_of_an_epoch() -> None:
         trial(2, 1.2e-3, **at(64, epochs=2), **WHOLE, peak_memory_gib=5.0),
     )
     data = study(*records)
-    found = batch_effect(data)
-    assert found is not None
-    small, large = found.batches
+    effect = batch_effect(data)
+    assert effect is not None
+    small, large = effect.batches
     assert (small.global_batch_size, small.trials) == (16, (0, 1))
     assert (small.energy_kwh.lowest, small.energy_kwh.median, small.energy_kwh.highest) == pytest.approx(
         (0.5e-3, 0.75e-3, 1e-3)
@@ -41,7 +41,7 @@ def test_figures_are_of_an_epoch() -> None:
     assert (small.peak_memory_gib.lowest, small.peak_memory_gib.median) == (2.0, 2.5)
     expected = emissions_kg_co2e(0.6e-3, data.provenance.intensity.g_co2e_per_kwh, data.config.carbon.pue)
     assert large.emissions_kg_co2e.median == pytest.approx(expected)
-    assert (found.least_energy, found.least_duration, found.least_memory) == (16, 16, 16)
+    assert (effect.least_energy, effect.least_duration, effect.least_memory) == (16, 16, 16)
 
 
 def test_a_stopped_trial_counts_for_what_it_trained_where_none_completed() -> None:
@@ -49,14 +49,14 @@ def test_a_stopped_trial_counts_for_what_it_trained_where_none_completed() -> No
         1, 0.3e-3, **at(32), **STOPPED, steps_done=30, duration_s=Durations(train=9, setup=1, eval=1, total=11)
     )
     also = trial(2, 9.0, **at(16), **STOPPED, steps_done=50)
-    found = batch_effect(study(trial(0, **at(16), **WHOLE), stopped, also))
-    assert found is not None
-    small, large = found.batches
+    effect = batch_effect(study(trial(0, **at(16), **WHOLE), stopped, also))
+    assert effect is not None
+    small, large = effect.batches
     assert (small.only_stopped, large.only_stopped) == (False, True)
     assert small.trials == (0,)  # a whole trial is there: the stopped one's dear first steps stay out
     assert large.energy_kwh.median == pytest.approx(0.3e-3 / (2 * 0.3))
     assert large.duration_s.median == pytest.approx(15)
-    assert (found.least_energy, found.least_duration) == (16, 32)
+    assert (effect.least_energy, effect.least_duration) == (16, 32)
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ def test_too_short_a_trial_says_nothing(steps: int, total: int, counts: bool) ->
 def test_the_last_evaluation_says_how_far_where_nothing_else_does() -> None:
     points = tuple(EvalPoint.of(PERPLEXITY, 1.0, 1, step=step, tokens=None) for step in (20, 40))
     stopped = trial(1, 0.8e-3, **at(32), **STOPPED, steps_done=None, evals=points)
-    found = batch_effect(study(trial(0, **at(16), **WHOLE), stopped))
-    assert found is not None
-    assert found.batches[1].energy_kwh.median == pytest.approx(1e-3)
+    effect = batch_effect(study(trial(0, **at(16), **WHOLE), stopped))
+    assert effect is not None
+    assert effect.batches[1].energy_kwh.median == pytest.approx(1e-3)
 
 
 def test_what_ran_out_of_memory_before_a_step_is_left_out() -> None:
@@ -87,17 +87,17 @@ def test_what_ran_out_of_memory_before_a_step_is_left_out() -> None:
         failure=Failure(kind="out of memory", text="CUDA out of memory."),
     )
     records = (trial(0, **at(16), **WHOLE), failed, trial(2, **at(64), **WHOLE))
-    found = batch_effect(study(*records))
-    assert found is not None
-    assert [one.global_batch_size for one in found.batches] == [16, 64]
+    effect = batch_effect(study(*records))
+    assert effect is not None
+    assert [batch.global_batch_size for batch in effect.batches] == [16, 64]
 
 
 def test_without_a_gpu_memory_is_not_known() -> None:
-    found = batch_effect(study(trial(0, **at(16), **WHOLE), trial(1, 2e-3, **at(64), **WHOLE, peak_memory_gib=1.0)))
-    assert found is not None
-    assert found.batches[0].peak_memory_gib is None
-    assert found.least_memory is None  # known of one batch only: no minimum
-    assert found.least_energy == 16
+    effect = batch_effect(study(trial(0, **at(16), **WHOLE), trial(1, 2e-3, **at(64), **WHOLE, peak_memory_gib=1.0)))
+    assert effect is not None
+    assert effect.batches[0].peak_memory_gib is None
+    assert effect.least_memory is None  # known of one batch only: no minimum
+    assert effect.least_energy == 16
 
 
 def test_one_batch_size_has_no_effect() -> None:
@@ -148,11 +148,11 @@ def test_on_recorded_runs_the_largest_batch_takes_the_least(name: str, joules: t
                 duration_s=Durations(train=train_s, setup=0, eval=0, total=train_s),
             )
         )
-    found = batch_effect(study(*records))
-    assert found is not None
-    assert {len(one.trials) for one in found.batches} == {len(runs) // 5}
-    ends = [joules_from_kwh(found.batches[end].energy_kwh.median) for end in (0, -1)]
+    effect = batch_effect(study(*records))
+    assert effect is not None
+    assert {len(batch.trials) for batch in effect.batches} == {len(runs) // 5}
+    ends = [joules_from_kwh(effect.batches[end].energy_kwh.median) for end in (0, -1)]
     assert ends == pytest.approx(joules)
-    assert (found.least_energy, found.least_duration) == (least, least)
+    assert (effect.least_energy, effect.least_duration) == (least, least)
     # The tables have one figure for the steps of a batch size: length and rate must make no difference.
-    assert all(one.energy_kwh.highest == pytest.approx(one.energy_kwh.lowest) for one in found.batches)
+    assert all(batch.energy_kwh.highest == pytest.approx(batch.energy_kwh.lowest) for batch in effect.batches)

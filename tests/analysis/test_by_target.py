@@ -70,34 +70,34 @@ def told(answer: TargetRange) -> tuple:
 
 @given(studies(), st.lists(st.floats(1.0, 40.0), max_size=5))
 def test_the_answer_at_every_target_is_the_recommendation(data: StudyData, more: list[float]) -> None:
-    found = recommendation_by_target(data)
-    steps = [one.from_value for one in found] + [data.config.target.perplexity, PERPLEXITY.lowest]
+    answers = recommendation_by_target(data)
+    steps = [answer.from_value for answer in answers] + [data.config.target.perplexity, PERPLEXITY.lowest]
     beside = [math.nextafter(step, side) for step in steps for side in (0.0, math.inf)]
-    known = [one.value for one in data.records if one.value and math.isfinite(one.value)]
+    known = [run.value for run in data.records if run.value and math.isfinite(run.value)]
     between = [(a + b) / 2 for a, b in itertools.pairwise(sorted(steps))]
     for target in {*steps, *beside, *known, *between, *more, 1e9}:
         if target >= PERPLEXITY.lowest:
-            assert told(target_range_for(found, Target(PERPLEXITY, target))) == expected(data, target), target
+            assert told(target_range_for(answers, Target(PERPLEXITY, target))) == expected(data, target), target
 
 
 @given(studies())
 def test_steps_are_sorted_and_neighbours_differ(data: StudyData) -> None:
-    found = recommendation_by_target(data)
-    assert found[0].from_value == PERPLEXITY.lowest and not found[0].study_target_only
-    steady = [one for one in found if not one.study_target_only]
-    starts = [one.from_value for one in steady]
+    answers = recommendation_by_target(data)
+    assert answers[0].from_value == PERPLEXITY.lowest and not answers[0].study_target_only
+    steady = [answer for answer in answers if not answer.study_target_only]
+    starts = [answer.from_value for answer in steady]
     assert starts == sorted(set(starts))
     assert all(a.trial != b.trial for a, b in itertools.pairwise(steady))
-    own = [one for one in found if one.study_target_only]
-    assert [one.from_value for one in own] in ([], [data.config.target.perplexity])
-    assert found == tuple(sorted(found, key=lambda one: (one.from_value, one.study_target_only)))
+    own = [answer for answer in answers if answer.study_target_only]
+    assert [answer.from_value for answer in own] in ([], [data.config.target.perplexity])
+    assert answers == tuple(sorted(answers, key=lambda answer: (answer.from_value, answer.study_target_only)))
 
 
 def test_what_was_confirmed_counts_at_the_studys_own_target_only() -> None:
     data = repeated(runs(0, [2.0, 2.0, 2.0], [9.0, 9.01, 9.02]), runs(1, [1.0], [9.5]))
     mean = math.exp(sum(map(math.log, [9.0, 9.01, 9.02])) / 3)
-    found = [(one.from_value, one.study_target_only, one.trial) for one in recommendation_by_target(data)]
-    assert found == [
+    steps = [(answer.from_value, answer.study_target_only, answer.trial) for answer in recommendation_by_target(data)]
+    assert steps == [
         (1.0, False, None),
         (pytest.approx(mean), False, 0),  # in doubt, then sure of it: the same answer
         (9.5, False, 1),
@@ -110,10 +110,10 @@ def test_what_was_confirmed_counts_at_the_studys_own_target_only() -> None:
 def test_without_repeats_the_steps_are_the_front() -> None:
     rng = np.random.default_rng(0)
     data = study(*(record(k, *map(float, 1 + rng.lognormal(1.0, 0.5, 2))) for k in range(100)))
-    data = data.model_copy(update={"records": tuple(one for one in data.records if one.value > 1)})
-    found = recommendation_by_target(data)
-    assert [one.trial for one in found] == [None, *reversed(pareto_front(data.records))]
-    assert all(one.from_value == one.value for one in found[1:])
+    data = data.model_copy(update={"records": tuple(run for run in data.records if run.value > 1)})
+    answers = recommendation_by_target(data)
+    assert [answer.trial for answer in answers] == [None, *reversed(pareto_front(data.records))]
+    assert all(answer.from_value == answer.value for answer in answers[1:])
 
 
 def test_no_trial() -> None:
@@ -187,8 +187,8 @@ def test_knee_is_the_farthest_point_by_plain_geometry(points: list[tuple[float, 
     assume(len(logs) >= 3 and (np.ptp(logs, axis=0) > 1e-3).all())
     scaled = (logs - logs.min(axis=0)) / np.ptp(logs, axis=0)
     distance = (1 - scaled.sum(axis=1)) / math.sqrt(2)  # of each from the line from (0, 1) to (1, 0)
-    found = knee(records)
-    assert (found is None) == (distance.max() <= 1e-8)
-    if found is not None:
-        at = pareto_front(records).index(found)
+    knee_trial = knee(records)
+    assert (knee_trial is None) == (distance.max() <= 1e-8)
+    if knee_trial is not None:
+        at = pareto_front(records).index(knee_trial)
         assert distance[at] == pytest.approx(distance.max(), abs=1e-9)

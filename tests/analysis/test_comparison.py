@@ -31,9 +31,9 @@ BETTER = [8.0, 8.01, 8.02]  # the baseline is the most accurate
 
 
 def compared(data: StudyData) -> Comparison:
-    found = comparison(data, recommend(data))
-    assert found is not None
-    return found
+    against_baseline = comparison(data, recommend(data))
+    assert against_baseline is not None
+    return against_baseline
 
 
 def test_the_interval_is_scipys_t_test_of_the_logarithms() -> None:
@@ -93,8 +93,8 @@ def test_what_emitted_nothing_has_no_share() -> None:
     assert (nothing.fraction, nothing.lowest, nothing.highest) == (1.0, None, None)
 
 
-def _interval(found: Comparison) -> tuple[float | None, float | None]:
-    return found.saving.lowest, found.saving.highest
+def _interval(against_baseline: Comparison) -> tuple[float | None, float | None]:
+    return against_baseline.saving.lowest, against_baseline.saving.highest
 
 
 def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
@@ -112,9 +112,9 @@ def test_a_negative_saving() -> None:
     data = study(record(0, 3.0, 9.0), record(1, 1.0, 20.0), start=True)
     assert recommend(data, 9.5).baseline.trial == 0
     assert comparison(data, recommend(data, 9.5)) is None  # its own baseline
-    found = comparison(data, recommend(data, 25.0))
-    assert (found.trial, found.baseline_trial) == (1, 0)
-    assert found.value_difference == pytest.approx(20 / 9 - 1)
+    against_baseline = comparison(data, recommend(data, 25.0))
+    assert (against_baseline.trial, against_baseline.baseline_trial) == (1, 0)
+    assert against_baseline.value_difference == pytest.approx(20 / 9 - 1)
     dear = compared(study(record(0, 1.0, 20.0), record(1, 3.0, 9.0), start=True))  # the start misses the target
     assert dear.saving.fraction == -2.0
 
@@ -229,14 +229,14 @@ def test_how_many_runs_pay_back_follows_from_the_savings_interval() -> None:
 
 def test_a_saving_within_the_noise_has_no_upper_end_of_pay_back_and_is_called_so() -> None:
     data = repeated(runs(0, [1.95, 2.05, 1.85], SURE), runs(1, [2.1, 2.0, 1.9], BETTER))
-    rec, found = recommend(data), compared(data)
-    assert found.saving.lowest < 0 < found.saving.fraction < found.saving.highest
+    rec, against_baseline = recommend(data), compared(data)
+    assert against_baseline.saving.lowest < 0 < against_baseline.saving.fraction < against_baseline.saving.highest
     fewest, most = rec.break_even_interval
-    assert most is None and fewest == math.ceil(rec.study_emissions_kg_co2e / (2.0 * found.saving.highest))
+    assert most is None and fewest == math.ceil(rec.study_emissions_kg_co2e / (2.0 * against_baseline.saving.highest))
     assert headline(StudyView(data)).startswith("2.5 % less CO2e at the target quality, within the noise: ")
     noise = caveats_of(data)["saving_within_noise"]
     assert noise.level is Level.CRITICAL
-    assert noise.numbers == {"lowest": found.saving.lowest, "highest": found.saving.highest}
+    assert noise.numbers == {"lowest": against_baseline.saving.lowest, "highest": against_baseline.saving.highest}
     notes = {tile.label: tile.note for tile in tiles(StudyView(data))}
     assert notes["Saving on a run"].endswith("confidence, 3 seeds each")
     assert notes["Pays back after"] == f"{fewest} or more with 95 % confidence"
@@ -255,12 +255,15 @@ def test_an_excess_within_the_noise_is_no_plain_fact_either() -> None:
     data = repeated(start, ours)
     search = data.config.search.model_copy(update={"start": {"epochs": 1}})
     data = data.model_copy(update={"config": data.config.model_copy(update={"search": search})})
-    rec, found = recommend(data), compared(data)
-    assert rec.break_even_runs is None and found.saving.fraction < 0 < found.saving.highest
-    assert rec.break_even_interval == (math.ceil(rec.study_emissions_kg_co2e / (2.0 * found.saving.highest)), None)
+    rec, against_baseline = recommend(data), compared(data)
+    assert rec.break_even_runs is None and against_baseline.saving.fraction < 0 < against_baseline.saving.highest
+    assert rec.break_even_interval == (
+        math.ceil(rec.study_emissions_kg_co2e / (2.0 * against_baseline.saving.highest)),
+        None,
+    )
     assert headline(StudyView(data)).startswith("2.5 % more CO2e at the target quality, within the noise: ")
     noise = caveats_of(data)["saving_within_noise"].text
-    assert f"{percent_text(found.saving.lowest)} to {percent_text(found.saving.highest)}" in noise
+    assert f"{percent_text(against_baseline.saving.lowest)} to {percent_text(against_baseline.saving.highest)}" in noise
     paid = {tile.label: tile.text for tile in tiles(StudyView(data))}["Pays back after"]
     assert paid == "not known"
 

@@ -30,17 +30,17 @@ def runs(trial: int, emissions_kg: list[float], perplexities: list[float]) -> li
 
 
 def repeated(*of_each: list[TrialRecord], seeds: int = 3) -> StudyData:
-    data = study(*(one for several in of_each for one in several), target=TARGET)
+    data = study(*(run for several in of_each for run in several), target=TARGET)
     confirmed = type(data.config).model_validate({**data.config.model_dump(mode="json"), "confirm": {"seeds": seeds}})
     return data.model_copy(update={"config": confirmed})
 
 
 def test_pooled_deviation_is_that_of_analysis_of_variance() -> None:
     groups = [[1.0, 2.0, 4.0], [7.0, 7.5], [3.0]]
-    found = pooled(groups)
+    noise = pooled(groups)
     squares = sum(np.var(group) * len(group) for group in groups)
-    assert found is not None and found.freedom == 3
-    assert found.deviation == pytest.approx(math.sqrt(squares / 3))
+    assert noise is not None and noise.freedom == 3
+    assert noise.deviation == pytest.approx(math.sqrt(squares / 3))
     assert pooled([[1.0], [2.0]]) is None
 
 
@@ -62,8 +62,8 @@ def test_runs_that_differ_beyond_all_bounds_have_none() -> None:
     data = repeated(runs(0, [1.0, 1.0], [9.0, 1e100]), seeds=2)
     rec = recommend(data, 1e60)
     assert (rec.confidence.value_bound, rec.confidence.confirmed) == (None, False)
-    found = caveats_of(data, 1e60)["unbounded"]
-    assert (found.level, found.numbers) == (Level.CRITICAL, {"seeds": 2})
+    caveat = caveats_of(data, 1e60)["unbounded"]
+    assert (caveat.level, caveat.numbers) == (Level.CRITICAL, {"seeds": 2})
 
 
 def test_what_was_repeated_and_is_in_doubt_is_better_known_than_what_ran_once() -> None:
@@ -85,9 +85,9 @@ def test_the_runner_up_of_a_winner_in_doubt_is_surer_and_nearly_as_cheap() -> No
     assert other.value_mean == pytest.approx(stats.gmean([9.7, 9.9, 10.0]))
     assert TARGET < other.value_bound < rec.confidence.value_bound
     assert other.emissions_kg_co2e == pytest.approx(1.04) and other.emissions_difference == pytest.approx(0.04)
-    found = caveats_of(data)
-    assert found["not_confirmed"].numbers["bound"] == rec.confidence.value_bound
-    surer_one = found["surer_runner_up"].numbers
+    caveats = caveats_of(data)
+    assert caveats["not_confirmed"].numbers["bound"] == rec.confidence.value_bound
+    surer_one = caveats["surer_runner_up"].numbers
     assert (surer_one["trial"], surer_one["bound"]) == (1, other.value_bound)
     assert surer_one["difference"] == pytest.approx(0.04)
     assert rec.as_json()["confidence"]["safer_alternative"]["trial"] == 1
@@ -117,13 +117,13 @@ def test_the_repeats_stand_as_the_evidence_says() -> None:
     seen = set()
     for _ in range(100):
         perplexities = rng.uniform(9.0, 10.2, (3, 1)) * rng.normal(1.0, 0.01, (3, 3))
-        data = repeated(*(runs(one, [1.0] * 3, list(perplexities[one])) for one in range(3)))
+        data = repeated(*(runs(trial, [1.0] * 3, list(perplexities[trial])) for trial in range(3)))
         evidence = Evidence.of(data, AT_TARGET)
-        expected = [evidence.standing(one) for one in evidence.configurations]
-        found = repeats(data.records)
-        assert [one.standing(AT_TARGET) for one in found] == expected
-        assert [one.value_bound for one in found] == [
-            evidence.confidence(one).value_bound for one in evidence.configurations
+        expected = [evidence.standing(configuration) for configuration in evidence.configurations]
+        repeated_configurations = repeats(data.records)
+        assert [configuration.standing(AT_TARGET) for configuration in repeated_configurations] == expected
+        assert [configuration.value_bound for configuration in repeated_configurations] == [
+            evidence.confidence(configuration).value_bound for configuration in evidence.configurations
         ]
         seen |= set(expected)
     assert seen == {Standing.CONFIRMED, Standing.INCONCLUSIVE, Standing.REJECTED}
@@ -132,9 +132,11 @@ def test_the_repeats_stand_as_the_evidence_says() -> None:
 def test_a_configuration_that_diverged_with_a_seed_is_refuted_and_one_run_twice_in_the_search_is_not_judged() -> None:
     lost = [*runs(0, [1.0, 1.0], [9.0, 9.1]), record(999, 1.0, None, repeat_of=0, state=TrialState.DIVERGED)]
     first = record(1, 1.0, 9.0)
-    found = repeats(repeated(lost, [first, record(2, 1.0, 9.1, params=first.params)]).records)
-    assert [one.standing(AT_TARGET) for one in found] == [Standing.REJECTED, None]
-    assert found[1].value_bound is None and found[1].value_mean == pytest.approx(stats.gmean([9.0, 9.1]))
+    configurations = repeats(repeated(lost, [first, record(2, 1.0, 9.1, params=first.params)]).records)
+    assert [configuration.standing(AT_TARGET) for configuration in configurations] == [Standing.REJECTED, None]
+    assert configurations[1].value_bound is None and configurations[1].value_mean == pytest.approx(
+        stats.gmean([9.0, 9.1])
+    )
 
 
 @pytest.mark.parametrize("difference", np.linspace(0.0, 0.5, 11))
@@ -162,8 +164,8 @@ def test_standing() -> None:
         [*runs(5, kg[:2], [9.0, 9.1]), record(999, 1.0, None, repeat_of=5, state=TrialState.DIVERGED)],
     )
     evidence = Evidence.of(data, AT_TARGET)
-    found = [evidence.standing(one).value for one in evidence.configurations]
-    assert found == ["confirmed", "inconclusive", "rejected", "unreplicated", "unreplicated", "rejected"]
+    standings = [evidence.standing(configuration).value for configuration in evidence.configurations]
+    assert standings == ["confirmed", "inconclusive", "rejected", "unreplicated", "unreplicated", "rejected"]
 
 
 def test_another_target_needs_no_new_trial() -> None:
@@ -181,15 +183,15 @@ def test_the_recommendation_is_the_cheapest_mean_of_those_that_hold() -> None:
     for _ in range(300):
         kg = rng.uniform(1.0, 2.0, (4, 3))
         perplexities = rng.uniform(9.0, 10.05, (4, 1)) * rng.normal(1.0, 0.005, (4, 3))
-        data = repeated(*(runs(one, list(kg[one]), list(perplexities[one])) for one in range(4)))
+        data = repeated(*(runs(trial, list(kg[trial]), list(perplexities[trial])) for trial in range(4)))
         logs = np.log(perplexities)
         deviation = np.maximum(math.sqrt(logs.var(axis=1, ddof=1).mean()), logs.std(axis=1, ddof=1))
         bounds = logs.mean(axis=1) + stats.t.ppf((1 + LEVEL) / 2, df=8) * deviation / math.sqrt(3)
-        holding = [one for one in range(4) if bounds[one] <= math.log(TARGET)]
+        holding = [trial for trial in range(4) if bounds[trial] <= math.log(TARGET)]
         rec = recommend(data)
         assert _holds(rec) == bool(holding)
         if holding:
-            assert rec.trial == min(holding, key=lambda one: kg[one].mean())
+            assert rec.trial == min(holding, key=lambda trial: kg[trial].mean())
         seen.add(len(holding))
     assert len(seen) > 3
 
@@ -210,7 +212,7 @@ def test_what_is_no_better_than_the_target_holds_it_as_rarely_as_the_level_says(
         if perplexities[0, 0] > TARGET:
             continue
         taken += 1
-        data = repeated(*(runs(one, [1.0] * seeds, list(perplexities[one])) for one in range(3)), seeds=seeds)
+        data = repeated(*(runs(trial, [1.0] * seeds, list(perplexities[trial])) for trial in range(3)), seeds=seeds)
         evidence = Evidence.of(data, AT_TARGET)
         held += evidence.standing(evidence.configurations[0]) is Standing.CONFIRMED
     assert held / taken <= 1 - LEVEL

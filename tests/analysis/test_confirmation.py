@@ -90,7 +90,7 @@ def batch(rec: Recommendation) -> int:
 
 def repeats(data: StudyData) -> list[tuple[int, int]]:
     """(batch, seed) of every repeat, in the order that they ran in."""
-    return [(one.params.global_batch_size, one.seed) for one in data.records if one.repeat_of is not None]
+    return [(record.params.global_batch_size, record.seed) for record in data.records if record.repeat_of is not None]
 
 
 CLEAR = (
@@ -110,15 +110,15 @@ def test_a_winner_that_holds_keeps_its_place(tmp_path: Path) -> None:
     assert batch(rec) == 16 and rec.confidence is not None and rec.confidence.confirmed
     assert rec.confidence.seeds == 3 and rec.ties == ()
     assert rec.value == pytest.approx((9.50 * 9.52 * 9.48) ** (1 / 3))
-    by_repeat = [one for one in data.records if one.repeat_of == rec.trial]
-    assert [one.state for one in by_repeat] == [TrialState.COMPLETE] * 2
-    assert rec.confidence.trials == (rec.trial, *(one.trial for one in by_repeat))
+    by_repeat = [record for record in data.records if record.repeat_of == rec.trial]
+    assert [record.state for record in by_repeat] == [TrialState.COMPLETE] * 2
+    assert rec.confidence.trials == (rec.trial, *(record.trial for record in by_repeat))
 
 
 def test_a_configuration_that_diverges_with_another_seed_is_not_recommended(tmp_path: Path) -> None:
     table = (rows(16, 100, s0=9.0, s1=math.inf, s2=9.0), rows(32, 200, s0=9.3, s1=9.33, s2=9.31))
     data = Replayed(tmp_path, *table).run()
-    assert next(one.state for one in data.records if one.repeat_of is not None) == TrialState.DIVERGED
+    assert next(record.state for record in data.records if record.repeat_of is not None) == TrialState.DIVERGED
     rec = recommend(data)
     assert batch(rec) == 32 and rec.confidence.confirmed
     alone = Replayed(tmp_path / "alone", table[0]).run()
@@ -242,7 +242,7 @@ def test_seeds_that_the_table_lacks_are_skipped_and_named(tmp_path: Path) -> Non
     table = (rows(16, 100, s0=9.5), rows(32, 200, s0=9.3, s1=9.31, s2=9.32), rows(64, 300, s0=9.1, s2=9.2))
     data = Replayed(tmp_path, *table).run()
     assert repeats(data) == [(32, 1), (32, 2), (64, 2)]
-    by_batch = {one.params.global_batch_size: one.trial for one in data.records if one.repeat_of is None}
+    by_batch = {record.params.global_batch_size: record.trial for record in data.records if record.repeat_of is None}
     assert f"not in the table: seed 1 of trial {by_batch[16]}, 2 of trial {by_batch[16]}" in data.ended
     assert f"1 of trial {by_batch[64]}" in data.ended
     assert batch(recommend(data)) == 32, "the cheapest could not be confirmed"
@@ -280,10 +280,10 @@ def test_interrupted_anywhere_it_goes_on_as_if_never_stopped(events: int, whole:
             assert stops < 50
     assert stops > 0
     assert repeats(data) == repeats(whole) == [(8, 1), (8, 2), (16, 1), (16, 2), (32, 1), (32, 2)]
-    assert [one.state for one in data.records] == [TrialState.COMPLETE] * 9
+    assert [record.state for record in data.records] == [TrialState.COMPLETE] * 9
     assert recommend(data).trial == recommend(whole).trial
     assert recommend(data).confidence == recommend(whole).confidence
-    assert any(one.attempt > 1 and one.repeat_of is not None for one in data.records)
+    assert any(record.attempt > 1 and record.repeat_of is not None for record in data.records)
 
 
 def test_a_repeat_that_waits_in_the_queue_is_not_queued_again(tmp_path: Path) -> None:
@@ -335,12 +335,14 @@ def test_confirm_can_be_added_to_a_finished_study_and_more_trials_after_it(tmp_p
     before = replayed.run()
     replayed.study["confirm"] = confirm
     data = replayed.run()
-    assert [one.trial for one in data.records if one.repeat_of is None] == [one.trial for one in before.records]
+    assert [record.trial for record in data.records if record.repeat_of is None] == [
+        record.trial for record in before.records
+    ]
     assert len(repeats(data)) > 0
     assert replayed.run().records == data.records, "nothing is left to do"
     replayed.study["budget"]["trials"] = 5
     data = replayed.run()
-    assert sum(one.repeat_of is None for one in data.records) == 5
+    assert sum(record.repeat_of is None for record in data.records) == 5
     assert batch(recommend(data)) == 16
     assert replayed.read() == data
 
@@ -351,8 +353,8 @@ def test_repeats_are_neither_stopped_nor_counted(tmp_path: Path) -> None:
     replayed = Replayed(tmp_path, *table)
     replayed.study["search"]["pruning"] = {"target": True, "cap": True}
     data = replayed.run()
-    assert all(one.state == TrialState.COMPLETE for one in data.records if one.repeat_of is not None)
-    assert sum(one.repeat_of is None for one in data.records) == 2
+    assert all(record.state == TrialState.COMPLETE for record in data.records if record.repeat_of is not None)
+    assert sum(record.repeat_of is None for record in data.records) == 2
 
 
 def test_a_refuted_winner_does_not_end_the_search(tmp_path: Path) -> None:
@@ -372,6 +374,6 @@ def test_a_refuted_winner_does_not_end_the_search(tmp_path: Path) -> None:
     rec = recommend(data)
     assert batch(rec) == 32 and rec.confidence is not None and rec.confidence.confirmed, data.ended
     assert (16, 1) in repeats(data) and (32, 2) in repeats(data)
-    assert [(one.trial, one.seeds) for one in rec.rejected] == [(0, 3)]
+    assert [(configuration.trial, configuration.seeds) for configuration in rec.rejected] == [(0, 3)]
     assert rec.rejected[0].value == pytest.approx((9.9 * 10.2 * 10.2) ** (1 / 3))
     assert numbers_of(data, "rejected") == {"trials": [0]}

@@ -19,7 +19,7 @@ TABLE = Path(__file__).parents[2] / "reports" / "search" / "tables" / "wikitext-
 CURVE = ((10, 20.0, 1.0), (20, 10.0, 2.0), (30, 8.04, 3.0), (40, 8.0, 4.0), (50, 8.2, 5.0))
 
 
-def with_sha256(data: StudyData) -> DiminishingReturns | None:
+def returns_of(data: StudyData) -> DiminishingReturns | None:
     return diminishing_returns(data, recommend(data))
 
 
@@ -28,33 +28,33 @@ def run(*points: tuple[int, float, float | None], kg: float = 5.0, **changes) ->
 
 
 def test_milestones() -> None:
-    found = with_sha256(study(run(*CURVE), target=10.5))
-    assert (found.trial, found.total_steps) == (0, 50)
-    assert [point.share for point in found.points] == [0.2, 0.4, 0.6, 0.8, 1.0]
-    assert [point.emissions_kg_co2e for point in found.points] == pytest.approx([1, 2, 3, 4, 5])
-    assert found.points[0].gained_per_kg_co2e is None
-    assert [point.gained_per_kg_co2e for point in found.points[1:]] == pytest.approx([10.0, 1.96, 0.04, -0.2])
-    assert (found.best.step, found.enough.step, found.first_meeting.step) == (40, 30, 20)
-    assert found.saved_fraction == pytest.approx(0.4)
+    returns = returns_of(study(run(*CURVE), target=10.5))
+    assert (returns.trial, returns.total_steps) == (0, 50)
+    assert [point.share for point in returns.points] == [0.2, 0.4, 0.6, 0.8, 1.0]
+    assert [point.emissions_kg_co2e for point in returns.points] == pytest.approx([1, 2, 3, 4, 5])
+    assert returns.points[0].gained_per_kg_co2e is None
+    assert [point.gained_per_kg_co2e for point in returns.points[1:]] == pytest.approx([10.0, 1.96, 0.04, -0.2])
+    assert (returns.best.step, returns.enough.step, returns.first_meeting.step) == (40, 30, 20)
+    assert returns.saved_fraction == pytest.approx(0.4)
 
 
 def test_of_a_run_that_improves_to_its_end_nothing_could_have_been_saved() -> None:
     """The energy of the last few milliseconds, after the last evaluation, does not count as such."""
-    found = with_sha256(study(run((25, 20.0, 2.0), (50, 8.0, 4.999))))
-    assert (found.enough.step, found.saved_fraction) == (50, 0.0)
+    returns = returns_of(study(run((25, 20.0, 2.0), (50, 8.0, 4.999))))
+    assert (returns.enough.step, returns.saved_fraction) == (50, 0.0)
 
 
 def test_the_closest_trial_where_none_meets_the_target() -> None:
-    found = with_sha256(study(run(*CURVE), target=5.0))
-    assert (found.trial, found.first_meeting) == (0, None)
+    returns = returns_of(study(run(*CURVE), target=5.0))
+    assert (returns.trial, returns.first_meeting) == (0, None)
 
 
 def test_evaluations_that_say_nothing_are_left_out() -> None:
-    found = with_sha256(
+    returns = returns_of(
         study(run((10, math.nan, 1.0), (20, 10.0, None), (30, 9.0, 3.0), (40, 8.5, 3.0), (50, 8.0, 5.0)))
     )
-    assert [point.step for point in found.points] == [30, 40, 50]
-    assert [point.gained_per_kg_co2e for point in found.points] == [None, None, pytest.approx(0.25)]
+    assert [point.step for point in returns.points] == [30, 40, 50]
+    assert [point.gained_per_kg_co2e for point in returns.points] == [None, None, pytest.approx(0.25)]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_evaluations_that_say_nothing_are_left_out() -> None:
     ids=["no trial", "no evaluation", "no energy by step", "no energy", "none complete", "energy not known"],
 )
 def test_nothing_to_look_into(data: StudyData) -> None:
-    assert with_sha256(data) is None
+    assert returns_of(data) is None
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,8 @@ def test_rate_decays(scheduler: str | None, warmup: float | None, given: dict, d
         "training_arguments": given,
     }
     raw = {**data.config.model_dump(mode="json"), "workload": workload, "launch": {"kind": "local", "gpus": []}}
-    found = with_sha256(data.model_copy(update={"config": type(data.config).model_validate(raw)}))
-    assert found.rate_decays is decays
+    returns = returns_of(data.model_copy(update={"config": type(data.config).model_validate(raw)}))
+    assert returns.rate_decays is decays
 
 
 def test_a_recorded_run_that_overfits() -> None:
@@ -114,12 +114,14 @@ def test_a_recorded_run_that_overfits() -> None:
         key=lambda row: row["evals"][-1]["nll"] - min(point["nll"] for point in row["evals"]),
     )
     a_step_kg = emissions_kg_co2e(kwh_from_joules(row["joules_per_step"]), INTENSITY_G_PER_KWH, PUE)
-    points = [(one["step"], math.exp(one["nll"]), one["step"] * a_step_kg) for one in row["evals"]]
-    found = with_sha256(study(run(*points, kg=row["total_steps"] * a_step_kg, total_steps=row["total_steps"])))
-    nlls = [one["nll"] for one in row["evals"]]
+    points = [
+        (evaluation["step"], math.exp(evaluation["nll"]), evaluation["step"] * a_step_kg) for evaluation in row["evals"]
+    ]
+    returns = returns_of(study(run(*points, kg=row["total_steps"] * a_step_kg, total_steps=row["total_steps"])))
+    nlls = [evaluation["nll"] for evaluation in row["evals"]]
     best = nlls.index(min(nlls))
-    assert found.best.step == row["evals"][best]["step"] < row["total_steps"]
-    assert all(point.gained_per_kg_co2e < 0 for point in found.points[best + 1 : best + 2])
-    assert found.enough.value <= 1.01 * found.best.value
-    assert all(point.value > 1.01 * found.best.value for point in found.points if point.step < found.enough.step)
-    assert found.saved_fraction == pytest.approx(1 - found.enough.step / row["total_steps"])
+    assert returns.best.step == row["evals"][best]["step"] < row["total_steps"]
+    assert all(point.gained_per_kg_co2e < 0 for point in returns.points[best + 1 : best + 2])
+    assert returns.enough.value <= 1.01 * returns.best.value
+    assert all(point.value > 1.01 * returns.best.value for point in returns.points if point.step < returns.enough.step)
+    assert returns.saved_fraction == pytest.approx(1 - returns.enough.step / row["total_steps"])

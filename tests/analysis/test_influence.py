@@ -74,19 +74,19 @@ def both(data: StudyData, resamples: int = FEW) -> tuple[Influence, Influence]:
 
 def test_what_matters_comes_first_and_what_does_not_is_near_nothing() -> None:
     emissions, perplexity = both(data(SPACE, known(30, seed=1)))
-    assert [one.name for one in emissions.parameters[:2]] == ["epochs", "global_batch_size"]
-    assert {one.name for one in perplexity.parameters[:2]} == {"epochs", "learning_rate"}
-    for found in (emissions, perplexity):
-        assert {one.name for one in found.parameters} == set(SPACE) - {"zero_stage"}
-        assert sum(one.importance for one in found.parameters) == pytest.approx(1)
-        relevant, irrelevant = found.parameters[:2], found.parameters[2:]
-        assert max(one.importance_highest for one in irrelevant) < 0.05
-        assert min(one.importance_lowest for one in relevant) > 0.05
-        assert found.explained is not None and found.explained > 0.9
-        for one in found.parameters:
-            assert one.importance_lowest <= one.importance <= one.importance_highest
-            assert all(effect.lowest <= effect.expected <= effect.highest for effect in one.effects)
-            assert sum(effect.trials for effect in one.effects) == found.trials == 30
+    assert [parameter.name for parameter in emissions.parameters[:2]] == ["epochs", "global_batch_size"]
+    assert {parameter.name for parameter in perplexity.parameters[:2]} == {"epochs", "learning_rate"}
+    for learned_influence in (emissions, perplexity):
+        assert {parameter.name for parameter in learned_influence.parameters} == set(SPACE) - {"zero_stage"}
+        assert sum(parameter.importance for parameter in learned_influence.parameters) == pytest.approx(1)
+        relevant, irrelevant = learned_influence.parameters[:2], learned_influence.parameters[2:]
+        assert max(parameter.importance_highest for parameter in irrelevant) < 0.05
+        assert min(parameter.importance_lowest for parameter in relevant) > 0.05
+        assert learned_influence.explained is not None and learned_influence.explained > 0.9
+        for parameter in learned_influence.parameters:
+            assert parameter.importance_lowest <= parameter.importance <= parameter.importance_highest
+            assert all(effect.lowest <= effect.expected <= effect.highest for effect in parameter.effects)
+            assert sum(effect.trials for effect in parameter.effects) == learned_influence.trials == 30
 
 
 def test_the_interval_of_an_effect_holds_the_true_one_most_of_the_time() -> None:
@@ -124,8 +124,11 @@ def test_a_few_recorded_runs_tell_the_effects_in_the_whole_table(name: str) -> N
     assert perplexity.explained is not None and perplexity.explained > 0.6
     by_params = {tuple(run.params.items()): run for run in table}
     held = []
-    for found, outcome in ((emissions, lambda run: math.log(joules(run))), (perplexity, lambda run: run.evals[-1].nll)):
-        for parameter in found.parameters:
+    for learned_influence, outcome in (
+        (emissions, lambda run: math.log(joules(run))),
+        (perplexity, lambda run: run.evals[-1].nll),
+    ):
+        for parameter in learned_influence.parameters:
             for effect in parameter.effects:
                 same = [by_params[tuple({**run.params, parameter.name: effect.value}.items())] for run in runs]
                 true = fmean(outcome(run) for run in same)
@@ -136,7 +139,7 @@ def test_a_few_recorded_runs_tell_the_effects_in_the_whole_table(name: str) -> N
 def test_values_are_the_tried_ones_and_of_a_range_a_few() -> None:
     runs = known(26, seed=3)
     emissions, _ = both(data(SPACE, runs))
-    values = {one.name: [effect.value for effect in one.effects] for one in emissions.parameters}
+    values = {parameter.name: [effect.value for effect in parameter.effects] for parameter in emissions.parameters}
     assert values["global_batch_size"] == [8, 16, 32, 64]
     assert values["lr_scheduler"] == ["linear", "cosine", "constant"]
     rates = values["learning_rate"]
@@ -153,7 +156,7 @@ def test_true_and_false_stay_what_they_are() -> None:
         for number in range(12)
     ]
     emissions, _ = both(data({**SPACE, "gradient_checkpointing": {"choices": [True, False]}}, runs))
-    parameter = next(one for one in emissions.parameters if one.name == "gradient_checkpointing")
+    parameter = next(candidate for candidate in emissions.parameters if candidate.name == "gradient_checkpointing")
     assert [effect.value for effect in parameter.effects] == [False, True]
     assert parameter.effects[0].expected == pytest.approx(2 * parameter.effects[1].expected, rel=0.02)
 
@@ -165,11 +168,11 @@ def test_the_same_trials_say_the_same_again() -> None:
 
 @pytest.mark.parametrize("processes", [2, 7])
 def test_however_many_processes_find_it_they_say_the_same(processes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
+    influences = []
     for count in (1, processes):
         monkeypatch.setattr("carbonopt.analysis.influence.processes", lambda count=count: count)
-        found.append(both(data(SPACE, known(20, seed=1)), resamples=10))
-    assert found[0] == found[1]
+        influences.append(both(data(SPACE, known(20, seed=1)), resamples=10))
+    assert influences[0] == influences[1]
 
 
 def test_repeats_count_as_runs_but_explain_nothing_about_themselves() -> None:
@@ -207,7 +210,7 @@ def test_what_does_nothing_has_an_interval_nevertheless() -> None:
     ]
     emissions, _ = both(data(SPACE, runs))
     assert emissions.parameters[0].name == "epochs"
-    assert max(one.importance_highest for one in emissions.parameters[1:]) > 0.05
+    assert max(parameter.importance_highest for parameter in emissions.parameters[1:]) > 0.05
     assert emissions.parameters[0].importance_lowest < 0.95
 
 
@@ -216,7 +219,7 @@ def test_a_value_that_one_configuration_had_is_not_extrapolated_to() -> None:
     runs = [(params, kg, perplexity) for params, kg, perplexity in known(30, seed=14) if params["epochs"] != 4]
     longest = next(run for run in known(30, seed=14) if run[0]["epochs"] == 4)
     emissions, _ = both(data(SPACE, [*runs, longest]))
-    epochs = next(one for one in emissions.parameters if one.name == "epochs")
+    epochs = next(parameter for parameter in emissions.parameters if parameter.name == "epochs")
     assert [(effect.value, effect.trials) for effect in epochs.effects][-1] == (4, 1)
     two, four = epochs.effects[-2:]
     assert four.lowest > 1.5 * two.expected  # in truth twice as much
@@ -234,8 +237,8 @@ def test_where_no_trial_completed_is_said_and_no_effect_given() -> None:
         for number, (params, kg, perplexity) in enumerate(known(30, seed=13))
         if params["learning_rate"] < 1e-3
     ]
-    found = influence(data(space, runs), resamples=FEW)
-    emissions = found[0]
+    influences = influence(data(space, runs), resamples=FEW)
+    emissions = influences[0]
     assert isinstance(emissions, Influence)
     tried = [params["learning_rate"] for params, _, _ in runs]
     assert emissions.gaps == (
@@ -243,10 +246,10 @@ def test_where_no_trial_completed_is_said_and_no_effect_given() -> None:
         Gap(name="epochs", tried=(1, 2, 4), untried=(8, 16)),
         Gap(name="warmup_ratio", tried=(0.1,), low=0, high=0.2),
     )
-    values = {one.name: [effect.value for effect in one.effects] for one in emissions.parameters}
+    values = {parameter.name: [effect.value for effect in parameter.effects] for parameter in emissions.parameters}
     assert "warmup_ratio" not in values and values["epochs"] == [1, 2, 4]
     assert max(values["learning_rate"]) == max(tried)  # type: ignore[type-var]
-    untried = texts_of(section(StudyView(data(space, runs), influence=found)), "untried")
+    untried = texts_of(section(StudyView(data(space, runs), influence=influences)), "untried")
     assert [row[0] for row in untried] == ["learning_rate", "epochs", "warmup_ratio"]
     assert [row[2] for row in untried] == ["the rest of 1e-05 to 0.01", "8, 16", "the rest of 0 to 0.2"]
     covered = data({**SPACE, "learning_rate": {"low": min(tried), "high": max(tried), "log": True}}, runs)
@@ -309,4 +312,4 @@ def test_ten_thousand_trials_take_seconds() -> None:
     assert (emissions.trials, emissions.left_out) == (MOST_TRIALS, 10_000 - MOST_TRIALS)
     shown = texts_of(section(StudyView(many, influence=(emissions, perplexity))), "influence-fit")
     assert shown[0][:4] == ["emissions", str(MOST_TRIALS), str(MOST_TRIALS), str(10_000 - MOST_TRIALS)]
-    assert {one.name for one in perplexity.parameters[:2]} == {"epochs", "learning_rate"}
+    assert {parameter.name for parameter in perplexity.parameters[:2]} == {"epochs", "learning_rate"}

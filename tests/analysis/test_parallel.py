@@ -17,9 +17,9 @@ from carbonopt.core.errors import CarbonoptError
 
 
 def test_results_come_in_the_order_of_the_parts_from_a_process_each() -> None:
-    found = in_forks(lambda part: (part, os.getpid()), [3, 1, 2])
-    assert [part for part, _ in found] == [3, 1, 2]
-    pids = [pid for _, pid in found]
+    results = in_forks(lambda part: (part, os.getpid()), [3, 1, 2])
+    assert [part for part, _ in results] == [3, 1, 2]
+    pids = [pid for _, pid in results]
     assert len(set(pids)) == 3 and pids[-1] == os.getpid() and all(gone(pid) for pid in pids[:-1])
     assert in_forks(str, []) == []
 

@@ -84,12 +84,12 @@ RECORDS = st.lists(st.tuples(EMISSIONS, VALUES, STATES), max_size=8).map(
 
 def points(records: list[TrialRecord]) -> dict[int, tuple[float, float]]:
     return {
-        one.trial: (one.emissions_kg_co2e, one.value)
-        for one in records
-        if one.state is TrialState.COMPLETE
-        and one.emissions_kg_co2e is not None
-        and one.value is not None
-        and math.isfinite(one.value)
+        run.trial: (run.emissions_kg_co2e, run.value)
+        for run in records
+        if run.state is TrialState.COMPLETE
+        and run.emissions_kg_co2e is not None
+        and run.value is not None
+        and math.isfinite(run.value)
     }
 
 
@@ -261,8 +261,8 @@ def test_closure_needs_a_reading_of_every_session():
 
 def gpu_energy(counter: float) -> dict[Phase, GpuEnergy]:
     """Of one phase this much, by the counter; CodeCarbon reads 1 % more, and a quarter of it is idle."""
-    one = GpuEnergy(counter=counter, codecarbon=1.01 * counter, idle=counter / 4, uncertainty=0.3 * counter)
-    return {Phase.SETUP: one, Phase.TRAIN: one, Phase.EVAL: one}
+    phase_energy = GpuEnergy(counter=counter, codecarbon=1.01 * counter, idle=counter / 4, uncertainty=0.3 * counter)
+    return {Phase.SETUP: phase_energy, Phase.TRAIN: phase_energy, Phase.EVAL: phase_energy}
 
 
 def gpu_study(*records: TrialRecord, **session: float | None) -> StudyData:
@@ -304,9 +304,16 @@ def test_repeats_of_one_configuration_whatever_the_seed():
         record(3, 8.0, None, params=params, state=TrialState.PRUNED),
         record(5, 8.0, math.inf, params=params),
     ]
-    (found,) = repeats(runs)
-    assert (found.n, found.trials, found.seeds, found.params) == (3, (0, 2, 4), (0, 1, 2), params)
-    assert found.value.model_dump() == {"mean": 7.0, "standard_deviation": 2.0, "lowest": 5.0, "highest": 9.0}
-    assert found.emissions_kg_co2e.mean == 2.0
-    assert found.emissions_kg_co2e.standard_deviation == pytest.approx(math.sqrt(((1 - 2) ** 2 * 2 + (4 - 2) ** 2) / 2))
+    (configuration,) = repeats(runs)
+    assert (configuration.n, configuration.trials, configuration.seeds, configuration.params) == (
+        3,
+        (0, 2, 4),
+        (0, 1, 2),
+        params,
+    )
+    assert configuration.value.model_dump() == {"mean": 7.0, "standard_deviation": 2.0, "lowest": 5.0, "highest": 9.0}
+    assert configuration.emissions_kg_co2e.mean == 2.0
+    assert configuration.emissions_kg_co2e.standard_deviation == pytest.approx(
+        math.sqrt(((1 - 2) ** 2 * 2 + (4 - 2) ** 2) / 2)
+    )
     assert repeats(runs[1:2] + runs[3:]) == ()

@@ -22,34 +22,38 @@ def priced(data: StudyData) -> tuple[InRegion, ...]:
 def at(intensity: Intensity) -> StudyData:
     """That study, its emissions at another intensity."""
     factor = intensity.g_co2e_per_kwh / INTENSITY_G_PER_KWH
-    records = [one.model_copy(update={"emissions_kg_co2e": one.emissions_kg_co2e * factor}) for one in DATA.records]
+    records = [run.model_copy(update={"emissions_kg_co2e": run.emissions_kg_co2e * factor}) for run in DATA.records]
     provenance = DATA.provenance.model_copy(update={"intensity": intensity})
     return DATA.model_copy(update={"records": tuple(records), "provenance": provenance})
 
 
 def test_every_country_is_priced_and_the_own_intensity_too() -> None:
     rec = recommend(DATA)
-    found = priced(DATA)
-    assert len(found) == len(countries()) + 1
-    assert [one.g_co2e_per_kwh for one in found] == sorted(one.g_co2e_per_kwh for one in found)
-    for one in found:
-        assert one.run_kg_co2e == pytest.approx(emissions_kg_co2e(rec.energy_kwh, one.g_co2e_per_kwh, PUE))
-        assert one.study_kg_co2e == pytest.approx(emissions_kg_co2e(rec.study_energy_kwh, one.g_co2e_per_kwh, PUE))
-    (own,) = [one for one in found if one.is_studys_own]
+    priced_regions = priced(DATA)
+    assert len(priced_regions) == len(countries()) + 1
+    assert [region.g_co2e_per_kwh for region in priced_regions] == sorted(
+        region.g_co2e_per_kwh for region in priced_regions
+    )
+    for region in priced_regions:
+        assert region.run_kg_co2e == pytest.approx(emissions_kg_co2e(rec.energy_kwh, region.g_co2e_per_kwh, PUE))
+        assert region.study_kg_co2e == pytest.approx(
+            emissions_kg_co2e(rec.study_energy_kwh, region.g_co2e_per_kwh, PUE)
+        )
+    (own,) = [region for region in priced_regions if region.is_studys_own]
     assert (own.place, own.g_co2e_per_kwh) == ("given in the study file", INTENSITY_G_PER_KWH)
     assert (own.run_kg_co2e, own.study_kg_co2e) == (rec.emissions_kg_co2e, rec.study_emissions_kg_co2e)  # to the digit
 
 
 def test_the_own_country_is_there_once() -> None:
-    found = priced(at(reference_intensity(Carbon(country="FRA"))))
-    assert len(found) == len(countries())
-    assert [one.place for one in found if one.is_studys_own] == ["France"]
-    assert [one.place for one in found].count("France") == 1
+    priced_regions = priced(at(reference_intensity(Carbon(country="FRA"))))
+    assert len(priced_regions) == len(countries())
+    assert [region.place for region in priced_regions if region.is_studys_own] == ["France"]
+    assert [region.place for region in priced_regions].count("France") == 1
 
 
 def test_the_own_value_for_a_country_stands_beside_the_bundled_one() -> None:
-    found = priced(at(Intensity(g_co2e_per_kwh=40.0, source="given in the study file", place="France")))
-    assert sorted(one.is_studys_own for one in found if one.place == "France") == [False, True]
+    priced_regions = priced(at(Intensity(g_co2e_per_kwh=40.0, source="given in the study file", place="France")))
+    assert sorted(region.is_studys_own for region in priced_regions if region.place == "France") == [False, True]
 
 
 def test_nothing_is_recommended() -> None:
@@ -58,12 +62,15 @@ def test_nothing_is_recommended() -> None:
 
 
 def test_countries_are_those_that_a_study_can_name() -> None:
-    by_place = {one.place: one for one in countries()}
+    by_place = {intensity.place: intensity for intensity in countries()}
     assert len(by_place) == len(countries()) >= 200
     for code in ("USA", "FRA", "POL", "IND", "NOR"):
         own = reference_intensity(Carbon(country=code))
         assert by_place[own.place] == own
-    assert all(one.g_co2e_per_kwh > 0 and one.year and str(one.year) in one.source for one in countries())
+    assert all(
+        intensity.g_co2e_per_kwh > 0 and intensity.year and str(intensity.year) in intensity.source
+        for intensity in countries()
+    )
 
 
 def test_countries_are_read_at_once() -> None:

@@ -37,15 +37,15 @@ SECOND = {Stage.IMPORTS: cost(3.0, 40.0), Stage.COMPILE: cost(1.0, 5.0), Stage.S
 
 
 def test_shares_add_up_and_keep_their_order():
-    found = stages(study(trial(0, stages=FIRST), pruned(1), trial(2, stages=SECOND))).shares
-    assert [one.stage for one in found] == [stage for stage in Stage if stage in FIRST]
-    by_stage = {one.stage: one for one in found}
+    shares = stages(study(trial(0, stages=FIRST), pruned(1), trial(2, stages=SECOND))).shares
+    assert [share.stage for share in shares] == [stage for stage in Stage if stage in FIRST]
+    by_stage = {share.stage: share for share in shares}
     assert by_stage[Stage.IMPORTS].duration_s == 4.0
     assert by_stage[Stage.IMPORTS].median_s == 2.0
     assert by_stage[Stage.STEPS].energy_share == pytest.approx(795 / 1000)
     assert by_stage[Stage.STEPS].duration_share == pytest.approx(16 / 30)
-    assert sum(one.energy_share for one in found) == pytest.approx(1)
-    assert sum(one.duration_share for one in found) == pytest.approx(1)
+    assert sum(share.energy_share for share in shares) == pytest.approx(1)
+    assert sum(share.duration_share for share in shares) == pytest.approx(1)
 
 
 def test_speed_leaves_out_the_first_step_and_says_what_it_took():
@@ -119,13 +119,13 @@ def of(*records: TrialRecord, **changes) -> Amortisation | None:
 
 
 def found_of(*records: TrialRecord, **changes) -> Amortisation:
-    found = of(*records, **changes)
-    assert found is not None
-    return found
+    amortised = of(*records, **changes)
+    assert amortised is not None
+    return amortised
 
 
-def by_length(found: Amortisation) -> list[tuple[int, Any]]:
-    return [(one.trial, pytest.approx(one.from_length, rel=1e-6)) for one in found.cheapest]
+def by_length(amortised: Amortisation) -> list[tuple[int, Any]]:
+    return [(row.trial, pytest.approx(row.from_length, rel=1e-6)) for row in amortised.cheapest]
 
 
 def report_of(*records: TrialRecord, **changes) -> str:
@@ -139,13 +139,13 @@ OVERTAKEN = (timed(0, 0, 100), timed(1, 60, 80), timed(2, 260, 60))
 def test_the_cheapest_by_length_of_the_runs():
     never = timed(3, 250, 75)  # lower than the first from 10 on, where 1 and then 2 are lower still
     misses, stopped = timed(4, 0, 10, perplexity=7.0), pruned(5)
-    found = found_of(*OVERTAKEN, never, misses, stopped)
-    assert by_length(found) == [(0, 1), (1, 3), (2, 10)]
-    assert (found.trial, found.met, found.compared, found.unknown) == (0, True, 4, 0)
-    assert [one.less_in_the_limit for one in found.cheapest] == pytest.approx([0, 0.2, 0.4])
-    assert [one.excess_kwh * JOULES_PER_KWH for one in found.cheapest] == pytest.approx([0, 60, 260], abs=1e-9)
-    assert [one.energy_per_length_kwh * JOULES_PER_KWH for one in found.cheapest] == pytest.approx([100, 80, 60])
-    assert found.largest_excess_share == pytest.approx(260 / 320)
+    amortised = found_of(*OVERTAKEN, never, misses, stopped)
+    assert by_length(amortised) == [(0, 1), (1, 3), (2, 10)]
+    assert (amortised.trial, amortised.met, amortised.compared, amortised.unknown) == (0, True, 4, 0)
+    assert [row.less_in_the_limit for row in amortised.cheapest] == pytest.approx([0, 0.2, 0.4])
+    assert [row.excess_kwh * JOULES_PER_KWH for row in amortised.cheapest] == pytest.approx([0, 60, 260], abs=1e-9)
+    assert [row.energy_per_length_kwh * JOULES_PER_KWH for row in amortised.cheapest] == pytest.approx([100, 80, 60])
+    assert amortised.largest_excess_share == pytest.approx(260 / 320)
 
 
 def test_against_every_length_tried_one_by_one():
@@ -153,20 +153,20 @@ def test_against_every_length_tried_one_by_one():
     longest = 0
     for _ in range(300):
         lines = [(chance.randrange(0, 40), chance.randrange(1, 12)) for _ in range(chance.randrange(1, 7))]
-        found = found_of(*(timed(number, *line) for number, line in enumerate(lines)))
-        starts = [one.from_length for one in found.cheapest]
+        amortised = found_of(*(timed(number, *line) for number, line in enumerate(lines)))
+        starts = [row.from_length for row in amortised.cheapest]
         assert starts == sorted(starts) and starts[0] == 1
         longest = max(longest, len(starts))
         for length in [quarter / 4 for quarter in range(4, 200)] + [1e6]:
             used = [excess + length * rest for excess, rest in lines]
-            said = next(one for one in reversed(found.cheapest) if one.from_length <= length * (1 + 1e-9))
+            said = next(row for row in reversed(amortised.cheapest) if row.from_length <= length * (1 + 1e-9))
             assert used[said.trial] == pytest.approx(min(used))
         behind = [*starts[1:], starts[-1] + 1]
-        for one, start, end in list(zip(found.cheapest, starts, behind, strict=True))[1:]:  # the first may tie at 1
+        for row, start, end in list(zip(amortised.cheapest, starts, behind, strict=True))[1:]:  # the first may tie at 1
             assert start < end
             used = [excess + (start + end) / 2 * rest for excess, rest in lines]
-            assert used[one.trial] == min(used)
-            assert used.count(min(used)) == lines.count(lines[one.trial])
+            assert used[row.trial] == min(used)
+            assert used.count(min(used)) == lines.count(lines[row.trial])
     assert longest >= 4
 
 
@@ -187,26 +187,30 @@ def test_a_rival_without_excess_never_overtakes():
 
 
 def test_nothing_but_compilation():
-    found = found_of(timed(0, 50, 0), timed(1, 0, 60))
-    assert by_length(found) == [(0, 1)]
-    found = found_of(timed(0, 0, 50), timed(1, 60, 0))
-    assert (by_length(found), found.cheapest[1].less_in_the_limit) == ([(0, 1), (1, 1.2)], 1)
+    amortised = found_of(timed(0, 50, 0), timed(1, 0, 60))
+    assert by_length(amortised) == [(0, 1)]
+    amortised = found_of(timed(0, 0, 50), timed(1, 60, 0))
+    assert (by_length(amortised), amortised.cheapest[1].less_in_the_limit) == ([(0, 1), (1, 1.2)], 1)
 
 
 def test_without_a_first_step_of_the_recommended_trial_nothing_is_said():
     older = timed(0, 0, 50, stages=None)
     assert of() is of(older) is of(older, timed(1, 0, 100)) is None
     assert "Longer runs" not in report_of(older)
-    found = found_of(timed(0, 0, 100), timed(1, 0, 110, stages=None), timed(2, 0, 120, steps_done=1))
-    assert (found.compared, found.unknown) == (1, 2)
+    amortised = found_of(timed(0, 0, 100), timed(1, 0, 110, stages=None), timed(2, 0, 120, steps_done=1))
+    assert (amortised.compared, amortised.unknown) == (1, 2)
     text = report_of(timed(0, 0, 100), timed(1, 0, 101), timed(2, 0, 110, stages=None))
     assert "Of 2 configurations that may be recommended, 1 more without a measured first step." in text
 
 
 def test_where_no_trial_meets_the_target_the_complete_ones_are_compared():
-    records = (timed(0, 0, 120), *(one.model_copy(update={"trial": one.trial + 1}) for one in OVERTAKEN), pruned(9))
-    found = found_of(*records, target=1.5)
-    assert (found.met, by_length(found)) == (False, [(1, 1), (2, 3), (3, 10)])
+    records = (
+        timed(0, 0, 120),
+        *(record.model_copy(update={"trial": record.trial + 1}) for record in OVERTAKEN),
+        pruned(9),
+    )
+    amortised = found_of(*records, target=1.5)
+    assert (amortised.met, by_length(amortised)) == (False, [(1, 1), (2, 3), (3, 10)])
     assert "Of 4 configurations that completed." in report_of(*records, target=1.5)
 
 
@@ -221,11 +225,11 @@ def test_repeated_configurations_count_by_their_means_and_only_those_as_sure():
         timed(3, 0, 100, 5.01, repeat_of=0, seed=4),
         timed(4, 0, 101, 5.01, repeat_of=1, seed=4),
     )
-    found = found_of(*records, **CONFIRMED)
-    assert (by_length(found), found.compared) == ([(0, 1)], 2)
-    assert found.excess_kwh * JOULES_PER_KWH == pytest.approx(30)
-    assert found.as_first is not None and found.as_first.like == 0
-    assert found.as_first.energy_kwh * JOULES_PER_KWH == pytest.approx(60 + 70)
+    amortised = found_of(*records, **CONFIRMED)
+    assert (by_length(amortised), amortised.compared) == ([(0, 1)], 2)
+    assert amortised.excess_kwh * JOULES_PER_KWH == pytest.approx(30)
+    assert amortised.as_first is not None and amortised.as_first.like == 0
+    assert amortised.as_first.energy_kwh * JOULES_PER_KWH == pytest.approx(60 + 70)
 
     turned = found_of(timed(0, 0, 99, 5.00), *records[1:3], timed(3, 0, 101, 5.01, repeat_of=0, seed=4), **CONFIRMED)
     assert by_length(turned) == [(0, 1)] and turned.compared == 1  # trial 1 has not run with its second seed
@@ -233,9 +237,9 @@ def test_repeated_configurations_count_by_their_means_and_only_those_as_sure():
 
 def test_until_all_seeds_have_run_the_searchs_own_run_counts():
     records = (timed(0, 60, 40, 5.0), timed(1, 0, 103, 5.0), timed(2, 0, 120, 5.9, repeat_of=0, seed=4))
-    found = found_of(*records, raw={"confirm": {"seeds": 3, "runners_up": 1}})
-    assert found.energy_kwh * JOULES_PER_KWH == pytest.approx(100)
-    assert (by_length(found), found.compared) == ([(0, 1)], 2)
+    amortised = found_of(*records, raw={"confirm": {"seeds": 3, "runners_up": 1}})
+    assert amortised.energy_kwh * JOULES_PER_KWH == pytest.approx(100)
+    assert (by_length(amortised), amortised.compared) == ([(0, 1)], 2)
 
 
 def test_a_repeat_whose_first_step_was_not_measured_leaves_its_configuration_out():
@@ -262,10 +266,10 @@ def test_charged_as_the_first_of_those_that_compile_the_same():
     compiled_first = timed(0, 90, 100, None, state=TrialState.PRUNED, stop_reason=StopReason.TARGET)
     from_the_cache = timed(1, 1, 100)
     other = {"micro_batch_size_per_gpu": 4}
-    found = found_of(compiled_first, from_the_cache, timed(2, 5, 130, params=other))
-    assert found.trial == 1 and found.as_first is not None
-    assert (found.as_first.like, found.as_first.cheapest) == (0, 2)
-    energies = [found.as_first.excess_kwh, found.as_first.energy_kwh, found.as_first.cheapest_energy_kwh]
+    amortised = found_of(compiled_first, from_the_cache, timed(2, 5, 130, params=other))
+    assert amortised.trial == 1 and amortised.as_first is not None
+    assert (amortised.as_first.like, amortised.as_first.cheapest) == (0, 2)
+    energies = [amortised.as_first.excess_kwh, amortised.as_first.energy_kwh, amortised.as_first.cheapest_energy_kwh]
     assert [energy * JOULES_PER_KWH for energy in energies] == pytest.approx([90, 190, 135])
     # The other, too, had found in the cache what trial 3 compiled.
     both = found_of(compiled_first, from_the_cache, timed(2, 5, 130, params=other), timed(3, 70, 130, params=other))
@@ -289,8 +293,8 @@ def test_charged_as_the_first_of_those_that_compile_the_same():
     ],
 )
 def test_what_compiles_the_same(changed: dict[str, Any], same: bool):
-    found = found_of(timed(0, 90, 200, params=changed), timed(1, 1, 100))
-    assert (found.as_first is not None) == same
+    amortised = found_of(timed(0, 90, 200, params=changed), timed(1, 1, 100))
+    assert (amortised.as_first is not None) == same
 
 
 def test_the_report_says_who_is_the_cheapest_in_longer_runs():
@@ -313,7 +317,7 @@ def test_the_report_says_who_is_the_cheapest_in_longer_runs():
     assert (numbers["share"], numbers["times"], numbers["trial"]) == (pytest.approx(260 / 320), pytest.approx(3), 1)
     assert numbers_of(data, "first_compilation") == {"trial": 2}
     facts = StudyView(data).results()
-    assert [one["trial"] for one in facts["amortisation"]["cheapest"]] == [0, 1, 2]
+    assert [configuration["trial"] for configuration in facts["amortisation"]["cheapest"]] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("overtakes", "said"), [(True, True), (False, False)])

@@ -227,12 +227,12 @@ def test_an_output_that_is_full_lacks_signs_or_is_closed(finished_study: Path) -
 
 
 def _probes(doctor: int) -> list[psutil.Process]:
-    found = []
+    probes = []
     for child in psutil.Process(doctor).children():
         with suppress(psutil.NoSuchProcess):  # nvidia-smi and the like come and go
             if "carbonopt.train.probe" in child.cmdline():
-                found.append(child)
-    return found
+                probes.append(child)
+    return probes
 
 
 def test_ctrl_c_outside_a_study_ends_at_once_with_all_processes(tmp_path: Path) -> None:

@@ -160,8 +160,8 @@ def nested(key: str, value: Any) -> dict[str, Any]:
     """As a DeepSpeed configuration has it."""
     for part in reversed(key.split(".")):
         value = {part: value}
-    found: dict[str, Any] = value
-    return found
+    configuration: dict[str, Any] = value
+    return configuration
 
 
 @pytest.mark.parametrize(

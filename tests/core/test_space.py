@@ -24,7 +24,7 @@ def test_gradient_accumulation_is_derived_and_remainders_are_refused() -> None:
 
 def test_combinations_are_exactly_those_that_can_exist() -> None:
     batches, micros, stages, offloads = (4, 8, 12), (4, 8), (0, 1, 2, 3), ("none", "optimizer", "parameters")
-    found = space(
+    combinations = space(
         global_batch_size={"choices": list(batches)},
         micro_batch_size_per_gpu={"choices": list(micros)},
         zero_stage={"choices": list(stages)},
@@ -35,8 +35,8 @@ def test_combinations_are_exactly_those_that_can_exist() -> None:
         for b, m, z, o in itertools.product(batches, micros, stages, offloads)
         if b % m == 0 and not (o == "parameters" and z != 3) and not (o == "optimizer" and z == 0)
     ]
-    assert found is not None
-    assert sorted(found, key=str) == sorted(expected, key=str)
+    assert combinations is not None
+    assert sorted(combinations, key=str) == sorted(expected, key=str)
 
 
 def test_defaults_fill_what_the_space_leaves_out() -> None:

@@ -266,8 +266,8 @@ def test_architectures_that_deepspeed_reads(monkeypatch, value: str | None, stat
     if value is not None:
         monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", value)
     environment = work_environment(LocalLaunch(gpus=(0,)), ["GPU-0bcd"], os.environ)
-    found = advised(build.arch_list(gpus(0), environment))
-    assert found == (status, None if status == "ok" else 'export TORCH_CUDA_ARCH_LIST="8.0"')
+    verdict = advised(build.arch_list(gpus(0), environment))
+    assert verdict == (status, None if status == "ok" else 'export TORCH_CUDA_ARCH_LIST="8.0"')
 
 
 def test_tools_that_are_missing(monkeypatch, tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_tools_that_are_missing(monkeypatch, tmp_path: Path) -> None:
 
 def machine(**stack: object) -> SimpleNamespace:
     """One with two GPUs, whose trials' process found this."""
-    both = tuple(TorchGpu(name="G", uuid=one.uuid) for one in gpus(0, 0))
+    both = tuple(TorchGpu(name="G", uuid=gpu_now.uuid) for gpu_now in gpus(0, 0))
     given = {
         "versions": {"torch": "2.13"}, "torch_cuda": "13.0", "gpus": both, "gpu_error": None, "nvcc": "13.0",
         "nvcc_error": None, "ops": (Op(name="cpu_adam", built=True, lock=None),),
@@ -298,8 +298,8 @@ def machine(**stack: object) -> SimpleNamespace:
 
 def test_torch_and_nvml_see_the_same_gpus() -> None:
     assert advised(gpu.torch_sees(machine())) == ("ok", None)
-    one = (TorchGpu(name="G", uuid="GPU-1bcd"),)
-    assert advised(gpu.torch_sees(machine(gpus=one))) == ("failure", "launch: {gpus: [1]}")
+    second_gpu_only = (TorchGpu(name="G", uuid="GPU-1bcd"),)
+    assert advised(gpu.torch_sees(machine(gpus=second_gpu_only))) == ("failure", "launch: {gpus: [1]}")
     cpu_build = machine(torch_cuda=None, gpus=(), nvcc=None)
     assert advised(gpu.torch_sees(cpu_build)) == ("failure", "pip install --force-reinstall torch")
     assert build.nvcc(cpu_build) is None
@@ -344,10 +344,10 @@ def test_run_refuses_an_operator_that_is_locked_for_ever(tmp_path: Path, tiny_st
     """And says when it will wait; a lock of an operator that this study doesn't load is none of its business."""
     extensions = tmp_path / "my extensions"
     lock, other = (extensions / name / "lock" for name in ("deepspeed_shm_comm", "cpu_adam"))
-    for one in (lock, other):
-        one.parent.mkdir(parents=True)
-        one.touch()
-        os.utime(one, (0, 0))
+    for lock_file in (lock, other):
+        lock_file.parent.mkdir(parents=True)
+        lock_file.touch()
+        os.utime(lock_file, (0, 0))
     study = write_study(tiny_study)
     done = carbonopt("run", study, cwd=tmp_path, TORCH_EXTENSIONS_DIR=str(extensions))
     assert done.returncode == 2
@@ -383,8 +383,8 @@ def test_an_nvidia_smi_that_codecarbon_would_trip_over(
     smi.write_text(f"#!/bin/sh\n{script}\n")
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    found = gpu.nvidia_smi(here := Machine(), ())
-    assert (found and advised(found)) == cpu
+    finding = gpu.nvidia_smi(here := Machine(), ())
+    assert (finding and advised(finding)) == cpu
     assert gpu.nvidia_smi(here, gpus(0)).advice == (gpu_advice and gpu_advice.format(smi))
 
 
@@ -393,7 +393,7 @@ def raising(error: Exception) -> Finding:
 
 
 def test_a_check_that_breaks_is_a_failure_and_the_others_go_on() -> None:
-    found = list(
+    findings = list(
         _checks(
             {
                 "broken": lambda: raising(ZeroDivisionError("by nought")),
@@ -403,8 +403,8 @@ def test_a_check_that_breaks_is_a_failure_and_the_others_go_on() -> None:
             }
         )
     )
-    assert names(found) == [("broken", "failure"), ("ours", "failure"), ("well", "ok")]
-    assert "ZeroDivisionError: by nought" in found[0].found
+    assert names(findings) == [("broken", "failure"), ("ours", "failure"), ("well", "ok")]
+    assert "ZeroDivisionError: by nought" in findings[0].found
 
 
 def names(checks: Iterable) -> list[tuple[str, str]]:

@@ -116,10 +116,10 @@ def test_stray_settings_are_named_and_ignored(monkeypatch, tmp_path: Path) -> No
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".codecarbon.config").write_text("[codecarbon]\npue=1.5\n")
     monkeypatch.setenv("CODECARBON_PUE", "3")
-    found = services.codecarbon_config()
-    assert found.status == Status.OK
-    assert str(tmp_path / ".codecarbon.config") in found.found
-    assert "CODECARBON_PUE" in found.found
+    finding = services.codecarbon_config()
+    assert finding.status == Status.OK
+    assert str(tmp_path / ".codecarbon.config") in finding.found
+    assert "CODECARBON_PUE" in finding.found
 
 
 def test_a_hub_that_answers_and_one_that_does_not(monkeypatch) -> None:
@@ -182,16 +182,16 @@ def test_a_proxy_that_cannot_be_one_is_named_without_its_password(monkeypatch) -
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://hub.invalid")
     monkeypatch.setenv("http_proxy", "http://me:s3cret@proxy:99999")
-    found = services.hub()
-    assert advised(found) == ("warning", "unset http_proxy HTTP_PROXY")
-    assert "'proxy:99999'" in found.found
-    assert "s3cret" not in found.found
+    finding = services.hub()
+    assert advised(finding) == ("warning", "unset http_proxy HTTP_PROXY")
+    assert "'proxy:99999'" in finding.found
+    assert "s3cret" not in finding.found
 
 
 def test_variables_that_trials_would_die_of(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert host.environment().status == Status.OK
     monkeypatch.setenv("OMP_NUM_THREADS", "abc")
-    found = host.environment()
-    assert found.status == Status.FAILURE and "but is 'abc'" in found.found
-    assert found.advice.startswith("export OMP_NUM_THREADS=N")
+    finding = host.environment()
+    assert finding.status == Status.FAILURE and "but is 'abc'" in finding.found
+    assert finding.advice.startswith("export OMP_NUM_THREADS=N")

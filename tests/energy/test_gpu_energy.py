@@ -150,7 +150,7 @@ def test_answers_that_nvml_does_not_promise_are_told_and_not_used(monkeypatch, n
         "nvmlDeviceGetMemoryInfo": lambda *_: SimpleNamespace(used=0),
     }  # fmt: skip
     monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(**nvml))
-    assert [one.name for one in gpus_now()] == ["H200"]
+    assert [gpu.name for gpu in gpus_now()] == ["H200"]
     monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(**{**nvml, name: lambda *_: found}))
     with pytest.raises(MeasurementError, match=r"NVML must give the .*, but gave .*reinstall nvidia-ml-py"):
         gpus_now()

@@ -54,18 +54,18 @@ def codecarbon_g_per_kwh(**place: str | None) -> float:
     ],
 )
 def test_intensity_is_codecarbons_own(country, region):
-    found = reference_intensity(Carbon(country=country, region=region))
-    assert found.g_co2e_per_kwh == pytest.approx(
+    reference = reference_intensity(Carbon(country=country, region=region))
+    assert reference.g_co2e_per_kwh == pytest.approx(
         codecarbon_g_per_kwh(country_iso_code=country, region=region), rel=1e-9
     )
-    assert "CodeCarbon" in found.source
+    assert "CodeCarbon" in reference.source
 
 
 @pytest.mark.parametrize("region", ["europe-west1", "us-central1", "northamerica-northeast1", "me-west1"])
 def test_intensity_of_a_cloud_region_is_codecarbons_own(region):
-    found = reference_intensity(Carbon(cloud_provider="gcp", cloud_region=region))
+    reference = reference_intensity(Carbon(cloud_provider="gcp", cloud_region=region))
     expected = codecarbon_g_per_kwh(cloud_provider="gcp", cloud_region=region)
-    assert found.g_co2e_per_kwh == pytest.approx(expected, rel=1e-9)
+    assert reference.g_co2e_per_kwh == pytest.approx(expected, rel=1e-9)
 
 
 def test_every_cloud_region_of_the_data_can_be_used():
@@ -73,15 +73,17 @@ def test_every_cloud_region_of_the_data_can_be_used():
 
     table = Path(codecarbon.__file__).parent / "data" / "cloud" / "impact.csv"
     rows = list(csv.DictReader(table.read_text(encoding="utf-8-sig").splitlines()))
-    found = [reference_intensity(Carbon(cloud_provider=row["provider"], cloud_region=row["region"])) for row in rows]
-    assert [one.g_co2e_per_kwh for one in found] == [float(row["impact"]) for row in rows]
+    references = [
+        reference_intensity(Carbon(cloud_provider=row["provider"], cloud_region=row["region"])) for row in rows
+    ]
+    assert [reference.g_co2e_per_kwh for reference in references] == [float(row["impact"]) for row in rows]
     assert len(rows) >= 40
 
 
 def test_intensity_of_a_cloud_region_names_its_place_and_source():
-    found = reference_intensity(Carbon(cloud_provider="GCP", cloud_region="Europe-West1"))
-    assert (found.place, found.year) == ("Belgium (GCP europe-west1)", None)
-    assert found.source == (
+    reference = reference_intensity(Carbon(cloud_provider="GCP", cloud_region="Europe-West1"))
+    assert (reference.place, reference.year) == ("Belgium (GCP europe-west1)", None)
+    assert reference.source == (
         "Google Cloud Platform's published figure (https://cloud.google.com/sustainability/region-carbon#data), "
         f"year not given, from CodeCarbon {version('codecarbon')}"
     )
@@ -99,9 +101,9 @@ def test_intensity_of_a_cloud_region_names_its_place_and_source():
     ],
 )
 def test_the_year_is_that_of_the_data(country, region, year):
-    found = reference_intensity(Carbon(country=country, region=region))
-    assert found.year == year
-    assert str(year) in found.source
+    reference = reference_intensity(Carbon(country=country, region=region))
+    assert reference.year == year
+    assert str(year) in reference.source
 
 
 def test_intensity_names_its_place_and_source():

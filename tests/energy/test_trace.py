@@ -56,10 +56,10 @@ def write(tmp_path):
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
 def test_an_export_of_electricity_maps_is_read_by_its_life_cycle_column(write, direct, life_cycle, encoding):
     path = write(ELECTRICITY_MAPS.format(direct=direct, life_cycle=life_cycle), "dk-2024.csv", encoding)
-    found = read_trace(path)
-    assert found.source == f"dk-2024.csv, column {life_cycle}"
-    assert found.start == "2024-01-01T00:00:00+00:00"
-    assert found.g_co2e_per_kwh == (110.25, 120.5, None, 130.0)
+    carbon_trace = read_trace(path)
+    assert carbon_trace.source == f"dk-2024.csv, column {life_cycle}"
+    assert carbon_trace.start == "2024-01-01T00:00:00+00:00"
+    assert carbon_trace.g_co2e_per_kwh == (110.25, 120.5, None, 130.0)
 
 
 def test_a_single_column_is_taken_as_it_is(write):
@@ -79,14 +79,14 @@ def test_a_single_column_is_taken_as_it_is(write):
     ],
 )
 def test_times_are_converted_to_utc(write, time, start):
-    found = read_trace(write(f"time,g_co2e_per_kwh\n{time},1\n"))
-    assert (found.source, found.start) == ("a.csv, column g_co2e_per_kwh", start)
+    carbon_trace = read_trace(write(f"time,g_co2e_per_kwh\n{time},1\n"))
+    assert (carbon_trace.source, carbon_trace.start) == ("a.csv, column g_co2e_per_kwh", start)
 
 
 def test_times_without_an_offset_are_utc_and_the_source_says_so(write):
-    found = read_trace(write("datetime,g_co2e_per_kwh\n2024-07-01 01:00,1\n"))
-    assert found.source == "a.csv, column g_co2e_per_kwh, times read as UTC"
-    assert found.start == "2024-07-01T01:00:00+00:00"
+    carbon_trace = read_trace(write("datetime,g_co2e_per_kwh\n2024-07-01 01:00,1\n"))
+    assert carbon_trace.source == "a.csv, column g_co2e_per_kwh, times read as UTC"
+    assert carbon_trace.start == "2024-07-01T01:00:00+00:00"
 
 
 def test_rows_are_sorted_and_averaged_by_the_hour(write):
@@ -179,8 +179,8 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
 
 
 def test_the_source_is_one_line_whatever_the_names_are(write):
-    found = read_trace(write('time,"g co2\nper \x1bkwh"\n2024-01-01T00:00Z,5\n', "a\nb.csv"))
-    assert found.source == "a b.csv, column g co2 per kwh"
+    carbon_trace = read_trace(write('time,"g co2\nper \x1bkwh"\n2024-01-01T00:00Z,5\n', "a\nb.csv"))
+    assert carbon_trace.source == "a b.csv, column g co2 per kwh"
 
 
 @pytest.mark.parametrize("start", ["yesterday", "2024-01-01T00:00:00", "9999-12-31T23:00:00+00:00"])
@@ -286,9 +286,9 @@ def study(rates, run_min=60.0, sessions=(), local=True, **winner) -> StudyData:
 
 
 def priced(data: StudyData) -> Repricing:
-    found = repricing(data, recommend(data))
-    assert found is not None
-    return found
+    repriced = repricing(data, recommend(data))
+    assert repriced is not None
+    return repriced
 
 
 def by_the_minute(rates, start_min: int, duration_min: int) -> float | None:
@@ -308,12 +308,12 @@ def test_starts_at_every_hour_are_those_done_by_the_minute(rates, run_min):
     expected = {
         BEGIN + timedelta(hours=hour): 3.0 * PUE * mean / 1000 for hour, mean in enumerate(means) if mean is not None
     }
-    found = priced(study(rates, run_min))
-    assert (found.energy_kwh, found.duration_s) == (3.0, run_min * 60)
+    repriced = priced(study(rates, run_min))
+    assert (repriced.energy_kwh, repriced.duration_s) == (3.0, run_min * 60)
     if not expected:
-        assert found.starts is None
+        assert repriced.starts is None
         return
-    starts = found.starts
+    starts = repriced.starts
     assert (starts.hours, starts.left_out) == (len(expected), len(rates) - len(expected))
     assert starts.mean_kg_co2e == pytest.approx(sum(expected.values()) / len(expected))
     for extreme, value in ((starts.lowest, min(expected.values())), (starts.highest, max(expected.values()))):
@@ -336,15 +336,15 @@ def test_the_study_is_priced_in_the_hours_that_it_ran_in(rates, spans):
         for start, duration, kwh in spans
     )
     means = [by_the_minute(rates, start, duration) for start, duration, _ in spans]
-    found = priced(study(rates, sessions=sessions))
+    repriced = priced(study(rates, sessions=sessions))
     if None in means:
-        assert found.study_emissions_kg_co2e is None
+        assert repriced.study_emissions_kg_co2e is None
         first = sessions[means.index(None)]
-        assert found.study_unknown.endswith(f"lacks hours of the session from {first.started_at} on")
+        assert repriced.study_unknown.endswith(f"lacks hours of the session from {first.started_at} on")
     else:
         expected = sum(kwh * mean * PUE / 1000 for mean, (*_, kwh) in zip(means, spans, strict=True))
-        assert found.study_emissions_kg_co2e == pytest.approx(expected, abs=1e-9)
-        assert found.study_unknown is None
+        assert repriced.study_emissions_kg_co2e == pytest.approx(expected, abs=1e-9)
+        assert repriced.study_unknown is None
 
 
 def test_an_example_by_hand():

@@ -78,8 +78,8 @@ def test_each_trial_is_a_process_of_its_own_that_imports_nothing(fork_server: Fo
         assert isinstance(heard, Progress)
         assert ended == Exited(code=0)
         seen.append(heard)
-    assert len({one.step for one in seen}) == 3
-    (parent,) = {one.total_steps for one in seen}
+    assert len({progress.step for progress in seen}) == 3
+    (parent,) = {progress.total_steps for progress in seen}
     assert psutil.Process(parent).is_running()
     assert (tmp_path / "trial" / "log.txt").read_text() == "said\n"
     assert not (tmp_path / "waiting.txt").exists()
@@ -196,37 +196,37 @@ def test_a_fork_server_that_was_killed_has_its_own_last_words(environment: dict[
         killed.close()
 
 
-def ranks_of(one: PrelaunchedTrial, count: int) -> list[int]:
+def ranks_of(trial: PrelaunchedTrial, count: int) -> list[int]:
     deadline = time.monotonic() + 10
-    while len(found := psutil.Process(one._guard.pid).children()) < count:
+    while len(ranks := psutil.Process(trial._guard.pid).children()) < count:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    return [rank.pid for rank in found]
+    return [rank.pid for rank in ranks]
 
 
 def test_one_that_waits_does_nothing_until_it_is_told_and_can_be_dropped(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:
-    one = prelaunched(fork_server, tmp_path, ranks=2)
-    guard = one._guard.pid
-    processes = [guard, *ranks_of(one, 2)]
+    trial = prelaunched(fork_server, tmp_path, ranks=2)
+    guard = trial._guard.pid
+    processes = [guard, *ranks_of(trial, 2)]
     time.sleep(0.5)
-    assert not one.has_died
+    assert not trial.has_died
     assert sorted(psutil.Process(pid).name() for pid in processes) == ["guard", "rank 0", "rank 1"]
-    one.end()
+    trial.end()
     assert [pid for pid in processes if not gone(pid)] == []
     assert not (tmp_path / "waiting.txt").exists()
 
 
 def test_one_that_died_while_it_waited_is_noticed(fork_server: ForkServer, tmp_path: Path) -> None:
-    one = prelaunched(fork_server, tmp_path)
-    (rank,) = ranks_of(one, 1)
+    trial = prelaunched(fork_server, tmp_path)
+    (rank,) = ranks_of(trial, 1)
     os.kill(rank, signal.SIGKILL)
     deadline = time.monotonic() + 10
-    while not one.has_died:
+    while not trial.has_died:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    one.end()
+    trial.end()
 
 
 def launcher_of(fork_server: ForkServer, tmp_path: Path, gpus: list[int]) -> ProcessLauncher:
@@ -388,8 +388,8 @@ def test_warm_and_cold_trials_end_with_the_same_digits(stages: list[int], ranks:
     assert [[point["nll_sum"] for point in record["evals"]] for record in warm] == [
         [point["nll_sum"] for point in record["evals"]] for record in cold
     ]
-    assert max(one["stages"]["imports"]["duration_s"] for one in warm) < min(
-        one["stages"]["imports"]["duration_s"] for one in cold
+    assert max(warm_record["stages"]["imports"]["duration_s"] for warm_record in warm) < min(
+        cold_record["stages"]["imports"]["duration_s"] for cold_record in cold
     )
 
 
@@ -415,8 +415,12 @@ def test_neither_an_outer_launcher_nor_files_lying_about_reach_a_trial(warm: str
 def test_stages_add_up_to_the_trial(tmp_path: Path) -> None:
     for record in records(tmp_path, stages=[0, 1], ranks=1, warm="true"):
         stages = record["stages"].values()
-        assert sum(one["energy_kwh"] for one in stages) == pytest.approx(record["energy_kwh"]["total"], rel=1e-9)
-        assert sum(one["duration_s"] for one in stages) == pytest.approx(record["duration_s"]["total"], abs=0.1)
+        assert sum(stage_cost["energy_kwh"] for stage_cost in stages) == pytest.approx(
+            record["energy_kwh"]["total"], rel=1e-9
+        )
+        assert sum(stage_cost["duration_s"] for stage_cost in stages) == pytest.approx(
+            record["duration_s"]["total"], abs=0.1
+        )
         assert set(record["stages"]) == {
             "imports", "data", "model", "engine", "compile", "steps", "evaluation", "teardown",
         }  # fmt: skip

@@ -371,15 +371,20 @@ def test_a_study_waits_for_who_compiles_and_for_nobody_else(monkeypatch, tmp_pat
         return process
 
     process = compiling()
-    (found,) = locks_of(operators)
-    assert (found.operator, found.path, found.holder, found.is_dead) == (operators[0], lock, process.pid, False)
+    (operator_lock,) = locks_of(operators)
+    assert (operator_lock.operator, operator_lock.path, operator_lock.holder, operator_lock.is_dead) == (
+        operators[0],
+        lock,
+        process.pid,
+        False,
+    )
     assert locks_of(["cpu_adam"]) == []
     with pytest.raises(StudyInterrupted):
         wait_for(operators, lambda: True)
 
     def killed() -> bool:
-        for one in (*psutil.Process(process.pid).children(), process):
-            one.kill()
+        for victim in (*psutil.Process(process.pid).children(), process):
+            victim.kill()
         process.wait()
         return False
 

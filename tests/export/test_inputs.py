@@ -88,8 +88,8 @@ def test_what_is_too_much_to_read_has_its_size_alone(tmp_path, monkeypatch):
     for name in names:
         (tmp_path / name).write_bytes(b"abc")
     data = study(trial(0), raw=changed(dataset={"train_files": [str(tmp_path / name) for name in names]}))
-    found = json.loads(winner_of(data)["inputs.json"])
-    assert [found[f"data/{name}"][0]["sha256"] for name in names] == [ABC, None, None]
+    recorded_inputs = json.loads(winner_of(data)["inputs.json"])
+    assert [recorded_inputs[f"data/{name}"][0]["sha256"] for name in names] == [ABC, None, None]
 
 
 # ------------------------------------------------------------------------------------------------- inputs.py, as a user
@@ -139,7 +139,7 @@ def test_it_is_found_beside_the_script_and_in_a_given_folder(checked):
     assert folder == f"--data x: {checked.winner}/x does not exist"
     assert f"is missing: it is neither in {checked.winner}/x nor in {checked.winner}/data; put it at" in text
     assert checked.complaints("--data", str(checked.text))[0].endswith("a.txt is a file")
-    assert not any("--data x" in one for one in checked.complaints("--data", str(checked.winner)))
+    assert not any("--data x" in complaint for complaint in checked.complaints("--data", str(checked.winner)))
     (checked.winner / "data").symlink_to(checked.data)
     assert checked.complaints() == [] == checked.complaints("--data", "/nowhere")
 

@@ -136,7 +136,9 @@ def test_two_ranks_with_zero_3(tmp_path):
     lines = Path(place)
     rerun.run(own_files=("data",))
     weights = safetensors.numpy.load_file(rerun.folder / "output" / "model.safetensors")
-    assert sum(one.size for one in weights.values()) == rerun.data.prepared.model_parameters, "ZeRO 3 was gathered"
+    assert sum(weight.size for weight in weights.values()) == rerun.data.prepared.model_parameters, (
+        "ZeRO 3 was gathered"
+    )
     tokenizer = AutoTokenizer.from_pretrained(rerun.folder / "output")
     assert tokenizer.decode(tokenizer("lambda x:\n")["input_ids"]) == "lambda x:\n"
 

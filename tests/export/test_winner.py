@@ -137,8 +137,8 @@ def test_training_arguments_are_those_of_the_trial(params, given, tmp_path):
         logging_strategy="no", logging_nan_inf_filter=False, average_tokens_across_devices=False, disable_tqdm=True,
     )  # fmt: skip
     assert epochs == record.params.epochs
-    one, other = mine.to_dict(), of_trial.to_dict()
-    assert {key: value for key, value in one.items() if other[key] != value} == {}
+    winner_arguments, other = mine.to_dict(), of_trial.to_dict()
+    assert {key: value for key, value in winner_arguments.items() if other[key] != value} == {}
 
 
 @pytest.mark.parametrize(("given", "steps"), [(0.13, 6), (0.01, 1), (0, 0), (7, 7)])
@@ -252,7 +252,7 @@ def test_requirements_are_the_recorded_versions():
         provenance = data.provenance.model_copy(update={"versions": versions})
         text = winner_of(data.model_copy(update={"provenance": provenance}))["requirements.txt"]
         lines = [Requirement(line.partition("  #")[0]) for line in text.splitlines() if not line.startswith("#")]
-        return text, {one.name: str(one.specifier) for one in lines}
+        return text, {requirement.name: str(requirement.specifier) for requirement in lines}
 
     text, plain = written({})
     assert plain == {"torch": "==2.13.0", "deepspeed": "==0.19.8", "transformers": "==5.23.0", "accelerate": "==1.15.0",
@@ -320,7 +320,7 @@ def test_requirements_are_what_the_copy_imports():
     files = winner_of(study(trial(0, params={"lora_rank": 4}), raw=changed(dataset={"train_files": ["/x/a.parquet"]})))
     listed = {line.partition("=")[0].split()[0] for line in files["requirements.txt"].splitlines() if line[0] != "#"}
     text = "".join(text for name, text in files.items() if name.endswith(".py"))
-    imported = {one.partition(".")[0] for one in re.findall(r"^\s*(?:from|import) ([\w.]+)", text, re.M)}
+    imported = {module.partition(".")[0] for module in re.findall(r"^\s*(?:from|import) ([\w.]+)", text, re.M)}
     third_party = imported - sys.stdlib_module_names - {"carbonopt", "inputs"}
     assert third_party - {"yaml", "pydantic_core", "datasets"} == listed - {"pyyaml", "accelerate"}
     assert {"pyyaml", "accelerate"} <= listed and "datasets" not in listed

@@ -21,12 +21,15 @@ def test_what_was_set_aside_is_said_of_a_winner_that_ran_once_too(tmp_path: Path
     data = Replayed(tmp_path, *lucky, rows(64, 600, s0=9.9)).run()
     rec = recommend(data)
     assert batch(rec) == 64 and rec.confidence is not None and rec.confidence.seeds == 1
-    found = caveats_of(data)
-    assert found["rejected"].numbers["trials"] == [one.trial for one in rec.rejected] and len(rec.rejected) == 3
-    assert "single_run" in found and "not_confirmed" not in found
+    caveats = caveats_of(data)
+    assert (
+        caveats["rejected"].numbers["trials"] == [rejected.trial for rejected in rec.rejected]
+        and len(rec.rejected) == 3
+    )
+    assert "single_run" in caveats and "not_confirmed" not in caveats
     shown = texts_of(section(StudyView(data)), "considered")
     assert [row[:2] for row in shown[1:]] == [
-        [str(one.trial), "cheaper, but its mean misses the target"] for one in rec.rejected
+        [str(rejected.trial), "cheaper, but its mean misses the target"] for rejected in rec.rejected
     ]
 
 
@@ -62,7 +65,7 @@ def test_the_table_of_repeats_says_how_each_stands(tmp_path: Path) -> None:
     page = markdown_of(data)
     said = re.findall(r"^\| [^|]* \| 3 \| 0, 1, 2 \|[^|]*\|[^|]*\| ([^|]*) \| ([^|]*) \|", page, re.MULTILINE)
     evidence = Evidence.of(data, data.config.target.at())
-    by_batch = sorted(evidence.configurations, key=lambda one: one.first.params.global_batch_size)
-    bounds = [evidence.confidence(one).value_bound for one in by_batch]
+    by_batch = sorted(evidence.configurations, key=lambda configuration: configuration.first.params.global_batch_size)
+    bounds = [evidence.confidence(configuration).value_bound for configuration in by_batch]
     standings = ["refuted", "in doubt", "confirmed"]
     assert sorted(said) == sorted(zip(map(PERPLEXITY.text, bounds), standings, strict=True))

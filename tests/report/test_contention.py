@@ -32,20 +32,20 @@ def test_nothing_where_none_waited(waits) -> None:
 
 
 def test_the_one_that_is_recommended_waited_and_the_saving_is_doubtful() -> None:
-    (found,) = said(0.03, 0.366, 0.9)
-    assert (found.key, found.level) == (SAVING, Level.CRITICAL)
-    assert found.numbers == {"count": 2, "trial": 1, "share": 0.366}
-    assert "2 trials" in found.text and "36.6 %" in found.text
+    (caveat,) = said(0.03, 0.366, 0.9)
+    assert (caveat.key, caveat.level) == (SAVING, Level.CRITICAL)
+    assert caveat.numbers == {"count": 2, "trial": 1, "share": 0.366}
+    assert "2 trials" in caveat.text and "36.6 %" in caveat.text
 
 
 def test_others_that_waited_cost_too_much_and_no_more() -> None:
-    (found,) = said(0.03, 0.04, 0.5)
-    assert (found.key, found.level) == ("cpu_contention", Level.NOTE)
-    assert found.numbers == {"count": 1, "trial": 2, "share": 0.5}
+    (caveat,) = said(0.03, 0.04, 0.5)
+    assert (caveat.key, caveat.level) == ("cpu_contention", Level.NOTE)
+    assert caveat.numbers == {"count": 1, "trial": 2, "share": 0.5}
 
 
 def test_what_the_cap_stopped_while_it_waited_may_be_cheaper() -> None:
-    def found(*stopped: int) -> list[Caveat]:
+    def stopped_caveats(*stopped: int) -> list[Caveat]:
         capped = [
             trial(number, 1.1e-3, state="pruned", stop_reason="cap", cpu_wait_fraction=wait)
             for number, wait in ((2, 0.03), *((number, 0.4) for number in stopped))
@@ -53,17 +53,17 @@ def test_what_the_cap_stopped_while_it_waited_may_be_cheaper() -> None:
         data = study(trial(0, 4e-3, cpu_wait_fraction=0.03), trial(1, 1e-3, cpu_wait_fraction=0.04), *capped)
         return list(caveats(StudyView(data)))
 
-    assert found() == []
-    _, pruned = found(3)
+    assert stopped_caveats() == []
+    _, pruned = stopped_caveats(3)
     assert (pruned.key, pruned.level, pruned.numbers) == (PRUNED, Level.CRITICAL, {"trials": [3]})
-    _, pruned = found(3, 4, 5, 6, 7, 8, 9)
+    _, pruned = stopped_caveats(3, 4, 5, 6, 7, 8, 9)
     assert pruned.numbers == {"trials": [3, 4, 5, 6, 7, 8, 9]} and "3, 4, 5, 6, 7 and 2 more" in pruned.text
 
 
 def test_a_repeat_of_what_is_compared_counts() -> None:
     again = trial(2, 1e-3, repeat_of=1, seed=4, cpu_wait_fraction=0.5, params={"learning_rate": 2e-3})
-    (found,) = caveats(StudyView(study(trial(0, 4e-3), trial(1, 1e-3), again)))
-    assert (found.key, found.numbers["trial"]) == (SAVING, 2)
+    (caveat,) = caveats(StudyView(study(trial(0, 4e-3), trial(1, 1e-3), again)))
+    assert (caveat.key, caveat.numbers["trial"]) == (SAVING, 2)
 
 
 def test_a_caveat_has_the_same_words_everywhere(
@@ -89,7 +89,7 @@ def test_a_caveat_has_the_same_words_everywhere(
                 cli.recommend(tmp_path, target=target, as_json=True)
             answer = json.loads(capsys.readouterr().out)
             assert answer["trial"] == (1 if target is None else 0)
-            found = {caveat["key"]: caveat for caveat in answer["caveats"]}
-            assert (SAVING not in found) is trusted
+            caveats_by_key = {caveat["key"]: caveat for caveat in answer["caveats"]}
+            assert (SAVING not in caveats_by_key) is trusted
             if target is None:
                 assert answer["caveats"] == report

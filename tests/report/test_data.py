@@ -42,7 +42,7 @@ def rows(text: bytes) -> list[dict[str, str]]:
 
 def test_the_tables_hold_what_the_export_says() -> None:
     files = data_files(RECORDS)
-    exported = [one.as_json() for one in RECORDS]
+    exported = [trial_record.as_json() for trial_record in RECORDS]
     trials = rows(files[TRIALS_CSV])
     assert [int(row["trial"]) for row in trials] == [0, 1, 2]
     assert [row["state"] for row in trials] == ["complete", "failed", "pruned"]
@@ -51,11 +51,11 @@ def test_the_tables_hold_what_the_export_says() -> None:
     assert trials[0]["perplexity"] == "" and trials[1]["failure.kind"] == "crash"
     assert "evals" not in trials[0]
     assert [(int(row["trial"]), int(row["step"])) for row in rows(files[EVALUATIONS_CSV])] == [
-        (one["trial"], point["step"]) for one in exported for point in one["evals"]
+        (exported_record["trial"], point["step"]) for exported_record in exported for point in exported_record["evals"]
     ]
 
     table = pyarrow.parquet.read_table(io.BytesIO(files[TRIALS_PARQUET])).to_pylist()
-    assert [row["evals"] for row in table] == [one["evals"] for one in exported]
+    assert [row["evals"] for row in table] == [exported_record["evals"] for exported_record in exported]
     assert [row["params.epochs"] for row in table] == [1, 1.5, 2]
     assert files == data_files(RECORDS)
 
@@ -81,10 +81,10 @@ def test_no_text_becomes_a_formula_of_a_spreadsheet() -> None:
     records[0] = records[0].model_copy(update={"gpu_disagreement": -0.5})
     files = data_files(records)
     expected = [f"'{text}" for text in texts[:6]] + list(texts[6:])
-    for text in (files[TRIALS_CSV], csv_text([one.as_json() for one in records]).encode()):
-        found = list(csv.DictReader(io.StringIO(text.decode(), newline="")))
-        assert [row["failure.kind"] for row in found] == expected
-        assert found[0]["gpu_disagreement"] == "-0.5"  # a number
+    for text in (files[TRIALS_CSV], csv_text([trial_record.as_json() for trial_record in records]).encode()):
+        table_rows = list(csv.DictReader(io.StringIO(text.decode(), newline="")))
+        assert [row["failure.kind"] for row in table_rows] == expected
+        assert table_rows[0]["gpu_disagreement"] == "-0.5"  # a number
     table = pyarrow.parquet.read_table(io.BytesIO(files[TRIALS_PARQUET])).to_pylist()
     assert [row["failure.kind"] for row in table] == list(texts)
 

@@ -84,9 +84,9 @@ def test_closure_of_the_gpus_and_of_the_whole():
     ]
     assert [row["The parts add up to"] for row in rows_of(shown["closure"])] == ["99.60 %", "100.00 %"]
     assert not {"closure_gpus", "closure_whole"} & caveats_of(data).keys()
-    found = caveats_of(gpu_study(on_gpu(0), outer=0.99))
-    assert found["closure_gpus"].numbers == {"fraction": pytest.approx(1 / 0.99)} and "closure_whole" not in found
-    assert "101.01 %" in found["closure_gpus"].text
+    caveats = caveats_of(gpu_study(on_gpu(0), outer=0.99))
+    assert caveats["closure_gpus"].numbers == {"fraction": pytest.approx(1 / 0.99)} and "closure_whole" not in caveats
+    assert "101.01 %" in caveats["closure_gpus"].text
     assert "closure" not in shown_of(study(trial(0)))
     assert "closure" not in shown_of(study(trial(0), raw=REPLAY))
 
@@ -115,8 +115,8 @@ def test_a_repeated_configuration_shows_its_spread():
     assert "n = 2, 0.81 ± 0.05 g CO2e and 5.10 ± 0.14, mean ± standard deviation" in sentence(StudyView(data))
     assert not {"single_run", "single_runs", "one_seed"} & caveats_of(data).keys()
     data = study(trial(0, **SAME), trial(1, **SAME), trial(2, 1e-5, 5.5))
-    found = caveats_of(data)
-    assert found["single_run"].numbers == {"candidates": 3} and "one_seed" in found
+    caveats = caveats_of(data)
+    assert caveats["single_run"].numbers == {"candidates": 3} and "one_seed" in caveats
     assert "(n = 1; the baseline: n = 2, " in sentence(StudyView(data))
 
 
@@ -213,7 +213,7 @@ def test_digits_of_spread_difference_and_uncertainty():
     assert spread(1234.5, 67.0) == "1,234 ± 67"
     assert spread(4.346, 0.0) == "4.346 ± 0.000"
     assert spread(4.346, 1e-15) == "4.34600 ± 0.00000"
-    assert [difference_text(one) for one in (0.031, -0.0004, 8e-7, 0.0, 2.5, None)] == [
+    assert [difference_text(difference) for difference in (0.031, -0.0004, 8e-7, 0.0, 2.5, None)] == [
         "+3.1 %",
         "-0.04 %",
         "+0 %",
@@ -221,4 +221,8 @@ def test_digits_of_spread_difference_and_uncertainty():
         "+250 %",
         "–",
     ]
-    assert [uncertainty_text(one) for one in (0.00123, 0.076, 1.5)] == ["± 0.12 %", "± 7.6 %", "± 150 %"]
+    assert [uncertainty_text(uncertainty) for uncertainty in (0.00123, 0.076, 1.5)] == [
+        "± 0.12 %",
+        "± 7.6 %",
+        "± 150 %",
+    ]

@@ -97,8 +97,8 @@ def beside(*records: TrialRecord) -> dict[str, Caveat]:
 def test_what_compiled_trials_that_are_not_compared_would_cost_is_said_and_what_is_not_known_of_them():
     fast: dict[str, Any] = {"params": {"torch_compile": True}}
     cut: dict[str, Any] = {**fast, "state": TrialState.PRUNED, "stop_reason": StopReason.CAP}
-    found = beside(timed(2, 400, 60, None, **cut), timed(3, 400, 70, None, **cut))[NOT_COMPARED]
-    assert found.numbers == {"other": 2, "count": 2, "less": pytest.approx(0.4), "trial": 0}
+    caveat = beside(timed(2, 400, 60, None, **cut), timed(3, 400, 70, None, **cut))[NOT_COMPARED]
+    assert caveat.numbers == {"other": 2, "count": 2, "less": pytest.approx(0.4), "trial": 0}
     assert beside(timed(2, 400, 60, 7.0, **fast))[NOT_COMPARED].numbers["other"] == 2
     assert NOT_COMPARED not in beside(timed(2, 400, 99.5, None, **cut), timed(3, 400, 140, 7.0, **fast))
     assert NOT_COMPARED not in beside(timed(2, 400, 140, 7.0, **fast))
@@ -127,6 +127,6 @@ def test_real_trials_tell_what_the_compiler_counted(tmp_path: Path, tiny_study, 
     subprocess.run([*command, "run", str(write_study(tiny_study)), "--out", str(folder)], check=True)
     exported = subprocess.run([*command, "export", str(folder), "--format", "jsonl"], capture_output=True, check=True)
     records = [json.loads(line) for line in exported.stdout.splitlines()]
-    found = [record.get("kernels") for record in records if record["params"]["torch_compile"]]
-    assert found == ["compiled", "from the cache"]
+    kernels = [record.get("kernels") for record in records if record["params"]["torch_compile"]]
+    assert kernels == ["compiled", "from the cache"]
     assert {record.get("kernels") for record in records if not record["params"]["torch_compile"]} == {None}

@@ -274,15 +274,15 @@ def test_trials_are_filtered(tab, page):
         change(tab, f"[data-filter={name}]", value, event)
         return tab.run(ROWS % 0)
 
-    infeasible = [str(one.trial) for one in data.records if one.state is TrialState.INFEASIBLE]
+    infeasible = [str(record.trial) for record in data.records if record.state is TrialState.INFEASIBLE]
     options = tab.run("Array.from(document.querySelector('[data-filter=group]').options, one => one.textContent)")
     assert options == ["all", "complete", "pruned", "infeasible", "diverged"]
     assert choose("group", "value = '2'") == infeasible
     choose("group", "value = ''")
-    meeting = [str(one.trial) for one in data.records if one.meets(data.config.target.at())]
+    meeting = [str(record.trial) for record in data.records if record.meets(data.config.target.at())]
     assert choose("value", "checked = true") == meeting and meeting
     set_target(tab, "5.2")
-    fewer = [str(one.trial) for one in data.records if one.meets(data.config.target.at(5.2))]
+    fewer = [str(record.trial) for record in data.records if record.meets(data.config.target.at(5.2))]
     assert tab.run(ROWS % 0) == fewer and 0 < len(fewer) < len(meeting)
     assert choose("text", "value = 'Recommended'", "input") == []  # which misses 5.2
     choose("value", "checked = false")

@@ -217,14 +217,14 @@ def shown_numbers(tex: str) -> set[str]:
     """All but those in commands: keys, labels, widths."""
     plain = re.sub(r"\\(cite|label|input|includegraphics|setlength)(\[[^]]*\])?\{[^}]*\}(\{[^}]*\})?", "", tex)
     plain = re.sub(r"CO\\textsubscript\{2\}e|U\+[0-9A-F]+|%.*$", "", re.sub(r"\\%", "", plain), flags=re.M)
-    return {found.rstrip(",") for found in NUMBER.findall(plain.replace("~", " ").replace(r"\allowbreak{}", ""))}
+    return {number.rstrip(",") for number in NUMBER.findall(plain.replace("~", " ").replace(r"\allowbreak{}", ""))}
 
 
 def all_numbers(value: Any) -> set[float]:
     if isinstance(value, dict):
-        return {number for one in value.values() for number in all_numbers(one)}
+        return {number for child in value.values() for number in all_numbers(child)}
     if isinstance(value, list):
-        return {number for one in value for number in all_numbers(one)}
+        return {number for child in value for number in all_numbers(child)}
     return {abs(float(value))} if isinstance(value, int | float) and not isinstance(value, bool) else set()
 
 

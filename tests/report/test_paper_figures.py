@@ -49,9 +49,9 @@ def front(data: StudyData, knee: int | None = None) -> document.Figure | None:
 
 
 def batches(*sizes: int) -> BatchEffect:
-    one = batch_effect().batches[0]
+    smallest_batch = batch_effect().batches[0]
     return BatchEffect(
-        batches=tuple(one.model_copy(update={"global_batch_size": size}) for size in sizes),
+        batches=tuple(smallest_batch.model_copy(update={"global_batch_size": size}) for size in sizes),
         least_energy=sizes[0],
         least_duration=sizes[0],
         least_memory=sizes[0],
@@ -60,17 +60,17 @@ def batches(*sizes: int) -> BatchEffect:
 
 def some_stopped() -> BatchEffect:
     """No trial completed with the two largest batches, which have the least time and energy, or told its memory."""
-    found = batch_effect()
+    effect = batch_effect()
     unfinished = {"only_stopped": True, "peak_memory_gib": None}
-    first, *others = found.batches[2:]
-    batches = (first, *(one.model_copy(update=unfinished) for one in others))
-    return found.model_copy(update={"batches": batches, "least_energy": 128, "least_memory": None})
+    first, *others = effect.batches[2:]
+    batches = (first, *(other.model_copy(update=unfinished) for other in others))
+    return effect.model_copy(update={"batches": batches, "least_energy": 128, "least_memory": None})
 
 
 def reached_together() -> DiminishingReturns:
     """A run whose one evaluation is the first at the target and as good as the lowest."""
-    found = returns(1)
-    return found.model_copy(update={"first_meeting": found.enough})
+    diminishing = returns(1)
+    return diminishing.model_copy(update={"first_meeting": diminishing.enough})
 
 
 QUALITY = StudyView(study()).quality
@@ -101,8 +101,8 @@ def drawn(name: str) -> document.Figure:
 def words(pdf: Path) -> list[tuple[float, float, float, float, str]]:
     """Each word's box in points (left, top, right, bottom) and the word; line by line, so that a space parts none."""
     boxes = subprocess.run(["pdftotext", "-bbox", pdf, "-"], capture_output=True, text=True, check=True).stdout
-    found = re.findall(r'<word xMin="([-\d.]+)" yMin="([-\d.]+)" xMax="([-\d.]+)" yMax="([-\d.]+)">(.*?)<', boxes)
-    return [(float(left), float(top), float(right), float(bottom), text) for left, top, right, bottom, text in found]
+    matches = re.findall(r'<word xMin="([-\d.]+)" yMin="([-\d.]+)" xMax="([-\d.]+)" yMax="([-\d.]+)">(.*?)<', boxes)
+    return [(float(left), float(top), float(right), float(bottom), text) for left, top, right, bottom, text in matches]
 
 
 @needs_poppler
@@ -112,19 +112,19 @@ def test_texts_are_inside_large_enough_and_apart(tmp_path: Path, name: str) -> N
     sheet = re.search(rb"/MediaBox \[ ?0 0 ([\d.]+) ([\d.]+)", content)
     assert sheet is not None and float(sheet[1]) == 72 * WIDTH_IN
     streams = re.findall(rb"stream\r?\n(.*?)\r?\nendstream", content, re.DOTALL)
-    drawing = b"".join(zlib.decompressobj().decompress(one) for one in streams if one[:1] == b"x")
+    drawing = b"".join(zlib.decompressobj().decompress(stream) for stream in streams if stream[:1] == b"x")
     sizes = [float(size) for size in re.findall(rb"/F\d+ ([\d.]+) Tf", drawing)]
     assert sizes and min(sizes) >= SMALLEST_PT
     file = tmp_path / "figure.pdf"
     file.write_bytes(content)
-    found = words(file)
-    assert len(found) > 5
-    for left, top, right, bottom, text in found:
+    boxes = words(file)
+    assert len(boxes) > 5
+    for left, top, right, bottom, text in boxes:
         assert left >= 0 and top >= 0 and right <= 72 * WIDTH_IN and bottom <= float(sheet[2]), text
-    for one, other in combinations(found, 2):
-        across = min(one[2], other[2]) - max(one[0], other[0])
-        up = min(one[3], other[3]) - max(one[1], other[1])
-        assert across <= 0.5 or up <= 3.0, (one[4], other[4])  # a line's box has room above and below its letters
+    for box, other in combinations(boxes, 2):
+        across = min(box[2], other[2]) - max(box[0], other[0])
+        up = min(box[3], other[3]) - max(box[1], other[1])
+        assert across <= 0.5 or up <= 3.0, (box[4], other[4])  # a line's box has room above and below its letters
 
 
 def texts(name: str) -> list[str]:
@@ -170,7 +170,7 @@ def test_the_page_has_the_same_figure_in_its_own_colours(name: str) -> None:
 
 def test_figures_have_names_of_their_own() -> None:
     ids = [set(re.findall(r'id="([^"]+)"', drawn(name).svg)) for name in ("pareto", "batch", "returns", "energy")]
-    assert all(not one & other for one, other in combinations(ids, 2))
+    assert all(not figure_ids & other for figure_ids, other in combinations(ids, 2))
 
 
 def test_all_parameters_have_effects_and_those_that_matter_most_are_the_papers() -> None:

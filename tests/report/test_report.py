@@ -216,15 +216,15 @@ def test_figures_of_the_answer(tmp_path):
 
 
 def test_caveats_name_what_applies():
-    found = caveats_of(ODD_STUDIES["replay"])
-    assert {"replay", "few_trials", "running", "single_run", "baseline_not_given"} <= found.keys()
-    assert found["few_trials"].numbers == {"completed": 2} and found["single_run"].numbers == {"candidates": 2}
-    assert not {"modelled_energy", "nothing_measured", "meter_setup", "own_optimizer_step"} & found.keys()
+    caveats = caveats_of(ODD_STUDIES["replay"])
+    assert {"replay", "few_trials", "running", "single_run", "baseline_not_given"} <= caveats.keys()
+    assert caveats["few_trials"].numbers == {"completed": 2} and caveats["single_run"].numbers == {"candidates": 2}
+    assert not {"modelled_energy", "nothing_measured", "meter_setup", "own_optimizer_step"} & caveats.keys()
     assert "/somewhere" not in markdown_of(ODD_STUDIES["replay"])
-    found = caveats_of(study(trial(0, perplexity=5.99), trial(1, 2e-3, 4.0)))
-    assert found["modelled_energy"].numbers == {"components": "CPU"} and "replay" not in found
-    assert found["near_target_single_run"].numbers["margin"] == pytest.approx(1 - 5.99 / 6)
-    assert "meter_setup" in found and "own_optimizer_step" not in found
+    caveats = caveats_of(study(trial(0, perplexity=5.99), trial(1, 2e-3, 4.0)))
+    assert caveats["modelled_energy"].numbers == {"components": "CPU"} and "replay" not in caveats
+    assert caveats["near_target_single_run"].numbers["margin"] == pytest.approx(1 - 5.99 / 6)
+    assert "meter_setup" in caveats and "own_optimizer_step" not in caveats
 
 
 def test_every_caveat_has_a_level_and_a_template_and_the_gravest_come_first():

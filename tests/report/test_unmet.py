@@ -50,10 +50,10 @@ def curve(number: int, *perplexities: float, **params) -> TrialRecord:
     ],
 )
 def test_more_epochs_only_where_the_most_were_tried_and_the_loss_still_fell(epochs, perplexities, key) -> None:
-    found = caveats_of(missed(curve(0, *perplexities, epochs=epochs)))
-    assert found["target_missed"].numbers == {"trial": 0, "worse": pytest.approx(0.25)}
-    assert found.keys() & {"more_epochs", "loss_still_fell", "loss_rose", "no_direction"} == {key}
-    assert found[key].level is Level.CRITICAL
+    caveats = caveats_of(missed(curve(0, *perplexities, epochs=epochs)))
+    assert caveats["target_missed"].numbers == {"trial": 0, "worse": pytest.approx(0.25)}
+    assert caveats.keys() & {"more_epochs", "loss_still_fell", "loss_rose", "no_direction"} == {key}
+    assert caveats[key].level is Level.CRITICAL
 
 
 def test_what_is_missing_has_its_figures() -> None:
@@ -83,10 +83,10 @@ def test_fixed_epochs_can_be_raised_too() -> None:
     ],
 )
 def test_an_end_of_the_space_points_beyond_it_if_another_value_was_tried(params, other, edge) -> None:
-    found = caveats_of(missed(curve(0, 6.0, 5.0, **params), curve(1, 8.0, 7.0, **other)))
-    assert ("edge" in found) == (edge is not None)
+    caveats = caveats_of(missed(curve(0, 6.0, 5.0, **params), curve(1, 8.0, 7.0, **other)))
+    assert ("edge" in caveats) == (edge is not None)
     if edge is not None:
-        numbers = found["edge"].numbers
+        numbers = caveats["edge"].numbers
         assert (numbers["dimension"], numbers["end"], numbers["value"]) == edge
         assert numbers["wanted"] == {"highest": "higher", "lowest": "lower"}[edge[1]]
 
@@ -122,10 +122,10 @@ def test_no_trial_that_fits_or_ends(capsys) -> None:
         unfinished(3, TrialState.TIMEOUT),
         unfinished(4, TrialState.FAILED, stop_reason=StopReason.INTERRUPTED),
     )
-    found = caveats_of(mixed)
-    assert list(found)[:3] == ["failed", "diverged", "timeout"]  # the most frequent first
+    caveats = caveats_of(mixed)
+    assert list(caveats)[:3] == ["failed", "diverged", "timeout"]  # the most frequent first
     failed = {"count": 2, "of": 4, "trial": 2, "text": "CUDA error: an illegal access"}
-    assert found["failed"].numbers == failed and "/somewhere" not in found["failed"].text
+    assert caveats["failed"].numbers == failed and "/somewhere" not in caveats["failed"].text
     stopped = caveats_of(missed(pruned(0), pruned(1)))
     assert stopped["target_missed"].numbers["worse"] == pytest.approx(2.0)
     assert stopped["all_pruned"].numbers == {"count": 2, "of": 2}
@@ -155,37 +155,37 @@ def test_the_audits_rate_is_that_of_audited_trials_at_their_end() -> None:
         trial(8, perplexity=3.8),
         pruning={"audit": 0.2},
     )
-    found = audit(data)
-    assert found is not None
-    assert (found.ended, found.mattered, found.cut_short) == (7, 1, 1)
+    audit_result = audit(data)
+    assert audit_result is not None
+    assert (audit_result.ended, audit_result.mattered, audit_result.cut_short) == (7, 1, 1)
     interval = binomtest(1, 7).proportion_ci(0.95, method="exact")
-    assert (found.lowest_rate, found.highest_rate) == pytest.approx((interval.low, interval.high))
+    assert (audit_result.lowest_rate, audit_result.highest_rate) == pytest.approx((interval.low, interval.high))
     numbers = numbers_of(data, "pruning_audit")
     assert (numbers["ended"], numbers["mattered"], numbers["cut_short"]) == (7, 1, 1)
-    assert (numbers["lowest"], numbers["highest"]) == (found.lowest_rate, found.highest_rate)
+    assert (numbers["lowest"], numbers["highest"]) == (audit_result.lowest_rate, audit_result.highest_rate)
 
 
 @pytest.mark.parametrize("mattered", [0, 3])
 def test_the_interval_at_its_ends(mattered: int) -> None:
     data = missed(*(checked(number, 3.0 if number < mattered else 5.0) for number in range(3)), pruning={"audit": 1})
-    found = audit(data)
+    audit_result = audit(data)
     interval = binomtest(mattered, 3).proportion_ci(0.95, method="exact")
-    assert found is not None
-    assert (found.lowest_rate, found.highest_rate) == pytest.approx((interval.low, interval.high))
+    assert audit_result is not None
+    assert (audit_result.lowest_rate, audit_result.highest_rate) == pytest.approx((interval.low, interval.high))
 
 
 def test_of_a_search_for_the_front_those_on_it_mattered() -> None:
     records = (checked(0, 5.0), trial(1, 2e-3, perplexity=4.5), checked(2, 9.0, emissions_kg_co2e=1.0))
     data = missed(*records, goal="front", pruning={"audit": 0.5})
-    found = audit(data)
-    assert found is not None and (found.ended, found.mattered) == (2, 1)
+    audit_result = audit(data)
+    assert audit_result is not None and (audit_result.ended, audit_result.mattered) == (2, 1)
     assert numbers_of(data, "pruning_audit")["did"] == "ended on the Pareto front"
 
 
 def test_an_audit_is_spoken_of_only_where_one_was_asked_for() -> None:
     assert not {"pruning_audit", "pruning_audit_none"} & caveats_of(missed(trial(0))).keys()
-    found = caveats_of(missed(trial(0), pruning={"audit": 0.05}))
-    assert found["pruning_audit_none"].numbers == {"share": 0.05, "cut_short": 0}
+    caveats = caveats_of(missed(trial(0), pruning={"audit": 0.05}))
+    assert caveats["pruning_audit_none"].numbers == {"share": 0.05, "cut_short": 0}
 
 
 # ----------------------------------------------------------------------------------------------- what a study will do

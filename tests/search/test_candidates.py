@@ -74,7 +74,7 @@ def test_sparse_ranges_are_searched_until_something_can_exist(seed: int, tiny_st
     ],
 )
 def test_wide_ranges_are_drawn_from_all_over(distribution: BaseDistribution) -> None:
-    drawn = [one["x"] for one in Candidates({"x": distribution}, lambda _: True).untried((), (), RNG)]
+    drawn = [candidate["x"] for candidate in Candidates({"x": distribution}, lambda _: True).untried((), (), RNG)]
     assert len(set(drawn)) > 500
     assert distribution.low <= min(drawn) and max(drawn) <= distribution.high
 
@@ -126,8 +126,8 @@ def test_an_attribute_that_only_has_the_name_of_a_record_is_none() -> None:
     trial = study.ask(SPACE)
     trial.set_user_attr("record", "mine")
     study.tell(trial, [10.0, 8.0])
-    found = observe(study.trials[0], PERPLEXITY)
-    assert found is not None and found.final_loss == pytest.approx(math.log(8.0))
+    observation = observe(study.trials[0], PERPLEXITY)
+    assert observation is not None and observation.final_loss == pytest.approx(math.log(8.0))
     study.ask(SPACE)
 
 
@@ -138,9 +138,9 @@ def test_a_complete_trials_value_is_its_end_whatever_its_curve_says(last: float)
     trial.set_user_attr(TOTAL_STEPS, 100)
     trial.set_user_attr(CURVE, [[50, 3.0], [100, last]])
     study.tell(trial, [10.0, 8.0])
-    found = observe(study.trials[0], PERPLEXITY)
-    assert found is not None
-    assert found.curve == ((0.5, 3.0), (1.0, math.log(8.0)))
+    observation = observe(study.trials[0], PERPLEXITY)
+    assert observation is not None
+    assert observation.curve == ((0.5, 3.0), (1.0, math.log(8.0)))
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ DISTRIBUTIONS = {
 SEEDS = 3
 ENCODER = Encoder(DISTRIBUTIONS)
 EVERY = [
-    dict(zip(DISTRIBUTIONS, one, strict=True))
-    for one in itertools.product(*(d.choices for d in DISTRIBUTIONS.values()))
+    dict(zip(DISTRIBUTIONS, combination, strict=True))
+    for combination in itertools.product(*(d.choices for d in DISTRIBUTIONS.values()))
 ]
 
 
@@ -40,23 +40,23 @@ def test_the_cost_of_a_step_is_told_between_known_settings() -> None:
     rng = np.random.default_rng(0)
     known = [EVERY[index] for index in rng.permutation(len(EVERY))[:40]]
     asked = [EVERY[index] for index in rng.permutation(len(EVERY))[:200]]
-    model = SettingModel(ENCODER.system_rows(known), np.array([step_cost(one) for one in known]))
+    model = SettingModel(ENCODER.system_rows(known), np.array([step_cost(values) for values in known]))
     mean, spread = model.predict(ENCODER.system_rows(asked))
-    off = np.abs(mean - np.log([step_cost(one) for one in asked]))
+    off = np.abs(mean - np.log([step_cost(values) for values in asked]))
     assert np.median(off) < 0.05
     assert off.max() < 0.4
     assert (off < 3 * spread + 0.05).mean() > 0.95
     at_known, sure = model.predict(ENCODER.system_rows(known))
-    np.testing.assert_allclose(np.exp(at_known), [step_cost(one) for one in known], rtol=0.05)
+    np.testing.assert_allclose(np.exp(at_known), [step_cost(values) for values in known], rtol=0.05)
     assert sure.max() < 0.1
 
 
 def test_settings_that_leave_the_cost_alone_are_one_setting() -> None:
-    one = {**EVERY[0], "learning_rate": 1e-4, "epochs": 1}
-    same = {**one, "learning_rate": 3e-3, "epochs": 4}
-    model = SettingModel(ENCODER.system_rows([one, same]), np.array([10.0, 11.0]))
+    setting = {**EVERY[0], "learning_rate": 1e-4, "epochs": 1}
+    same = {**setting, "learning_rate": 3e-3, "epochs": 4}
+    model = SettingModel(ENCODER.system_rows([setting, same]), np.array([10.0, 11.0]))
     assert model.known == 1
-    drawn = model.sample(ENCODER.system_rows([one, same]), 50, np.random.default_rng(0))
+    drawn = model.sample(ENCODER.system_rows([setting, same]), 50, np.random.default_rng(0))
     np.testing.assert_array_equal(drawn[0], drawn[1])
 
 
@@ -69,7 +69,7 @@ def test_with_nothing_known_larger_batches_cost_more_but_less_than_in_proportion
 
 def test_draws_are_spread_as_predictions_are() -> None:
     known, asked = EVERY[::97], EVERY[::53]
-    model = SettingModel(ENCODER.system_rows(known), np.array([step_cost(one) for one in known]))
+    model = SettingModel(ENCODER.system_rows(known), np.array([step_cost(values) for values in known]))
     mean, spread = model.predict(ENCODER.system_rows(asked))
     drawn = model.sample(ENCODER.system_rows(asked), 20_000, np.random.default_rng(1))
     np.testing.assert_allclose(drawn.mean(1), mean, atol=0.05 * max(spread))
@@ -139,7 +139,7 @@ def out_of_memory(seed: int, known_capacity_gib: float | None, trials: int = 30)
     ended = []
     for _ in range(trials):
         trial = study.ask()
-        values = {name: trial._suggest(name, one) for name, one in DISTRIBUTIONS.items()}
+        values = {name: trial._suggest(name, distribution) for name, distribution in DISTRIBUTIONS.items()}
         if memory_gib(values) > CAPACITY_GIB:
             ended.append(True)
             trial.set_user_attr(OUT_OF_MEMORY, True)
@@ -163,7 +163,7 @@ def exists(values: dict) -> bool:
 
 @pytest.mark.slow
 def test_few_trials_run_out_of_memory() -> None:
-    assert sum(not exists(one) or memory_gib(one) > CAPACITY_GIB for one in EVERY) > len(EVERY) / 4
+    assert sum(not exists(values) or memory_gib(values) > CAPACITY_GIB for values in EVERY) > len(EVERY) / 4
     assert np.mean([out_of_memory(seed, CAPACITY_GIB) for seed in range(SEEDS)]) < 0.05
 
 

@@ -33,8 +33,8 @@ SPACE: dict[str, BaseDistribution] = {
     "micro_batch_size_per_gpu": CategoricalDistribution((8, 16)),
 }
 EVERY = [
-    dict(zip(SPACE, one, strict=True))
-    for one in itertools.product(*(distribution.choices for distribution in SPACE.values()))
+    dict(zip(SPACE, combination, strict=True))
+    for combination in itertools.product(*(distribution.choices for distribution in SPACE.values()))
 ]
 
 
@@ -115,10 +115,12 @@ def test_the_hypervolume_is_the_area_of_the_steps() -> None:
 
 def test_a_point_that_is_sure_adds_the_difference_of_two_hypervolumes() -> None:
     points = np.random.default_rng(0).uniform(0, 5.5, (200, 2))
-    found = expected_improvement(points, np.zeros((200, 2)), STEPS, REFERENCE)
-    by_hand = [area(np.vstack([STEPS, one]), REFERENCE) - hypervolume(STEPS, REFERENCE) for one in points]
-    assert found == pytest.approx(by_hand, abs=1e-7)
-    assert sum(one == 0 for one in by_hand) > 20, "none of them was dominated"
+    improvements = expected_improvement(points, np.zeros((200, 2)), STEPS, REFERENCE)
+    by_hand = [
+        area(np.vstack([STEPS, added_point]), REFERENCE) - hypervolume(STEPS, REFERENCE) for added_point in points
+    ]
+    assert improvements == pytest.approx(by_hand, abs=1e-7)
+    assert sum(improvement == 0 for improvement in by_hand) > 20, "none of them was dominated"
 
 
 @pytest.mark.parametrize("known", [STEPS, np.empty((0, 2))])
@@ -127,14 +129,14 @@ def test_an_uncertain_point_adds_what_its_draws_add_in_the_mean(
     mean: tuple[float, float], spread: tuple[float, float], known: np.ndarray
 ) -> None:
     draws = np.random.default_rng(0).normal(mean, spread, (20_000, 2))
-    drawn = [area(np.vstack([known, one]), REFERENCE) - hypervolume(known, REFERENCE) for one in draws]
-    (found,) = expected_improvement(np.array([mean]), np.array([spread]), known, REFERENCE)
-    assert found == pytest.approx(np.mean(drawn), abs=4 * np.std(drawn) / math.sqrt(len(draws)))
+    drawn = [area(np.vstack([known, draw]), REFERENCE) - hypervolume(known, REFERENCE) for draw in draws]
+    (improvement,) = expected_improvement(np.array([mean]), np.array([spread]), known, REFERENCE)
+    assert improvement == pytest.approx(np.mean(drawn), abs=4 * np.std(drawn) / math.sqrt(len(draws)))
 
 
 def test_stopped_trials_and_those_of_unknown_cost_are_on_no_front() -> None:
-    one, other = EVERY[0], EVERY[3]
-    told = [ran(0, one, complete=False), ran(1, one, cost=None), ran(2, other), ran(3, other)]
+    values, other = EVERY[0], EVERY[3]
+    told = [ran(0, values, complete=False), ran(1, values, cost=None), ran(2, other), ran(3, other)]
     shown = on_front(Knowledge(PERPLEXITY, SPACE, told))
     assert [observation.number for observation in shown] == [2]
 
@@ -174,11 +176,11 @@ def test_both_ends_of_the_front_are_found_and_what_is_between() -> None:
     every = np.array(list(map(point, EVERY)))
     ends = every[front(every)]
     low, span = ends.min(0), np.ptp(ends, axis=0)
-    found = np.array([point(one.params) for one in study.trials])
+    points = np.array([point(frozen_trial.params) for frozen_trial in study.trials])
     reference = np.full(2, 1.1)
-    share = area((found - low) / span, reference) / area((every - low) / span, reference)
+    share = area((points - low) / span, reference) / area((every - low) / span, reference)
     assert share > 0.97, f"{share:.3f}"
-    assert {1, 8} <= {one.params["epochs"] for one in study.trials}
+    assert {1, 8} <= {frozen_trial.params["epochs"] for frozen_trial in study.trials}
 
 
 def test_the_lowest_perplexity_and_the_cheapest_run_of_a_recorded_table_are_found() -> None:
@@ -194,11 +196,14 @@ def test_the_lowest_perplexity_and_the_cheapest_run_of_a_recorded_table_are_foun
             params=values,
             distributions=distributions,
             values=[run.total_steps * run.joules_per_step, math.exp(run.evals[-1].nll)],
-            user_attrs={TOTAL_STEPS: run.total_steps, CURVE: [[one.step, one.nll] for one in run.evals]},
+            user_attrs={
+                TOTAL_STEPS: run.total_steps,
+                CURVE: [[evaluation.step, evaluation.nll] for evaluation in run.evals],
+            },
         )
 
     study = searched(space, 25, recorded)
-    joules, perplexities = zip(*(one.values for one in study.trials), strict=True)
+    joules, perplexities = zip(*(frozen_trial.values for frozen_trial in study.trials), strict=True)
     assert min(perplexities) == math.exp(min(run.evals[-1].nll for run in runs))
     assert min(joules) == min(run.total_steps * run.joules_per_step for run in runs)
     assert sum(joules) < 0.15 * sum(run.total_steps * run.joules_per_step for run in runs)

@@ -57,13 +57,13 @@ def ran(folder: Path, quality: str, **changes: object) -> StudyData:
             }
         )
     table = folder / "table.jsonl"
-    table.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
     goal, confirm = changes.get("goal", "recommend"), changes.get("confirm")
     study = {
         "name": quality,
         "target": {quality: math.exp(TARGET) if quality == PERPLEXITY.name else 1 - TARGET},
         "search": {
-            "space": {name: {"choices": sorted({one["params"][name] for one in rows})} for name in rows[0]["params"]},
+            "space": {name: {"choices": sorted({row["params"][name] for row in rows})} for name in rows[0]["params"]},
             "goal": goal,
         },
         "budget": {"trials": len(KEYS)},
@@ -78,7 +78,9 @@ def ran(folder: Path, quality: str, **changes: object) -> StudyData:
 
 @pytest.mark.parametrize("changes", [{}, {"confirm": {"seeds": 2, "runners_up": 1}}, {"goal": "front"}])
 def test_equal_losses_are_searched_alike_whatever_they_are_called(changes: dict, tmp_path: Path) -> None:
-    of_perplexity, of_accuracy = (ran(tmp_path / one.name, one.name, **changes) for one in (PERPLEXITY, ACCURACY))
+    of_perplexity, of_accuracy = (
+        ran(tmp_path / quality.name, quality.name, **changes) for quality in (PERPLEXITY, ACCURACY)
+    )
     told = [
         [
             (record.params, record.seed, record.repeat_of, record.state, record.stop_reason, record.steps_done)
@@ -88,13 +90,13 @@ def test_equal_losses_are_searched_alike_whatever_they_are_called(changes: dict,
     ]
     assert told[0] == told[1]
     assert of_perplexity.ended == of_accuracy.ended
-    for one, other in zip(of_perplexity.records, of_accuracy.records, strict=True):
-        losses = [point.loss(PERPLEXITY) for point in one.evals]
+    for perplexity_record, other in zip(of_perplexity.records, of_accuracy.records, strict=True):
+        losses = [point.loss(PERPLEXITY) for point in perplexity_record.evals]
         assert losses == [point.loss(ACCURACY) for point in other.evals]
-        if one.state is TrialState.COMPLETE:
-            assert one.value is not None and other.value is not None
-            assert (math.exp(1 - other.value), one.emissions_kg_co2e) == (
-                pytest.approx(one.value),
+        if perplexity_record.state is TrialState.COMPLETE:
+            assert perplexity_record.value is not None and other.value is not None
+            assert (math.exp(1 - other.value), perplexity_record.emissions_kg_co2e) == (
+                pytest.approx(perplexity_record.value),
                 other.emissions_kg_co2e,
             )
     first, second = recommend(of_perplexity), recommend(of_accuracy)

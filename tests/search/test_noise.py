@@ -32,7 +32,7 @@ def truth(params: dict) -> tuple[int, float, float]:
 
 
 def run(trial: optuna.Trial, rng: np.random.Generator) -> tuple[float, float]:
-    params = {name: trial._suggest(name, one) for name, one in SPACE.items()}
+    params = {name: trial._suggest(name, distribution) for name, distribution in SPACE.items()}
     steps, cost, mean = truth(params)
     luck = math.exp(NOISE * rng.standard_normal())
     curve = [(steps * part / 8, mean * (1 + 0.9 * (1 - part / 8) ** 1.5) * luck) for part in range(1, 9)]
@@ -47,13 +47,17 @@ def run(trial: optuna.Trial, rng: np.random.Generator) -> tuple[float, float]:
 def test_lucky_neighbours_of_what_misses_are_not_tried_for_ever(confirmed: bool, seed: int) -> None:
     rates = np.geomspace(1e-3, 1e-2, 60)
     whole = itertools.product(rates, (12, 16, 20, 25, 30), (64, 128, 256, 512))
-    ends = [truth(dict(zip(SPACE, one, strict=True))) for one in whole]
+    ends = [truth(dict(zip(SPACE, combination, strict=True))) for combination in whole]
     cheapest = min(cost for _, cost, nll in ends if math.exp(nll) <= TARGET)
     rng = np.random.default_rng(seed)
     sampler = CarbonSampler("perplexity", TARGET, confirmed=confirmed, search_space=SPACE, seed=seed)
     study = optuna.create_study(directions=["minimize"] * 2, sampler=sampler)
     study.optimize(lambda trial: run(trial, rng), n_trials=18)
-    holds = [truth(one.params)[1] for one in study.trials if math.exp(truth(one.params)[2]) <= TARGET]
+    holds = [
+        truth(frozen_trial.params)[1]
+        for frozen_trial in study.trials
+        if math.exp(truth(frozen_trial.params)[2]) <= TARGET
+    ]
     assert min(holds, default=math.inf) <= 1.05 * cheapest
 
 
@@ -68,6 +72,6 @@ def test_a_lucky_run_meets_the_target_only_where_nothing_is_to_be_confirmed() ->
         observations.append(Observation(number, params, curve, steps, cost / steps, cost, complete=True))
     knowledge = Knowledge(PERPLEXITY, SPACE, observations)
     target_nll = math.log(TARGET)
-    assert [one.number for one in knowledge.meeting(target_nll, by_mean=False)] == [3]
+    assert [observation.number for observation in knowledge.meeting(target_nll, by_mean=False)] == [3]
     assert knowledge.meeting(target_nll, by_mean=True) == []
     assert len(knowledge.meeting(math.log(TARGET * 1.05), by_mean=True)) == 6

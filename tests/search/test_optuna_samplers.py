@@ -32,7 +32,7 @@ def values_of(batch: int, rate: float, epochs: float) -> tuple[float, float]:
 
 
 def finite(trial: optuna.Trial) -> tuple[float, float]:
-    values = {name: trial._suggest(name, one) for name, one in FINITE.items()}
+    values = {name: trial._suggest(name, distribution) for name, distribution in FINITE.items()}
     return values_of(values["global_batch_size"], values["learning_rate"], values["epochs"])
 
 
@@ -49,9 +49,9 @@ def test_values_alone_are_enough_to_find_the_cheapest(tmp_path: Path) -> None:
     study = study_with(CarbonSampler("perplexity", TARGET), storage=storage)
     study.optimize(finite, n_trials=8)
     assert len(set(keys(study))) == 8, "a configuration was proposed twice"
-    every = [values_of(*one) for one in itertools.product((16, 32), (3e-4, 1e-3, 3e-3), (1, 2))]
+    every = [values_of(*combination) for combination in itertools.product((16, 32), (3e-4, 1e-3, 3e-3), (1, 2))]
     cheapest = min(cost for cost, perplexity in every if perplexity <= TARGET)
-    assert min(one.values[0] for one in study.trials if one.values[1] <= TARGET) == pytest.approx(cheapest)
+    assert min(trial.values[0] for trial in study.trials if trial.values[1] <= TARGET) == pytest.approx(cheapest)
 
 
 def errors_of(perplexity: float) -> float:
@@ -70,10 +70,12 @@ def test_values_alone_are_enough_where_higher_ones_are_better() -> None:
     study = optuna.create_study(directions=["minimize", "maximize"], sampler=CarbonSampler("accuracy", 0.5))
     study.optimize(accurate, n_trials=8)
     assert len(set(keys(study))) == 8, "a configuration was proposed twice"
-    every = [values_of(*one) for one in itertools.product((16, 32), (3e-4, 1e-3, 3e-3), (1, 2))]
+    every = [values_of(*combination) for combination in itertools.product((16, 32), (3e-4, 1e-3, 3e-3), (1, 2))]
     assert any(errors_of(perplexity) < 0.48 for _, perplexity in every)
     cheapest = min(cost for cost, perplexity in every if perplexity <= TARGET)
-    assert min(one.values[0] for one in study.trials if one.values[1] >= 0.5) == pytest.approx(cheapest)
+    assert min(
+        frozen_trial.values[0] for frozen_trial in study.trials if frozen_trial.values[1] >= 0.5
+    ) == pytest.approx(cheapest)
 
 
 def mixed(trial: optuna.Trial) -> tuple[float, float]:
@@ -91,9 +93,9 @@ def mixed(trial: optuna.Trial) -> tuple[float, float]:
 def test_every_kind_of_dimension_and_names_of_ones_own() -> None:
     study = study_with(CarbonSampler("perplexity", TARGET, seed=1))
     study.optimize(mixed, n_trials=20)
-    assert all(one.state == optuna.trial.TrialState.COMPLETE for one in study.trials)
+    assert all(trial.state == optuna.trial.TrialState.COMPLETE for trial in study.trials)
     assert len(set(keys(study))) == 20
-    assert min(one.values[1] for one in study.trials) <= TARGET
+    assert min(trial.values[1] for trial in study.trials) <= TARGET
 
 
 def test_the_seed_decides_the_proposals() -> None:
@@ -124,7 +126,7 @@ def test_trials_that_failed_or_have_no_finite_values_teach_what_they_can() -> No
 
     study.optimize(objective, n_trials=7, catch=RuntimeError)
     assert len(set(keys(study))) == 7
-    states = [one.state.name for one in study.trials]
+    states = [frozen_trial.state.name for frozen_trial in study.trials]
     assert states == ["FAIL", "COMPLETE", "FAIL", "COMPLETE", "COMPLETE", "COMPLETE", "COMPLETE"]
 
 
@@ -200,11 +202,11 @@ def test_processes_never_run_the_same_configuration(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     begin = context.Barrier(2)
     workers = [context.Process(target=work, args=(journal, begin)) for _ in range(2)]
-    for one in workers:
-        one.start()
-    for one in workers:
-        one.join()
-        assert one.exitcode == 0
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+        assert worker.exitcode == 0
     assert len(study.trials) == SIZE
     assert len(set(keys(study))) == SIZE
 

@@ -22,8 +22,8 @@ SPACE: dict[str, BaseDistribution] = {
     "micro_batch_size_per_gpu": CategoricalDistribution((4, 8, 16)),
 }
 EVERY = [
-    dict(zip(SPACE, one, strict=True))
-    for one in itertools.product(*(distribution.choices for distribution in SPACE.values()))
+    dict(zip(SPACE, combination, strict=True))
+    for combination in itertools.product(*(distribution.choices for distribution in SPACE.values()))
 ]
 
 
@@ -144,7 +144,7 @@ def test_a_proposal_takes_little_time(trials: int, limit_s: float) -> None:
     rng = np.random.default_rng(0)
     for _ in range(trials):
         values = {**EVERY[rng.integers(len(EVERY))], "learning_rate": float(10 ** rng.uniform(-4, -2))}
-        one = optuna.trial.create_trial(
+        trial = optuna.trial.create_trial(
             params=values,
             distributions=space,
             values=[cost(values), math.exp(nll(values))],
@@ -153,7 +153,7 @@ def test_a_proposal_takes_little_time(trials: int, limit_s: float) -> None:
                 CURVE: [[int(steps(values)) * k / 8, nll(values, k / 8)] for k in range(1, 9)],
             },
         )
-        study.add_trial(one)
+        study.add_trial(trial)
     taken = []
     for _ in range(3):
         began = time.process_time()

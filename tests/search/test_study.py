@@ -54,20 +54,20 @@ def row(batch: int, rate: float, epochs: float, micro: int) -> dict:
     }
 
 
-TABLE = [row(*one) for one in itertools.product(BATCHES, RATES, EPOCHS, MICROS)]
-HALF = [one for one in TABLE if one["params"]["micro_batch_size_per_gpu"] == MICROS[-1]]
+TABLE = [row(*combination) for combination in itertools.product(BATCHES, RATES, EPOCHS, MICROS)]
+HALF = [run for run in TABLE if run["params"]["micro_batch_size_per_gpu"] == MICROS[-1]]
 
 
-def final(one: dict) -> float:
-    return one["evals"][-1]["nll"]
+def final(run: dict) -> float:
+    return run["evals"][-1]["nll"]
 
 
-def joules(one: dict) -> float:
-    return one["total_steps"] * one["joules_per_step"]
+def joules(run: dict) -> float:
+    return run["total_steps"] * run["joules_per_step"]
 
 
-ANSWER_NLL = sorted(final(one) for one in TABLE)[len(TABLE) // 3]  # a third of the configurations meet it
-CHEAPEST = min((one for one in TABLE if final(one) <= ANSWER_NLL), key=joules)
+ANSWER_NLL = sorted(final(run) for run in TABLE)[len(TABLE) // 3]  # a third of the configurations meet it
+CHEAPEST = min((run for run in TABLE if final(run) <= ANSWER_NLL), key=joules)
 
 
 class Replayed:
@@ -78,10 +78,10 @@ class Replayed:
     ) -> None:
         folder.mkdir(exist_ok=True)
         table = folder / "table.jsonl"
-        table.write_text("".join(json.dumps(one) + "\n" for one in rows))
+        table.write_text("".join(json.dumps(run) + "\n" for run in rows))
         self.paths = StudyPaths(folder / "out")
         self.paths.root.mkdir()
-        space = {name: {"choices": sorted({one["params"][name] for one in rows})} for name in rows[0]["params"]}
+        space = {name: {"choices": sorted({run["params"][name] for run in rows})} for name in rows[0]["params"]}
         self.study: dict = {
             "name": "searched",
             "target": {"perplexity": math.exp(target_nll) * (1 + 1e-9)},
@@ -96,13 +96,13 @@ class Replayed:
         return run_study(checked, "", self.paths, None, Silent(), Silent(), interrupted)
 
 
-def is_row(params: TrialParams, one: dict) -> bool:
-    return all(getattr(params, name) == value for name, value in one["params"].items())
+def is_row(params: TrialParams, run: dict) -> bool:
+    return all(getattr(params, name) == value for name, value in run["params"].items())
 
 
 def row_of(record: TrialRecord) -> dict:
-    (found,) = [one for one in TABLE if is_row(record.params, one)]
-    return found
+    (matching_run,) = [run for run in TABLE if is_row(record.params, run)]
+    return matching_run
 
 
 def spent_joules(data: StudyData) -> float:
@@ -122,8 +122,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> StudyData:
 
 
 def test_the_cheapest_configuration_that_meets_the_target_is_found_and_the_search_ends(whole: StudyData) -> None:
-    data, found = whole, recommend(whole)
-    assert found.met and joules(CHEAPEST) == pytest.approx(found.energy_kwh * 3.6e6, rel=0.02)
+    data, recommendation = whole, recommend(whole)
+    assert recommendation.met and joules(CHEAPEST) == pytest.approx(recommendation.energy_kwh * 3.6e6, rel=0.02)
     assert data.ended == "no configuration is left that could meet the target with less energy"
     assert len(data.records) < len(TABLE) / 2
     keys = [json.dumps(record.params.as_record()) for record in data.records]
@@ -154,10 +154,10 @@ def test_a_target_that_nothing_meets_ends_with_what_came_closest(tmp_path: Path)
     study = Replayed(tmp_path, target_nll=0.9 * min(map(final, TABLE)))
     study.study["budget"] = {"until": "converged"}
     data = study.run()
-    found = recommend(data)
-    assert not found.met and found.trial is None
+    recommendation = recommend(data)
+    assert not recommendation.met and recommendation.trial is None
     assert data.ended == "converged: no configuration is expected to meet the target"
-    assert found.closest is not None
+    assert recommendation.closest is not None
     assert len(data.records) < len(TABLE)
 
 
@@ -180,12 +180,12 @@ def test_the_front_is_all_of_the_front(tmp_path: Path) -> None:
     assert len(data.records) == len(HALF)
     assert data.ended == "every configuration of the search space has been run"
     front = [
-        one
-        for one in HALF
-        if not any(joules(o) <= joules(one) and final(o) <= final(one) and o is not one for o in HALF)
+        run
+        for run in HALF
+        if not any(joules(o) <= joules(run) and final(o) <= final(run) and o is not run for o in HALF)
     ]
     complete = [row_of(record) for record in data.records if record.state == TrialState.COMPLETE]
-    assert all(one in complete for one in front), "a trial on the front was stopped"
+    assert all(run in complete for run in front), "a trial on the front was stopped"
     assert len(complete) < len(HALF), "nothing was stopped at all"
 
 

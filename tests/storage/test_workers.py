@@ -83,18 +83,18 @@ def rival(url: str) -> Iterator[Callable[..., Rival]]:
         return made[-1]
 
     yield make
-    for one in made:
-        one.end()
+    for contender in made:
+        contender.end()
 
 
 @pytest.mark.slow
 def test_of_workers_that_start_in_the_same_instant_one_has_the_study(rival: Callable[..., Rival]) -> None:
     """Also where they make the database's tables in that instant."""
     rivals = [rival() for _ in range(6)]
-    for one in rivals:
-        one.tell()
-    said = [one.said() for one in rivals]
-    (holder,) = (one.process for one, text in zip(rivals, said, strict=True) if text == "has it")
+    for contender in rivals:
+        contender.tell()
+    said = [contender.said() for contender in rivals]
+    (holder,) = (contender.process for contender, text in zip(rivals, said, strict=True) if text == "has it")
     refusals = [text for text in said if text != "has it"]
     assert len(refusals) == 5
     assert all(f"process {holder.pid} on " in text and f"(kill {holder.pid})" in text for text in refusals)

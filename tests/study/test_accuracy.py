@@ -102,10 +102,10 @@ class Ended:
 
     def runs(self) -> dict[Key, list[TrialRecord]]:
         """Of each configuration that the search completed, its complete runs."""
-        found: dict[Key, list[TrialRecord]] = {}
+        runs_by_key: dict[Key, list[TrialRecord]] = {}
         for record in self.complete:
-            found.setdefault(key_of(record), []).append(record)
-        return found
+            runs_by_key.setdefault(key_of(record), []).append(record)
+        return runs_by_key
 
     def optuna(self) -> optuna.Study:
         return optuna.load_study(study_name="accurate", storage=f"sqlite:///{StudyPaths(self.folder).storage}")
@@ -113,12 +113,12 @@ class Ended:
 
 def study_over(folder: Path, rows: list[dict], **changes: object) -> dict:
     table = folder / "table.jsonl"
-    table.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    table.write_text("".join(json.dumps(run) + "\n" for run in rows))
     names = ("global_batch_size", "learning_rate", "epochs")
     return {
         "name": "accurate",
         "target": {"accuracy": TARGET},
-        "search": {"space": {name: {"choices": sorted({one["params"][name] for one in rows})} for name in names}},
+        "search": {"space": {name: {"choices": sorted({run["params"][name] for run in rows})} for name in names}},
         "budget": {"trials": len(KEYS)},
         "carbon": {"intensity_g_co2e_per_kwh": G_PER_KWH, "pue": PUE},
         "launch": {"kind": "replay", "table": str(table)},
@@ -269,9 +269,11 @@ def test_a_start_that_gets_nothing_right_is_a_baseline_like_any_other(tmp_path: 
     data = run_study(check(parse_study(study, "test")), "", paths, None, Silent(), Silent(), lambda: False)
     rec = recommend(data)
     assert rec.baseline is not None and (rec.baseline.trial, rec.baseline.value) == (0, 0.0)
-    found = comparison(data, rec)
-    assert found is not None
-    assert found.saving.fraction == pytest.approx(1 - emissions_kg((64, 3e-3, 4)) / emissions_kg((16, 1e-3, 4)))
+    baseline_comparison = comparison(data, rec)
+    assert baseline_comparison is not None
+    assert baseline_comparison.saving.fraction == pytest.approx(
+        1 - emissions_kg((64, 3e-3, 4)) / emissions_kg((16, 1e-3, 4))
+    )
 
 
 def test_the_best_there_is_comes_closest_where_nothing_meets_the_target(stopped: Ended) -> None:
@@ -303,18 +305,18 @@ def test_the_answer_at_every_target_is_the_recommendation(study: str, request: p
     ended: Ended = request.getfixturevalue(study)
     ranges = recommendation_by_target(ended.data)
     assert ranges[0].from_value == 1.0 and ranges[0].trial is None
-    steady = [one.from_value for one in ranges if not one.study_target_only]
+    steady = [target_range.from_value for target_range in ranges if not target_range.study_target_only]
     assert steady == sorted(steady, reverse=True), "each is easier to meet than the one before"
-    steps = [one.from_value for one in ranges]
+    steps = [target_range.from_value for target_range in ranges]
     beside = [math.nextafter(step, side) for step in steps for side in (0.0, 1.0)]
     means = [record.value for record in ended.complete if record.value is not None]
     for value in {*steps, *beside, *means, *np.linspace(0.0, 1.0, 201).tolist(), TARGET}:
         rec = recommend(ended.data, value)
-        found = target_range_for(ranges, Target(ACCURACY, value))
+        answer = target_range_for(ranges, Target(ACCURACY, value))
         bound = rec.confidence.value_bound if rec.confidence else None
-        assert (found.trial, found.value, found.value_bound) == (rec.trial, rec.value, bound), value
-        assert (found.emissions_kg_co2e, found.saving_fraction) == (rec.emissions_kg_co2e, rec.saving_fraction)
-        assert (found.break_even_runs, found.saving_interval) == (rec.break_even_runs, rec.saving_interval)
+        assert (answer.trial, answer.value, answer.value_bound) == (rec.trial, rec.value, bound), value
+        assert (answer.emissions_kg_co2e, answer.saving_fraction) == (rec.emissions_kg_co2e, rec.saving_fraction)
+        assert (answer.break_even_runs, answer.saving_interval) == (rec.break_even_runs, rec.saving_interval)
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.1, math.nan, math.inf])
@@ -365,7 +367,7 @@ def test_optuna_maximizes_it(study: str, request: pytest.FixtureRequest) -> None
 
 def test_best_trials_without_a_target_are_our_front(tmp_path: Path) -> None:
     """A target that every run meets leaves Optuna nothing to leave out."""
-    study = study_over(tmp_path, [one for (_, seed), one in TABLE.items() if seed == 0], target={"accuracy": 0.0})
+    study = study_over(tmp_path, [run for (_, seed), run in TABLE.items() if seed == 0], target={"accuracy": 0.0})
     study["search"] |= {"sampler": "grid", "pruning": {"target": False, "cap": False}}
     paths = StudyPaths(tmp_path / "out")
     paths.root.mkdir()
@@ -409,8 +411,8 @@ def test_exported_records_have_the_quality_and_no_perplexity(searched: Ended) ->
 # ------------------------------------------------------------------------------------------------------------ bad input
 
 
-def with_evals(one: dict, **point: float) -> dict:
-    return {**one, "evals": [{"step": there["step"], **point} for there in one["evals"]]}
+def with_evals(run: dict, **point: float) -> dict:
+    return {**run, "evals": [{"step": there["step"], **point} for there in run["evals"]]}
 
 
 @pytest.mark.parametrize(
@@ -423,7 +425,7 @@ def with_evals(one: dict, **point: float) -> dict:
     ids=["a likelihood", "no share", "a share for a perplexity"],
 )
 def test_a_table_of_another_quality_is_refused(target: dict, point: dict, tmp_path: Path) -> None:
-    rows = [with_evals(one, **point) for (_, seed), one in TABLE.items() if seed == 0]
+    rows = [with_evals(run, **point) for (_, seed), run in TABLE.items() if seed == 0]
     study = study_over(tmp_path, rows, target=target)
     with pytest.raises(BadInput, match=rf"launch\.table: .*{next(iter(target))}"):
         check(parse_study(study, "test"))

@@ -46,12 +46,12 @@ def start(study: Path, folder: Path, **environment: str) -> subprocess.Popen:
 
 def workers(folder: Path) -> list[int]:
     """Processes that work for the study of this folder, its command not counted."""
-    found = []
+    pids = []
     for process in psutil.process_iter(["cmdline", "status"]):
         command = " ".join(process.info["cmdline"] or [])
         if str(folder) in command and "carbonopt run" not in command and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(process.pid)
-    return found
+            pids.append(process.pid)
+    return pids
 
 
 def wait_for(condition, limit_s: float = 120.0) -> None:
@@ -201,9 +201,9 @@ def test_interrupted_while_operators_are_compiled(number: int, tiny_study: dict,
 
     def compilers() -> list[int]:
         return [
-            one.pid
-            for one in psutil.process_iter(["cwd", "status"])
-            if one.info["cwd"] == str(lock.parent) and one.info["status"] != psutil.STATUS_ZOMBIE
+            process.pid
+            for process in psutil.process_iter(["cwd", "status"])
+            if process.info["cwd"] == str(lock.parent) and process.info["status"] != psutil.STATUS_ZOMBIE
         ]
 
     command = start(study, folder, TORCH_EXTENSIONS_DIR=str(extensions))

@@ -80,7 +80,7 @@ def watched(script: str, tmp_path: Path, meter: ReplayMeter | None = None, **rul
     assert energy.setup >= 1
     assert energy.train + energy.setup + energy.eval == pytest.approx(energy.total)
     assert record.emissions_kg_co2e == pytest.approx(energy.train * 10)
-    assert all(one.state == TrialState.RUNNING for one in stored)
+    assert all(stored_record.state == TrialState.RUNNING for stored_record in stored)
     return record
 
 

@@ -134,8 +134,8 @@ def test_micro_batches_hold_the_tokens_of_their_sequences():
     ],
 )
 def test_an_evaluation_takes_as_many_sequences_as_pay_and_fit(memory_gib, vocab_size, length, count, expected):
-    found = batch_size_that_fits(memory_gib * 2**30, vocab_size, length, count)
-    assert found == expected
+    batch_size = batch_size_that_fits(memory_gib * 2**30, vocab_size, length, count)
+    assert batch_size == expected
 
 
 def test_batches_made_ahead_are_the_same_in_the_same_order(tmp_path):
@@ -144,8 +144,8 @@ def test_batches_made_ahead_are_the_same_in_the_same_order(tmp_path):
     ahead = PrefetchLoader(batches, batch_size=None)
     assert len(ahead) == len(batches) == 10
     for _ in range(2):
-        for expected, found in zip(batches, ahead, strict=True):
-            assert all(torch.equal(found[name], expected[name]) for name in ("input_ids", "labels"))
+        for expected, prefetched in zip(batches, ahead, strict=True):
+            assert all(torch.equal(prefetched[name], expected[name]) for name in ("input_ids", "labels"))
     before = threading.active_count()
     some = iter(ahead)
     next(some)

@@ -57,8 +57,8 @@ def losses(tmp_path_factory):
     environment = {**work_environment(launch, ()), **rank_environments(launch)[0]}
     done = subprocess.run([sys.executable, "-c", TRAIN, str(out)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(out.read_text())
-    return {(stage, precision, clip): (own, faster) for stage, precision, clip, own, faster in found}
+    rows = json.loads(out.read_text())
+    return {(stage, precision, clip): (own, faster) for stage, precision, clip, own, faster in rows}
 
 
 @pytest.mark.slow

@@ -30,8 +30,8 @@ def gradients(loss: torch.Tensor, *tensors: torch.Tensor) -> list[torch.Tensor]:
     return [gradient.float() for gradient in torch.autograd.grad(loss * 0.37, tensors)]
 
 
-def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
+def difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize("vocab_size", [96, 101, 1536], ids=["a multiple of 16", "not one", "several pieces"])
@@ -57,8 +57,8 @@ def test_sum_and_gradients_are_those_of_cross_entropy(
     expected = F.cross_entropy(layer(hidden).float().flatten(0, 1), targets.flatten(), reduction="sum")
     assert nll_sum.dtype == torch.float32 and nll_sum.item() == pytest.approx(expected.item(), rel=of_sum)
     pairs = zip(gradients(nll_sum, hidden, fused.weight), gradients(expected, hidden, layer.weight), strict=True)
-    for found, wanted in pairs:
-        assert difference(found, wanted) < of_gradients
+    for gradient, wanted in pairs:
+        assert difference(gradient, wanted) < of_gradients
     assert not gradients(fused(hidden), hidden)[0][2].any(), "nothing from what is not counted"
 
 
@@ -67,12 +67,12 @@ def test_compiled_it_gives_the_same(float8):
     layer, hidden, targets = example(101, torch.float32)
     plain, compiled = (FusedOutputLayer(layer, float8, compiled=compiled) for compiled in (False, True))
     plain.targets = compiled.targets = targets
-    expected, found = plain(hidden), compiled(hidden)
-    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
-    for one, other in zip(
-        gradients(found, hidden, layer.weight), gradients(expected, hidden, layer.weight), strict=True
+    expected, compiled_nll_sum = plain(hidden), compiled(hidden)
+    assert compiled_nll_sum.item() == pytest.approx(expected.item(), rel=1e-5)
+    for gradient, other in zip(
+        gradients(compiled_nll_sum, hidden, layer.weight), gradients(expected, hidden, layer.weight), strict=True
     ):
-        assert difference(one, other) < 1e-2  # where a rounding to float8 falls the other way
+        assert difference(gradient, other) < 1e-2  # where a rounding to float8 falls the other way
 
 
 def test_in_evaluation_it_is_the_layer_that_it_replaces():

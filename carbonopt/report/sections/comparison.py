@@ -24,17 +24,17 @@ def section(study: StudyView) -> Section | None:
 
 
 def _runs(study: StudyView) -> Table | None:
-    found, rec, quality = study.comparison, study.recommendation, study.quality
+    comparison, rec, quality = study.comparison, study.recommendation, study.quality
     base = rec.baseline
-    if found is None or base is None or rec.value is None:
+    if comparison is None or base is None or rec.value is None:
         return None
-    saving, ends = found.saving, (found.saving.lowest, found.saving.highest)
+    saving, ends = comparison.saving, (comparison.saving.lowest, comparison.saving.highest)
     # What, its quality, kg CO2e, what the recommendation saves and the ends of that.
     rows: list[tuple[Any, ...]] = [
         (f"recommended (trial {rec.trial})", rec.value, rec.emissions_kg_co2e, None, None, None),
         (f"baseline (trial {base.trial})", base.value, base.emissions_kg_co2e, saving.fraction, *ends),
     ]
-    if equal := found.equal_quality:
+    if equal := comparison.equal_quality:
         stopped = f"baseline, up to where it met the target (step {equal.baseline_step})"
         rows.append((stopped, None, equal.baseline_emissions_kg_co2e, equal.saving_fraction, None, None))
         before = equal.baseline_emissions_before_kg_co2e, equal.saving_fraction_before
@@ -77,7 +77,7 @@ def _configuration(study: StudyView) -> Table | None:
 
 
 def caveats(study: StudyView) -> Iterator[Caveat]:
-    rec, found, equal = study.recommendation, study.comparison, turned(study.comparison)
+    rec, comparison, equal = study.recommendation, study.comparison, turned(study.comparison)
     if not rec.met or rec.baseline is None:
         return
     if not rec.baseline.meets_target:
@@ -89,7 +89,7 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
         yield study.caveat("equal_quality", step=equal.baseline_step, saving=saving)
     if equal is not None and equal.both_stopped is not None:
         yield study.caveat("equal_quality_both_stopped", saving=equal.both_stopped.saving_fraction)
-    if found is not None and rec.saving_interval is not None and found.saving.baseline_seeds == 1:
+    if comparison is not None and rec.saving_interval is not None and comparison.saving.baseline_seeds == 1:
         yield study.caveat("baseline_single_run")
     if not rec.baseline.is_start:
         yield study.caveat("baseline_not_given")

@@ -95,7 +95,7 @@ def _text(study: StudyView, answer: TargetRange) -> str:
 def _trade_offs(study: StudyView) -> Table:
     """Each configuration of the front against the best of them: what does a little quality save?"""
     rec, quality = study.recommendation, study.quality
-    by_trial = {found.first.trial: found for found in configurations(study.data.records)}
+    by_trial = {configuration.first.trial: configuration for configuration in configurations(study.data.records)}
     front = [by_trial[trial] for trial in rec.pareto_front]
     best = min(front, key=lambda row: quality.worse_by(row.value, 1.0), default=None)
     best_value, best_kg = (best.value, best.emissions_kg_co2e) if best else (math.nan, 0.0)
