@@ -283,13 +283,15 @@ def _read(study_dir: Path, url: str | None) -> "tuple[StudyPaths, StudyData]":
     from carbonopt.storage.url import connect, storage_url
 
     paths = StudyPaths(study_dir)
-    if url is None and not paths.storage.exists() and not paths.storage_pointer.exists():
-        raise BadInput(f"{study_dir} holds no study; give the folder that `carbonopt run` wrote, such as runs/NAME.")
     try:
+        if url is None and not paths.storage.exists() and not paths.storage_pointer.exists():
+            advice = "give the folder that `carbonopt run` wrote, such as runs/NAME"
+            raise BadInput(f"{study_dir} holds no study; {advice}.")
         storage = StudyStorage.of_folder(connect(storage_url(paths, url), must_exist=True), paths)
         return paths, storage.read(live=is_locked(paths))
-    except PermissionError as error:
-        raise BadInput(f"{study_dir} can't be read: {error.strerror}; ask its owner for a copy.") from error
+    except OSError as error:
+        advice = "ask its owner for a copy" if isinstance(error, PermissionError) else "give a study's folder"
+        raise BadInput(f"{study_dir} can't be read: {error.strerror}; {advice}.") from error
 
 
 def _import_ahead() -> None:
@@ -302,14 +304,14 @@ def _import_ahead() -> None:
 
 def _write_report(data: "StudyData", paths: "StudyPaths", folder: Path) -> Path:
     from carbonopt.analysis.recommend import recommend as recommend_for
+    from carbonopt.core.files import read_text
     from carbonopt.report.build import write_report
 
     winner = recommend_for(data).trial
     settings = paths.trial(winner) / "ds_config.json" if winner is not None else None
-    try:
-        extra = {"ds_config.json": settings.read_text("utf-8")} if settings is not None and settings.exists() else {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{settings} can't be read: {error}; remove it, and the report makes its own.") from error
+    extra = {}
+    if settings is not None and settings.exists():
+        extra[settings.name] = read_text(settings, "the trial's DeepSpeed settings,", 1)
     try:
         return write_report(data, folder, winner_files=extra)
     except OSError as error:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, create_model, model_validator
 
@@ -328,7 +328,7 @@ class ReplayLaunch(Frozen):
 
 
 Launch = LocalLaunch | ReplayLaunch
-LAUNCHES: dict[str, type[Launch]] = {"local": LocalLaunch, "replay": ReplayLaunch}  # by `kind`
+LAUNCHES: dict[str, type[Launch]] = {get_args(of.model_fields["kind"].annotation)[0]: of for of in get_args(Launch)}
 
 
 class WandbTracking(Frozen):

@@ -84,6 +84,11 @@ class Quality:
         More would be noise: in recorded runs, seeds of one configuration differed by 0.2 to 0.8 % in perplexity."""
         return MISSING if value is None or not math.isfinite(value) else f"{value:#.4g}".rstrip(".")
 
+    def loss_text(self, loss: float) -> str:
+        """A loss, or a difference of two, with its unit."""
+        unit = " nats a token" if self.value_of_mean == "exp" else " (share of errors)" if self.is_share else ""
+        return f"{loss:.3g}{unit}"
+
     def relaxed(self, value: float, share: float) -> float:
         """A value that is worse by a share of itself."""
         return value * (1 + share if self.direction == "minimize" else 1 - share)

@@ -109,6 +109,7 @@ class StudyData(Frozen):
     provenance: Provenance
     prepared: Prepared | None = None
     trace: CarbonTrace | None = None
+    inputs: tuple[InputFile, ...] | None = None  # as the first trial found them; None: a study that didn't note them
     ended: str | None = None  # why the study ended, in words; None: it has not
 
     @model_validator(mode="after")

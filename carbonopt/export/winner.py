@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core.study import StudyData
@@ -20,24 +19,20 @@ NAMES = (
 
 
 def winner_files(
-    data: StudyData,
-    recommendation: Recommendation,
-    folder: Path,
-    given: dict[str, str] | None = None,
-    caveats: Sequence[str] = (),
+    data: StudyData, recommendation: Recommendation, given: dict[str, str] | None = None, caveats: Sequence[str] = ()
 ) -> dict[str, str]:
-    """Texts by file name, for `folder`; empty without a recommendation. `given`: the trial's own `ds_config.json`,
+    """Texts by file name; empty without a recommendation. `given`: the trial's own `ds_config.json`,
     which is made from its parameters where it is absent. `caveats`: sentences of the model card on its figures.
 
     run.sh, train.py and the copies of what they need of carbonopt are there unless the study replayed recorded runs:
     those say nothing of the model and the data. No file has a path of this machine: what the study reads is named
-    `data/NAME`, with the size and sha256 that it has now or had for an older report in `folder`.
+    `data/NAME`, with the size and sha256 that the first trial found.
     """
     record = next((record for record in data.records if record.trial == recommendation.trial), None)
     if record is None:
         return {}
     study, versions = settings.rerun(data.config, record), data.provenance.versions
-    files = recorded.recorded(study, recorded.of_older_report(folder))
+    files = recorded.recorded(study, data.inputs or ())
     needed = {name: parts for name, parts in files.items() if name in recorded.of_workload(study)}
     texts = {
         rerun.PARAMS: json.dumps(record.params.as_record(), indent=2) + "\n",

@@ -2,13 +2,13 @@
 
 from carbonopt.report import summary
 from carbonopt.report.document import Document
-from carbonopt.report.sections import SECTIONS
+from carbonopt.report.sections import MODULES
 from carbonopt.report.study_view import StudyView
 
 
 def top(study: StudyView) -> Document:
     """What to do, what it saves, how sure that is, and every caveat: without the sections."""
-    warned = [caveat for part in SECTIONS if hasattr(part, "caveats") for caveat in part.caveats(study)]
+    warned = [caveat for part in MODULES if hasattr(part, "caveats") for caveat in part.caveats(study)]
     return Document(
         name=study.data.config.name,
         headline=summary.headline(study),
@@ -19,5 +19,5 @@ def top(study: StudyView) -> Document:
 
 
 def whole(study: StudyView) -> Document:
-    sections = (part.section(study) for part in SECTIONS if hasattr(part, "section"))
+    sections = (part.section(study) for part in MODULES if hasattr(part, "section"))
     return top(study).model_copy(update={"sections": tuple(section for section in sections if section is not None)})

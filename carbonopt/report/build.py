@@ -42,7 +42,7 @@ def write_report(data: StudyData, folder: Path, *, winner_files: dict[str, str] 
     study = StudyView(data)
     document = whole(study)
     serious = [caveat.text for caveat in document.caveats if caveat.level is Level.CRITICAL]
-    winner_texts = winner.winner_files(data, study.recommendation, folder / WINNER_FOLDER, winner_files, serious)
+    winner_texts = winner.winner_files(data, study.recommendation, winner_files, serious)
     folders = {
         DATA_FOLDER: data_files(data.records),
         PAPER_FOLDER: paper_files(study, document),

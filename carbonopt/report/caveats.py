@@ -38,6 +38,7 @@ class Template(string.Formatter):
             "range": range_text,
             "fine_percent": fmt.two_decimals_text,
             "quality": quality.text,
+            "loss": quality.loss_text,
             "numbers": numbers_text,
             "value": fmt.value_text,
         }

@@ -23,8 +23,7 @@ def data_files(records: Iterable[TrialRecord]) -> dict[str, bytes]:
     """Contents by file name; nested fields have dotted names. The same records give the same bytes.
 
     The CSV tables hold no lists: evaluations have a table of their own. In the Parquet file they are lists of structs.
-    Text in a CSV that a spreadsheet would take for a formula, because it begins with = + - or @, has an apostrophe
-    before it.
+    Text in a CSV that a spreadsheet would take for a formula (it begins with = + - or @) has an apostrophe before it.
     """
     rows = [_flat(record.as_json()) for record in records]
     flat = [{name: value for name, value in row.items() if not isinstance(value, list)} for row in rows]

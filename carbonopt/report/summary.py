@@ -92,9 +92,7 @@ def is_within_noise(interval: tuple[float, float] | None) -> bool:
 
 def turned(comparison: Comparison | None) -> AtEqualQuality | None:
     """At equal quality, where that may turn the saving into an excess: a headline without it would be half the truth.
-
-    The baseline's whole run goes on after it has met the target, to a better quality than was asked for.
-    """
+    The baseline's whole run goes on after it has met the target, to a better quality than was asked for."""
     equal = None if comparison is None else comparison.equal_quality
     if comparison is None or equal is None or comparison.saving.fraction <= 0:
         return None

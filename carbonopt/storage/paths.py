@@ -71,6 +71,8 @@ def study_folder(paths: StudyPaths) -> Iterator[None]:
         if strange := paths.foreign_files():
             raise BadInput(f"--out {root} holds other files ({strange[0]}) and no study; give a new folder.")
         empty = not any(root.iterdir())
+        if paths.lock.is_fifo():
+            raise BadInput(f"--out {root} can't be written to: {paths.lock} is a pipe; remove it.")
         lock = paths.lock.open("w")
     except OSError as error:
         raise BadInput(f"--out {root} can't be written to: {error.strerror}.") from error
@@ -95,7 +97,7 @@ def study_folder(paths: StudyPaths) -> Iterator[None]:
 
 def is_locked(paths: StudyPaths) -> bool:
     """Whether a run is working in the folder right now."""
-    if not paths.lock.exists():
+    if not paths.lock.is_file():
         return False
     with paths.lock.open("r") as lock:
         try:

@@ -91,15 +91,6 @@ class StudyStorage:
         """As one text, for the trace's reason."""
         self.study.set_user_attr("inputs", json.dumps([file.model_dump() for file in files]))
 
-    def inputs(self) -> tuple[InputFile, ...] | None:
-        """The files that trials read, as the first one found them; None before it, and for a study that didn't note
-        them. Raises BadInput if the note is damaged."""
-        noted = self.study.user_attrs.get("inputs")
-        if noted is None or not self.read(live=False).records:
-            return None
-        with _readable(f"study {self.study.study_name!r}"):
-            return tuple(InputFile(**file) for file in json.loads(noted))
-
     def set_trace(self, trace: CarbonTrace | None) -> None:
         """As one text: as a list, Optuna would copy a year of hours anew for each look at the study."""
         self.study.set_user_attr("trace", None if trace is None else trace.model_dump_json())
@@ -122,7 +113,7 @@ class StudyStorage:
         what is stored is not what carbonopt writes."""
         with _readable(f"study {self.study.study_name!r}"):
             attributes = self.study.user_attrs
-            prepared, trace = attributes.get("prepared"), attributes.get("trace")
+            prepared, trace, inputs = (attributes.get(key) for key in ("prepared", "trace", "inputs"))
             config = StudyConfig.model_validate(attributes["config"])
             return StudyData(
                 config=config,
@@ -131,6 +122,7 @@ class StudyStorage:
                 provenance=Provenance.model_validate(attributes["provenance"]),
                 prepared=None if prepared is None else Prepared(**prepared),
                 trace=None if trace is None else CarbonTrace.model_validate_json(trace),
+                inputs=None if inputs is None else tuple(InputFile(**file) for file in json.loads(inputs)),
                 ended=attributes.get("ended"),
             )
 

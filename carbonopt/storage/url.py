@@ -16,7 +16,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
 from carbonopt.core.errors import BadInput
-from carbonopt.core.files import write_json
+from carbonopt.core.files import read_text, write_json
 from carbonopt.storage.paths import StudyPaths
 
 Made = TypeVar("Made")
@@ -38,14 +38,15 @@ def storage_url(paths: StudyPaths, given: str | None) -> str:
     pointer = stored_pointer(paths)
     if given is not None:
         begun_with = pointer["url"] if pointer else str(paths.storage) if paths.storage.exists() else None
-        if begun_with not in (None, _shown(_parsed(given))):
+        if begun_with not in (None, _noted(given), _shown(_parsed(given))):
             raise BadInput(f"--storage: the study in {paths.root} is stored in {begun_with}; leave --storage out.")
         return given
     if pointer is not None:
         return pointer["url"]
     file = str(paths.storage.resolve())
-    if set(file) & set("?#%"):
-        raise BadInput(f"--out {paths.root}: a study's path can't have ?, # or % in it, because a storage URL can't.")
+    if any(sign in "?#%" or "\ud800" <= sign <= "\udfff" for sign in file):
+        rule = "a study's path can't have ?, # or % in it, nor bytes that are not UTF-8, because a storage URL can't"
+        raise BadInput(f"--out {str(paths.root)!a}: {rule}.")
     return f"sqlite:///{file}"
 
 
@@ -55,16 +56,16 @@ def stored_pointer(paths: StudyPaths) -> dict[str, str] | None:
     if not paths.storage_pointer.exists():
         return None
     try:
-        pointer = json.loads(paths.storage_pointer.read_text(encoding="utf-8"))
+        pointer = json.loads(read_text(paths.storage_pointer, "the name of the study's storage,", 1))
         return {"url": str(pointer["url"]), "study": str(pointer["study"])}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise BadInput(f"{paths.storage_pointer} is damaged; give --storage after removing it.") from error
 
 
 def remember_storage(paths: StudyPaths, given: str | None, study_name: str) -> None:
     """Notes a storage outside the folder, without its password."""
     if given is not None:
-        write_json(paths.storage_pointer, {"url": _shown(_parsed(given)), "study": study_name})
+        write_json(paths.storage_pointer, {"url": _noted(given), "study": study_name})
 
 
 def connect(url: str, *, must_exist: bool = False) -> RDBStorage:
@@ -112,7 +113,8 @@ def what_is_wrong(error: SQLAlchemyError | sqlite3.Error) -> str:
     # An extended code's lowest byte is the plain one.
     if isinstance(said, sqlite3.Error) and getattr(said, "sqlite_errorcode", 0) & 0xFF in _DAMAGE:
         return f"is damaged: {first_line(said)}; {RESTORE}"
-    return f"can't be read: {first_line(said)}"
+    locked = "; another command is writing to it, or stopped while it did: try again" if "locked" in str(said) else ""
+    return f"can't be read: {first_line(said)}{locked}"
 
 
 def first_line(error: BaseException) -> str:
@@ -159,10 +161,18 @@ def _shown(url: URL) -> str:
     return URL.create(url.drivername, url.username, None, url.host, url.port, url.database, query).render_as_string()
 
 
+def _noted(given: str) -> str:
+    """As a study folder keeps it: a file's place is the same from wherever the next command is called."""
+    url = _parsed(given)
+    is_file = url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:")
+    return _shown(url.set(database=str(Path(str(url.database)).resolve())) if is_file else url)
+
+
 def _parsed(url: str) -> URL:
     """The URL itself is not shown when it is refused: it may hold a password."""
     examples = "examples: sqlite:///study.db, postgresql://user@host/db"
     try:
+        url.encode()  # a name of other bytes than UTF-8 is no URL
         parsed = make_url(url)
     except (SQLAlchemyError, ValueError) as error:
         raise BadInput(f"--storage is not a storage URL; {examples}.") from error

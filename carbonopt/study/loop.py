@@ -79,9 +79,9 @@ def run_study(
             return interrupted()
 
         inputs = input_files(config)
-        if stored is not None and (noted := stored.inputs()) is not None:
-            check_unchanged(noted, inputs, where, interrupted_and_heard_of)
-            inputs = noted
+        if stored is not None and (before := stored.read(live=False)).records and before.inputs is not None:
+            check_unchanged(before.inputs, inputs, where, interrupted_and_heard_of)
+            inputs = before.inputs
         begins()
         call = _Call(checked, checked.engine, paths, lease, display, [display, trackers], interrupted_and_heard_of)
         prepared, inputs = call.prepare(inputs, meanwhile)

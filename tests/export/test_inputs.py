@@ -11,8 +11,8 @@ from small_studies import study, trial
 
 from carbonopt.analysis.recommend import recommend
 from carbonopt.core.study import StudyData
-from carbonopt.export import recorded
 from carbonopt.export.winner import winner_files
+from carbonopt.study.inputs import input_files, with_sha256
 
 ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # of "abc", in FIPS 180-2
 
@@ -22,8 +22,13 @@ def changed(**workload) -> dict:
     return {"workload": {**study().config.workload.model_dump(mode="json", exclude_none=True), **workload}}
 
 
-def winner_of(data: StudyData, folder: Path = Path("winner")) -> dict[str, str]:
-    return winner_files(data, recommend(data), folder)
+def noted(data: StudyData) -> StudyData:
+    """With its files as a study notes them."""
+    return data.model_copy(update={"inputs": with_sha256(input_files(data.config), lambda: False)})
+
+
+def winner_of(data: StudyData) -> dict[str, str]:
+    return winner_files(data, recommend(data))
 
 
 def write(files: dict[str, str], folder: Path) -> None:
@@ -33,9 +38,10 @@ def write(files: dict[str, str], folder: Path) -> None:
 
 
 def test_files_have_names_and_are_recorded_and_no_path_is_told(tmp_path):
-    """Two files of one name; one that isn't there; the same one twice; a model's folder; hub names stay."""
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "a.txt").write_bytes(b"abc")
+    """Two files of one name; the same one twice; a model's folder; hub names stay."""
+    for folder, content in (("one", b"abc"), ("two", b"abcd")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.txt").write_bytes(content)
     model = tmp_path / "my-model"
     (model / "checkpoint-1").mkdir(parents=True)
     (model / "checkpoint-1" / "optimizer.pt").write_bytes(b"much")
@@ -48,8 +54,7 @@ def test_files_have_names_and_are_recorded_and_no_path_is_told(tmp_path):
         tokenizer={"name_or_path": "openai-community/gpt2"},
     )
     raw["carbon"] = {"country": "USA", "trace": str(tmp_path / "grid.csv")}
-    folder = tmp_path / "report" / "winner"
-    written = winner_of(study(trial(0), raw=raw), folder)
+    written = winner_of(noted(study(trial(0), raw=raw)))
     assert [name for name, text in written.items() if str(tmp_path) in text] == []
     for name in ("workload.yaml", "rerun.yaml"):
         read = yaml.safe_load(written[name])
@@ -58,38 +63,26 @@ def test_files_have_names_and_are_recorded_and_no_path_is_told(tmp_path):
         assert read["dataset"]["eval_files"] == ["data/a.txt"]
         assert read["model"]["name_or_path"] == "./data/my-model"
         assert read["tokenizer"]["name_or_path"] == "openai-community/gpt2"
-        unread = "data/a-2.txt: size and sha256 unknown: it could not be read"
-        assert f"#   data/a.txt: 3 bytes, sha256 {ABC}\n#   {unread}" in written[name]
+        assert f"#   data/a.txt: 3 bytes, sha256 {ABC}\n#   data/a-2.txt: 4 bytes, sha256 88d4266f" in written[name]
     assert yaml.safe_load(written["rerun.yaml"])["carbon"]["trace"] == "data/grid.csv"
+    assert "#   data/grid.csv: size and sha256 not recorded\n" in written["rerun.yaml"]
     recorded = json.loads(written["inputs.json"])
     assert recorded.pop("data/a.txt") == [{"path": "", "bytes": 3, "sha256": ABC}]
-    assert recorded.pop("data/a-2.txt") == []
+    assert recorded.pop("data/a-2.txt")[0]["bytes"] == 4
     (config,) = recorded.pop("data/my-model")
     assert (config["path"], config["bytes"], recorded) == ("config.json", 2, {})
 
 
-def test_a_report_written_again_without_the_data_keeps_what_was_recorded(tmp_path):
-    text, folder = tmp_path / "a.txt", tmp_path / "winner"
+def test_what_the_trials_read_is_recorded_not_what_lies_there_now(tmp_path):
+    text = tmp_path / "a.txt"
     text.write_bytes(b"abc")
-    folder.mkdir()
-    data = study(trial(0), raw=changed(dataset={"train_files": [str(text)]}))
-    first = winner_of(data, folder)
-    (folder / "inputs.json").write_text(first["inputs.json"])
+    data = noted(study(trial(0), raw=changed(dataset={"train_files": [str(text)]})))
+    first = winner_of(data)
+    text.write_bytes(b"abd")
+    assert winner_of(data) == first
     text.unlink()
-    assert winner_of(data, folder) == first
-    for damaged in ('{"data/a.txt": [1]}', "[]", "{"):
-        (folder / "inputs.json").write_text(damaged)
-        assert json.loads(winner_of(data, folder)["inputs.json"]) == {"data/a.txt": []}
-
-
-def test_what_is_too_much_to_read_has_its_size_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(recorded, "HASHED_BYTES", 4)
-    names = ("a", "b", "c")
-    for name in names:
-        (tmp_path / name).write_bytes(b"abc")
-    data = study(trial(0), raw=changed(dataset={"train_files": [str(tmp_path / name) for name in names]}))
-    recorded_inputs = json.loads(winner_of(data)["inputs.json"])
-    assert [recorded_inputs[f"data/{name}"][0]["sha256"] for name in names] == [ABC, None, None]
+    assert winner_of(data) == first
+    assert json.loads(first["inputs.json"]) == {"data/a.txt": [{"path": "", "bytes": 3, "sha256": ABC}]}
 
 
 # ------------------------------------------------------------------------------------------------- inputs.py, as a user
@@ -106,14 +99,15 @@ class Checked:
         self.config.write_bytes(b"{}")
         raw = changed(dataset={"train_files": [str(self.text)]}, model={"name_or_path": str(self.config.parent)})
         self.winner.mkdir()
-        write(winner_of(study(trial(0), raw=raw), self.winner), self.winner)
+        write(winner_of(noted(study(trial(0), raw=raw))), self.winner)
 
     def complaints(self, *arguments: str, cwd: Path | None = None, **environment: str) -> list[str]:
         """What it ends with, line by line; empty: all is well."""
         command = (sys.executable, "-I", self.winner / "inputs.py", *arguments)
         done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
-        assert (done.returncode == 1) == bool(done.stderr) and not done.stdout
-        return done.stderr.splitlines()
+        complaints = [line for line in done.stderr.splitlines() if "is taken as it is" not in line]
+        assert (done.returncode == 1) == bool(complaints) and not done.stdout
+        return complaints
 
 
 @pytest.fixture
@@ -160,7 +154,33 @@ def test_what_is_another_file_is_said_and_can_be_used_all_the_same(checked):
     (checked.winner / "inputs.json").write_text(json.dumps(files))
     assert said() == []
     checked.text.unlink()
-    assert said()[0].startswith("a.txt (size and sha256 unknown: it could not be read when this was written) is")
+    assert said()[0].startswith("a.txt (size and sha256 not recorded) is missing: ")
+
+
+def test_weights_of_a_large_model_are_checked_by_the_pieces_that_were_noted(checked, tmp_path):
+    weights = checked.config.parent / "model.safetensors"
+    with weights.open("wb") as file:
+        file.truncate(65 * 2**20)
+    raw = changed(model={"name_or_path": str(checked.config.parent)})
+    written = winner_of(noted(study(trial(0), raw=raw)))["inputs.json"]
+    assert [file["pieces"] for file in json.loads(written)["data/model"] if "pieces" in file] == [64]
+    (checked.winner / "inputs.json").write_text(written)
+    assert checked.complaints("--data", str(checked.data)) == []
+    with weights.open("r+b") as file:
+        file.write(b"x")
+    (complaint,) = checked.complaints("--data", str(checked.data))
+    assert complaint.startswith(f"{weights} is not the recorded file: its sha256 must be ")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "[1]", '{"data/a.txt": [1]}', '{"data/a.txt": [{"path": ""}]}'])
+def test_a_damaged_list_is_said_in_a_sentence(text, checked):
+    (checked.winner / "inputs.json").write_text(text)
+    (complaint,) = checked.complaints()
+    assert complaint.startswith(f"{checked.winner}/inputs.json is not as it was written: ")
+
+
+def test_an_empty_folder_name_is_refused(checked):
+    assert checked.complaints("--data", "") == ["--data: the name of the folder is empty"]
 
 
 # --------------------------------------------------------------------------------------------------- run.sh, as a user
@@ -176,7 +196,7 @@ class Called:
         text = folder / "a.txt"
         text.write_bytes(b"abc")
         raw = changed(dataset={"train_files": [str(text)]}) if with_data else {}
-        write(winner_of(study(trial(0), raw=raw), self.winner), self.winner)
+        write(winner_of(noted(study(trial(0), raw=raw))), self.winner)
         (self.winner / "run.sh").chmod(0o755)
         (tools / "accelerate").write_text('#!/bin/sh\nprintf "%s\\n" "$PWD" "$@"\n')
         (tools / "accelerate").chmod(0o755)

@@ -59,7 +59,7 @@ class Rerun:
         self.folder = folder / "it's $HOME; `winner`"
         self.folder.mkdir()
         given = {"ds_config.json": (paths.trial(0) / "ds_config.json").read_text()}
-        self.files = winner_files(self.data, recommend(self.data), self.folder, given)
+        self.files = winner_files(self.data, recommend(self.data), given)
         assert not [name for name, text in self.files.items() if str(folder) in text], "no path of this machine"
         for name, text in self.files.items():
             (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ def test_without_carbonopt_means_without(one_rank):
 
 
 def test_deepspeed_settings_made_from_the_record_are_those_that_the_trial_had(one_rank):
-    assert winner_files(one_rank.data, recommend(one_rank.data), one_rank.folder) == one_rank.files
+    assert winner_files(one_rank.data, recommend(one_rank.data)) == one_rank.files
 
 
 @pytest.mark.slow

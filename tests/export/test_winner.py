@@ -29,8 +29,8 @@ from carbonopt.study.file import load_study
 EVIL = """<script>alert(1)</script> | `x` [a](javascript:b) "'&{{7*7}} %_&$ --- </script>"""
 
 
-def winner_of(data: StudyData, folder: Path = Path("winner"), **given: str) -> dict[str, str]:
-    return winner_files(data, recommend(data), folder, given)
+def winner_of(data: StudyData, **given: str) -> dict[str, str]:
+    return winner_files(data, recommend(data), given)
 
 
 def changed(**workload) -> dict:

@@ -67,10 +67,8 @@ def _apart(sizes: Sequence[int]) -> list[int]:
 def _over_batch(
     axes: "style.Axes", known: Mapping[int, Spanned], factor: float, minimum: int | None, stopped: frozenset[int]
 ) -> None:
-    """Every value as it was, at its batch: the lowest joined by a line, the range above it, the minimum marked.
-
-    Hollow where only stopped trials tell of a batch.
-    """
+    """Every value as it was, at its batch: the lowest joined by a line, the range above it, the minimum marked; hollow
+    where only stopped trials tell of a batch."""
     at = list(known)
     lowest = [span.lowest * factor for span in known.values()]
     highest = [span.highest * factor for span in known.values()]

@@ -49,10 +49,8 @@ class Axis(Frozen):
 
 
 class Scatter(Frozen):
-    """All points that have both coordinates, by emissions.
-
-    The axes frame the complete trials and the target: stopped trials are often far away and would crush them.
-    """
+    """All points that have both coordinates, by emissions. The axes frame the complete trials and the target: stopped
+    trials are often far away and would crush them."""
 
     unit: str
     per_kg: float  # how many of the unit make a kg CO2e
@@ -121,10 +119,8 @@ def scatter(data: StudyData, rec: Recommendation, repeated: tuple[Repeats, ...],
 
 
 def layers(plot: Scatter, rec: Recommendation, knee: int | None = None) -> dict[str, list[Point]]:
-    """The points by the label of their mark, from the lowest layer to the highest; a trial may be in several.
-
-    The recommended and the baseline stand at the figures that the answer gives, which may be means over seeds.
-    """
+    """The points by the label of their mark, from the lowest layer to the highest; a trial may be in several. The
+    recommended and the baseline stand at the figures that the answer gives, which may be means over seeds."""
     return {
         "stopped (last evaluation)": plot.drawn("stopped"),
         "failed or diverged (last evaluation)": plot.drawn("failed"),

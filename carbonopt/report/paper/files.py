@@ -27,9 +27,7 @@ _AS_POWER = r"\g<sign>$\g<digits>\\times10^{\g<minus>\g<power>}$"
 
 def paper_files(study: StudyView, document: Document) -> dict[str, bytes]:
     """Contents by file name: figure-*.pdf and .png, table-*.tex, methods.tex, statement.tex, references.bib, main.tex.
-
-    What a study can't show has no file. The same data gives the same bytes.
-    """
+    What a study can't show has no file. The same data gives the same bytes."""
     latex_tables = tables(document)
     texts = {
         **{f"table-{name}.tex": text for name, text in latex_tables.items()},

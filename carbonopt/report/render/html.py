@@ -54,10 +54,8 @@ def render(document: Document) -> str:
 
 
 def by_column(table: Table) -> dict[str, Any]:
-    """A table for sorting: each column's different cells in order, and which of them each row has.
-
-    From `known` on they have nothing to sort by, and stay last.
-    """
+    """A table for sorting: each column's different cells in order, and which of them each row has. From `known` on they
+    have nothing to sort by, and stay last."""
     groups = list(dict.fromkeys(table.filter.groups)) if table.filter else []
     return {
         "labels": [column.label for column in table.columns],

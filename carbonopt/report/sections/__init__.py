@@ -3,11 +3,11 @@ None where the study has nothing of it, and `caveats` is what it warns of; it ma
 
 from importlib import import_module
 
-_NAMES = (
+SECTIONS = (
     *("shortfall", "contention"),  # caveats alone
     *("front", "comparison", "confirmation", "citation"),  # the answer
     *("influence", "batch", "returns"),  # what decides it
     *("energy", "stages", "longer_runs", "elsewhere"),  # what was used
     *("trials", "provenance"),
 )
-SECTIONS = tuple(import_module(f"{__name__}.{name}") for name in _NAMES)
+MODULES = tuple(import_module(f"{__name__}.{name}") for name in SECTIONS)

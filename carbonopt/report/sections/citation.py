@@ -28,8 +28,8 @@ def sentence(study: StudyView) -> str | None:
             saving = range_text((equal.saving_fraction_before, equal.saving_fraction))
             saved += f", and {saving} less than that stopped when it first met the target"
     return (
-        f"Of {trials_text(rec)} with carbonopt {_where(study)}, the configuration with the least emissions at a "
-        f"{quality.name} of {quality.bound_word} {quality.text(rec.target.value)} "
+        f"Of {trials_text(rec)} with carbonopt {_where(study)}, the configuration with the least emissions at "
+        f"{quality.with_article} of {quality.bound_word} {quality.text(rec.target.value)} "
         f"({fmt.params_text(rec.params)}) reached {quality.text(rec.value)} with "
         f"{fmt.energy_text(rec.energy_kwh)} of training energy, or {fmt.emissions_text(rec.emissions_kg_co2e)} at "
         f"{fmt.intensity_text(provenance.intensity.g_co2e_per_kwh)} g CO2e/kWh and a PUE of "

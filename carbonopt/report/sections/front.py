@@ -58,7 +58,8 @@ def _slider(study: StudyView) -> Steps:
 def _steps(study: StudyView) -> Iterator[Step]:
     row_of: dict[int | None, int] = {record.trial: row for row, record in enumerate(study.data.records)}
     general = [answer.from_value for answer in study.recommendation_by_target if not answer.study_target_only]
-    numbers = [fmt.number_from(begin, below) for begin, below in pairwise([*general, math.inf])]
+    ranks = [*map(study.quality.rank, general), math.inf]  # rising, negative where higher is better
+    numbers = [fmt.number_from(begin, below).removeprefix("-") for begin, below in pairwise(ranks)]
     bounds = dict(zip(general, zip(numbers, [*numbers[1:], None], strict=True), strict=True))
     for answer in study.recommendation_by_target:
         begins, alone, place = answer.from_value, answer.study_target_only, None

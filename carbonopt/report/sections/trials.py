@@ -107,9 +107,15 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
     search, audited = study.data.config.search, study.audited
     if study.data.ended is None:
         yield study.caveat("running")
-    completed = study.recommendation.trials_by_state[TrialState.COMPLETE]
+    searched = [record for record in study.data.records if record.repeat_of is None]
+    completed = sum(record.state is TrialState.COMPLETE for record in searched)
     if completed < FEW_TRIALS:
         yield study.caveat("few_trials", completed=completed)
+    asked, own = study.recommendation.target, study.data.config.target.at()
+    # An easier target might be met by what can't meet the own; a harder one by what emitted more than the own's best.
+    reason = StopReason.TARGET if asked.quality.rank(asked.value) > own.quality.rank(own.value) else StopReason.CAP
+    if asked != own and search.goal == "recommend" and (stopped := sum(run.stop_reason is reason for run in searched)):
+        yield study.caveat("stopped_for_own_target", stopped=stopped, own=own.value)
     if audited is not None and audited.lowest_rate is None:
         yield study.caveat("pruning_audit_none", share=search.pruning.audit, cut_short=audited.cut_short)
     elif audited is not None:
