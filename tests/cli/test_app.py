@@ -17,6 +17,7 @@ import psutil
 import pytest
 import yaml
 from commands import carbonopt, refusal, within
+from replays import study_over
 from small_studies import study, trial
 
 from carbonopt.cli.app import _print_recommendation
@@ -325,6 +326,41 @@ def test_a_study_has_one_storage(finished: Path, tmp_path: Path) -> None:
     )
     assert "no such file" in refusal("recommend", tmp_path / "nowhere", "--storage", other)
     assert not (tmp_path / "other.db").exists()
+
+
+def test_a_relative_storage_is_the_same_one_from_everywhere(table: Path, write_study, tmp_path: Path) -> None:
+    """Another study's file of that name lies in the folder from which the next command is called."""
+    here, there, trials = tmp_path / "here", tmp_path / "there", {}
+    for folder, budget in ((here, 3), (there, 1)):
+        folder.mkdir()
+        path = write_study({**study_over(table), "budget": {"trials": budget}}, f"{folder.name}.yaml")
+        done = carbonopt("run", path, "--out", "out", "--storage", "sqlite:///s.db", cwd=folder)
+        assert done.returncode in (0, 3), done.stderr
+        trials[folder] = carbonopt("export", "out", "--format", "jsonl", cwd=folder).stdout
+    assert trials[here].count("\n") == 3 and trials[there].count("\n") == 1
+    assert carbonopt("export", "../here/out", "--format", "jsonl", cwd=there).stdout == trials[here]
+    again = ("run", tmp_path / "here.yaml", "--out", here / "out", "--storage", "sqlite:///s.db")
+    elsewhere = carbonopt(*again, cwd=there)
+    assert elsewhere.returncode == 2 and "leave --storage out" in elsewhere.stderr
+    assert carbonopt(*again, cwd=here).returncode == done.returncode
+
+
+def test_a_path_that_is_not_utf_8_or_too_long_is_refused(replay_study: dict, write_study, tmp_path: Path) -> None:
+    path, name = write_study(replay_study), os.fsdecode(b"b\xe4d")
+    assert "not UTF-8" in refusal("run", path, "--out", tmp_path / name)
+    assert not (tmp_path / name).exists()
+    assert "is not a storage URL" in refusal("run", path, "--out", tmp_path / "o", "--storage", f"sqlite:///{name}.db")
+    for command in ("recommend", "report", "export"):
+        assert "File name too long" in refusal(command, "a" * 300)
+
+
+@pytest.mark.parametrize("name", [".lock", "storage.json"])
+def test_a_pipe_in_a_study_folder_holds_nothing_up(name: str, finished: Path) -> None:
+    (finished / name).unlink(missing_ok=True)
+    os.mkfifo(finished / name)
+    done = carbonopt("recommend", finished, timeout_s=30)
+    assert done.returncode == 0 if name == ".lock" else "must be a regular file" in done.stderr
+    assert "a pipe" in refusal("run", finished.parent / "study.yaml", "--out", finished) or name != ".lock"
 
 
 def test_a_report_replaces_only_a_report(finished_study: Path, tmp_path: Path) -> None:

@@ -45,6 +45,13 @@ def test_a_loss_without_a_highest_value_is_minus_the_value() -> None:
     assert reward.beyond(-1e300) is reward.beyond(1e300) is None
 
 
+def test_a_loss_has_its_unit():
+    assert [quality.loss_text(0.02384) for quality in (PERPLEXITY, ACCURACY)] == [
+        "0.0238 nats a token",
+        "0.0238 (share of errors)",
+    ]
+
+
 @given(OF_EACH)
 def test_ranks_scales_and_losses_order_values_as_the_direction_says(pair: tuple[Quality, float, float]) -> None:
     quality, value, other = pair

@@ -11,13 +11,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from documents import caveats_of, document_of, markdown_of
+from documents import caveats_of, document_of, markdown_of, numbers_of
 from small_studies import INTENSITY_G_PER_KWH, REPLAY, SAME, TRACE, gpu_study, on_gpu, pruned, study, trial
 
 from carbonopt.analysis.recommend import recommend
 from carbonopt.core.format import percent_text
 from carbonopt.core.study import Intensity, Provenance, StudyData
-from carbonopt.core.trial import Failure, TrialState
+from carbonopt.core.trial import Failure, StopReason, TrialState
 from carbonopt.report.build import write_report
 from carbonopt.report.caveats import TEMPLATES
 from carbonopt.report.render.markdown import escape
@@ -225,6 +225,19 @@ def test_caveats_name_what_applies():
     assert caveats["modelled_energy"].numbers == {"components": "CPU"} and "replay" not in caveats
     assert caveats["near_target_single_run"].numbers["margin"] == pytest.approx(1 - 5.99 / 6)
     assert "meter_setup" in caveats and "own_optimizer_step" not in caveats
+
+
+def test_what_was_stopped_for_the_own_target_may_be_better_at_another():
+    capped = pruned(4).model_copy(update={"stop_reason": StopReason.CAP})
+    data = study(trial(0), trial(1, 2e-3, 4.0), pruned(2), pruned(3), capped)
+    assert numbers_of(data, "stopped_for_own_target", 8.0) == {"stopped": 2, "own": 6.0}
+    assert numbers_of(data, "stopped_for_own_target", 4.5) == {"stopped": 1, "own": 6.0}
+    assert "stopped_for_own_target" not in caveats_of(data)
+
+
+def test_repeats_are_no_other_configurations():
+    repeats = [trial(number, repeat_of=0, seed=number, params={"learning_rate": 1e-3}) for number in (2, 3)]
+    assert numbers_of(study(trial(0), trial(1, 2e-3, 4.0), *repeats), "few_trials") == {"completed": 2}
 
 
 def test_every_caveat_has_a_level_and_a_template_and_the_gravest_come_first():

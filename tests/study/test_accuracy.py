@@ -23,6 +23,9 @@ from carbonopt.core.quality import ACCURACY, Target
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import StopReason, TrialRecord, TrialState
 from carbonopt.core.units import JOULES_PER_KWH
+from carbonopt.report.document import Steps
+from carbonopt.report.sections import front
+from carbonopt.report.study_view import StudyView
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.study import CONSTRAINT
 from carbonopt.study.check import check
@@ -317,6 +320,16 @@ def test_the_answer_at_every_target_is_the_recommendation(study: str, request: p
         assert (answer.trial, answer.value, answer.value_bound) == (rec.trial, rec.value, bound), value
         assert (answer.emissions_kg_co2e, answer.saving_fraction) == (rec.emissions_kg_co2e, rec.saving_fraction)
         assert (answer.break_even_runs, answer.saving_interval) == (rec.break_even_runs, rec.saving_interval)
+
+
+@EITHER
+def test_the_number_that_a_step_of_the_page_shows_lies_in_the_step(study: str, request: pytest.FixtureRequest) -> None:
+    ended: Ended = request.getfixturevalue(study)
+    section = front.section(StudyView(ended.data))
+    (slider,) = (block for block in section.blocks if isinstance(block, Steps))
+    for step in slider.steps:
+        assert recommend(ended.data, float(step.number)).trial == recommend(ended.data, step.begins).trial, step
+    assert min(len(step.number) for step in slider.steps[1:]) <= len("0.1234"), "rounded where the range allows it"
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.1, math.nan, math.inf])
