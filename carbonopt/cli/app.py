@@ -309,11 +309,9 @@ def _write_report(data: "StudyData", paths: "StudyPaths", folder: Path) -> Path:
 
     winner = recommend_for(data).trial
     settings = paths.trial(winner) / "ds_config.json" if winner is not None else None
-    extra = {}
-    if settings is not None and settings.exists():
-        extra[settings.name] = read_text(settings, "the trial's DeepSpeed settings,", 1)
+    own = {settings.name: read_text(settings, "DeepSpeed's settings", 1)} if settings and settings.exists() else {}
     try:
-        return write_report(data, folder, winner_files=extra)
+        return write_report(data, folder, winner_files=own)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EAGAIN):
             raise

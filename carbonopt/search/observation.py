@@ -80,6 +80,8 @@ def observe(trial: FrozenTrial, quality: Quality) -> Observation | None:
     told = _Told.of(trial)
     total = told.total_steps
     curve = [(step / total, quality.loss(mean)) for step, mean in told.curve] if total else []
+    if fault := next(filter(None, (quality.beyond(quality.value(mean, 1)) for _, mean in told.curve)), None):
+        raise ValueError(f"trial {trial.number}: {quality.name} in its user attribute {CURVE} {fault}.")
     complete = trial.state == OptunaState.COMPLETE
     cost, per_step = None, told.cost_per_step
     if complete:

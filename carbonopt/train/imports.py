@@ -18,7 +18,7 @@ _GPU_MODULES = (
     *("torch._inductor.compile_fx", "deepspeed.compile.backend", "deepspeed.compile.inductor"),
     *("deepspeed.module_inject.auto_ep_layer", "deepspeed.monitor.monitor", "deepspeed.ops.triton_ops"),
 )
-_PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "datasets", "tokenizers", "numpy")
+_PACKAGES = "torch deepspeed transformers accelerate datasets tokenizers numpy pydantic"
 
 
 def import_all() -> None:
@@ -42,6 +42,6 @@ def import_all() -> None:
 
 def package_versions() -> dict[str, str]:
     """By package, of those that are installed; also python, and cuda where torch was built with it."""
-    versions = {"python": platform.python_version()}
-    versions |= {name: version(name) for name in _PACKAGES if importlib.util.find_spec(name)}
+    versions = {"python": platform.python_version(), "pyyaml": version("pyyaml")}
+    versions |= {name: version(name) for name in _PACKAGES.split() if importlib.util.find_spec(name)}
     return versions | ({"cuda": torch.version.cuda} if torch.version.cuda else {})

@@ -121,6 +121,19 @@ def test_a_user_attribute_that_cannot_be_is_named(name: str, value: object) -> N
         study.ask(SPACE)
 
 
+def test_a_curve_that_no_training_has_is_refused() -> None:
+    """Percentages, for one, would teach the sampler without a word that a trial is far beyond its target."""
+    study = optuna.create_study(
+        directions=["minimize", "maximize"], sampler=CarbonSampler(target=0.9, quality="accuracy")
+    )
+    trial = study.ask(SPACE)
+    trial.set_user_attr(TOTAL_STEPS, 10)
+    trial.set_user_attr(CURVE, [[1, 0.4], [2, 50.0]])
+    study.tell(trial, [10.0, 0.6])
+    with pytest.raises(ValueError, match="trial 0: accuracy in its user attribute curve must be at most 1, but is 50"):
+        study.ask(SPACE)
+
+
 def test_an_attribute_that_only_has_the_name_of_a_record_is_none() -> None:
     study = asked()
     trial = study.ask(SPACE)

@@ -57,9 +57,8 @@ def pareto(plot: Scatter, rec: Recommendation, knee: int | None, quality: Qualit
         style.legend(figure, axes)
 
     caption = f"{quality.label} over emissions of each trial, and the Pareto front."
-    alt = (
-        f"{len(plot.points)} trials, {len(plot.of('front'))} of them on the Pareto front. The tables have the figures."
-    )
+    trials = len({point.trial for point in plot.points})  # a repeated one on the front has two points
+    alt = f"{trials} trials, {len(plot.of('front'))} of them on the Pareto front. The tables have the figures."
     return style.drawn(draw, height_in=2.8, name="pareto", caption=caption, alt=alt)
 
 

@@ -27,7 +27,7 @@ class CausalLMWorkload(Workload, extra="forbid"):
 
     def faults(self) -> dict[str, bool]:
         untokenized = self.tokenizer is None and self.model.name_or_path is None
-        return {"a model from_config has no tokenizer of its own: give workload.tokenizer": untokenized}
+        return {"a model from_config has no tokenizer: give workload.tokenizer, such as {kind: char}": untokenized}
 
 
 class CausalLM(TrainerTask):

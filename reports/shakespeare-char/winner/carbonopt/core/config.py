@@ -10,7 +10,7 @@ from carbonopt.core import values
 from carbonopt.core.dimensions import DIMENSIONS, SEARCHED
 from carbonopt.core.quality import QUALITIES, Quality
 from carbonopt.core.quality import Target as QualityTarget
-from carbonopt.core.values import Scalar
+from carbonopt.core.values import Given, Scalar
 
 
 def _one_line(text: str) -> str:
@@ -25,6 +25,12 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=200, strip_whit
 def _not_dots_only(text: str) -> str:
     if not text.strip("."):
         raise ValueError(f"must not be of dots only, because a folder is called by it, but got {text!r}; give a word")
+    return text
+
+
+def _three_letters(text: str) -> str:
+    if not re.fullmatch("[A-Z]{3}", text):
+        raise ValueError(f"must be three capital letters, such as USA, but got {text!r}")
     return text
 
 
@@ -77,8 +83,7 @@ class Tokenizer(Frozen):
 
 
 class Dataset(Frozen, extra="allow"):
-    """Where the data comes from: built in, a hub name or folder, or files (text, jsonl, csv, parquet). Which of its
-    columns mean what is the task's to say (see `Workload`)."""
+    """Built in, a hub name or folder, or files (text, jsonl, csv, parquet). Its columns are the task's to say."""
 
     builtin: Literal["python-docs"] | None = None
     name_or_path: Name | None = None
@@ -100,12 +105,8 @@ class Dataset(Frozen, extra="allow"):
 
 
 class Workload(Frozen, extra="allow"):
-    """What every trial trains and how it is judged: the keys that tasks share.
-
-    Each task's file derives a class from this one, which has its other keys and refuses unknown ones; the study file's
-    reader and the trials check with that. Here a task's own keys are kept as they are, so that storage, records and
-    reports need no task.
-    """
+    """What every trial trains and how it is judged: the keys that tasks share. Each task's file derives a class from
+    this one with its other keys. Here these are kept as they are: storage, records and reports need no task."""
 
     task: str = "causal_lm"
     model: Model
@@ -122,14 +123,12 @@ class Workload(Frozen, extra="allow"):
 
 
 class Choices(Frozen):
-    """One of these."""
-
-    choices: tuple[Scalar, ...] = Field(min_length=1)
+    choices: tuple[Given, ...]
 
     def faults(self) -> dict[str, bool]:
         different = {(isinstance(choice, bool), choice) for choice in self.choices}  # a study file's 1 is not its true
         text = f"choices must differ from each other, but got {list(self.choices)}"
-        return {text: len(different) < len(self.choices)}
+        return {"choices must have at least one value": not different, text: len(different) < len(self.choices)}
 
 
 class Range(Frozen):
@@ -150,13 +149,7 @@ class Range(Frozen):
 
 
 class Fixed(Frozen):
-    """Always this."""
-
-    value: Scalar
-
-    @property
-    def choices(self) -> tuple[Scalar]:
-        return (self.value,)
+    value: Given
 
 
 def _domain(raw: Any) -> Any:
@@ -169,7 +162,7 @@ def _domain(raw: Any) -> Any:
             raise ValueError("must have either choices, or low and high, but has both")
         if raw.keys() == {"value"}:  # as a stored study has it
             return Fixed(**raw)
-        return (Range if {"low", "high"} & raw.keys() else Choices)(**raw)
+        return Range.model_validate(raw, strict=True) if {"low", "high"} & raw.keys() else Choices(**raw)
     raise ValueError(f"must be a single value, {{choices: [...]}} or {{low: .., high: .., log: true}}, but got {raw!r}")
 
 
@@ -178,7 +171,7 @@ Domain = Annotated[Choices | Range | Fixed, BeforeValidator(_domain)]  # of a di
 
 def values_of(domain: Domain | None) -> tuple[Scalar, ...]:
     """Those that it can have; none of one that is left out, or that is a range."""
-    return () if domain is None or isinstance(domain, Range) else domain.choices
+    return (domain.value,) if isinstance(domain, Fixed) else getattr(domain, "choices", ())
 
 
 def may_be_other_than(domain: Domain | None, value: Scalar) -> bool:
@@ -187,19 +180,16 @@ def may_be_other_than(domain: Domain | None, value: Scalar) -> bool:
 
 
 def _space_field(name: str) -> tuple[Any, Any]:
-    dimension = DIMENSIONS[name]
-    if dimension.required:
-        return Domain, ...
-    return Domain | None, None if dimension.default is None else Fixed(value=dimension.default)
+    default = DIMENSIONS[name].default
+    optional = (Domain | None, None if default is None else Fixed(value=default))
+    return (Domain, ...) if DIMENSIONS[name].required else optional
 
 
 class Space(create_model("Space", __base__=Frozen, **{name: _space_field(name) for name in SEARCHED})):  # type: ignore[misc]
-    """The dimensions of the search, those of the table in `dimensions`. One that is left out takes its default; a
-    single value fixes it."""
+    """The dimensions of the search. One that is left out takes its default; a single value fixes it."""
 
     def __getitem__(self, name: str) -> Domain | None:
-        domain: Domain | None = getattr(self, name)
-        return domain
+        return getattr(self, name)  # type: ignore[no-any-return]
 
     def domains(self) -> dict[str, Domain]:
         """Of every dimension that has a value, in the table's order."""
@@ -219,10 +209,9 @@ class Pruning(Frozen):
 class Search(Frozen):
     space: Space
     sampler: Literal["carbon", "tpe", "nsga2", "gp", "random", "grid"] = "carbon"
-    # The cheapest configuration that meets the target, or the whole front: then nothing is stopped that could be on it.
-    goal: Literal["recommend", "front"] = "recommend"
+    goal: Literal["recommend", "front"] = "recommend"  # the cheapest that meets the target, or the whole front
     pruning: Pruning = Pruning()
-    start: dict[str, Scalar] | None = None  # a known configuration: the first trial, never pruned, and the baseline
+    start: dict[str, Given] | None = None  # a known configuration: the first trial, never pruned, and the baseline
     seed: int = Field(default=0, ge=0, lt=2**31)
 
 
@@ -243,8 +232,7 @@ class Target(Frozen):
 
     @property
     def value(self) -> float:
-        value: float = getattr(self, self.quality.name)
-        return value
+        return float(getattr(self, self.quality.name))
 
     def at(self, value: float | None = None) -> QualityTarget:
         """For the same quality another target; None: this one."""
@@ -258,8 +246,7 @@ class Budget(Frozen):
     hours: float | None = Field(default=None, gt=0)
     energy_kwh: float | None = Field(default=None, gt=0)
     emissions_kg_co2e: float | None = Field(default=None, gt=0)
-    # The study also ends when the next trial is expected to cost more than it saves in `reuses` runs of the winner.
-    until: Literal["converged"] | None = None
+    until: Literal["converged"] | None = None  # the next trial would cost more than it saves in `reuses` of the winner
     reuses: int = Field(default=10, ge=1, le=1_000_000_000)
 
     def faults(self) -> dict[str, bool]:
@@ -278,16 +265,14 @@ class Carbon(Frozen):
     """The reference carbon intensity, and what it is applied to. A value given here wins; else it is looked up, for the
     country and region or for the cloud region, in data that CodeCarbon carries."""
 
-    country: Annotated[str, StringConstraints(pattern="^[A-Z]{3}$")] | None = None  # ISO 3166-1 alpha-3
+    country: Annotated[str, AfterValidator(_three_letters)] | None = None  # ISO 3166-1 alpha-3
     region: Name | None = None  # state, province or zone, where the bundled data has it
     cloud_provider: Name | None = None  # one that the data has (gcp), or any where the intensity is given
     cloud_region: Name | None = None  # as the provider names it, such as europe-west1
     intensity_g_co2e_per_kwh: float | None = Field(default=None, gt=0, le=5000)
     pue: float = Field(default=1.0, ge=1.0, le=5.0)
-    # What emissions, caps and budgets count: everything measured and modelled, or the GPUs' energy counters alone.
-    objective: Literal["all", "gpu"] = "all"
-    # A CSV file of hourly intensities, to price the same joules at other hours.
-    trace: Annotated[str, StringConstraints(min_length=1)] | None = None
+    objective: Literal["all", "gpu"] = "all"  # counted: all measured and modelled, or the GPUs' energy counters alone
+    trace: Annotated[str, StringConstraints(min_length=1)] | None = None  # a CSV file of other hours' intensities
 
     def faults(self) -> dict[str, bool]:
         country, cloud, intensity = self.country, self.cloud_region, self.intensity_g_co2e_per_kwh
@@ -343,9 +328,7 @@ class ReplayLaunch(Frozen):
 
 
 Launch = LocalLaunch | ReplayLaunch
-LAUNCHES: dict[str, type[Launch]] = {  # by `kind`
-    get_args(launch.model_fields["kind"].annotation)[0]: launch for launch in get_args(Launch)
-}
+LAUNCHES: dict[str, type[Launch]] = {get_args(of.model_fields["kind"].annotation)[0]: of for of in get_args(Launch)}
 
 
 class WandbTracking(Frozen):
@@ -360,8 +343,6 @@ class Track(Frozen):
 
 
 class StudyConfig(Frozen):
-    """A study file, checked."""
-
     name: Annotated[Name, AfterValidator(_not_dots_only)]
     workload: Workload | None = None  # a replay needs none
     target: Target

@@ -1,13 +1,11 @@
-"""The one table of dimensions: what each setting of a trial can be, what it affects, and what others call it.
-
-The table is the fields of `TrialParams`. The study file's space, the search's features, the training arguments, the
-winner's settings, the display and the report read it; a new dimension is one field here, and what acts on its value.
-"""
+"""The one table of dimensions: what each setting of a trial can be, what it affects, and what others call it. The table
+is the fields of `TrialParams`, which all other rooms read."""
 
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
@@ -17,21 +15,16 @@ from carbonopt.core.values import Frozen, Scalar
 
 # cost: of a step; kernels: which ones a compiled run compiles
 Affects = Literal["quality", "cost", "memory", "kernels"]
+ZeroStage = Literal[0, 1, 2, 3]
 Offload = Literal["none", "optimizer", "parameters"]
 Precision = Literal["bf16", "fp16", "fp32"]
 OutputLayer = Literal["standard", "fused", "fused_fp8"]
 
 DEFAULT_LR_SCHEDULER = "linear"  # of Hugging Face's training arguments
-LR_SCHEDULERS = (  # transformers.SchedulerType, those that need nothing but a number of steps and of warm-up steps
-    DEFAULT_LR_SCHEDULER,
-    "cosine",
-    "cosine_with_min_lr",  # its floor comes from training_arguments.lr_scheduler_kwargs
-    "constant",
-    "constant_with_warmup",
-    "polynomial",
-    "inverse_sqrt",
-    "warmup_stable_decay",
-)
+_COSINES = ("cosine", "cosine_with_min_lr")  # the latter's floor comes from training_arguments.lr_scheduler_kwargs
+_CONSTANT = ("constant", "constant_with_warmup")
+# transformers.SchedulerType, those that need nothing but a number of steps and of warm-up steps
+LR_SCHEDULERS = (DEFAULT_LR_SCHEDULER, *_COSINES, *_CONSTANT, "polynomial", "inverse_sqrt", "warmup_stable_decay")
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 LARGEST_INT = 10**9
 
@@ -47,8 +40,7 @@ class Dimension:
     highest: float = math.inf
     above: bool = False  # whether `lowest` itself is too low
     integer: bool = False  # whether it takes whole numbers only
-    # The scale on which a step of one is a notable change, for models; None: the search space's own.
-    feature: Callable[[float], float] | None = None
+    feature: Callable[[float], float] | None = None  # on this scale a step of one is notable; None: the space's own
     argument: str | None = None  # its name in `transformers.TrainingArguments`, where it has one
     to_argument: Callable[[Any, int], Any] = lambda value, steps: value  # by the trial's number of steps
     deepspeed: tuple[str, ...] = ()  # its keys in a DeepSpeed configuration
@@ -74,89 +66,64 @@ class Dimension:
             return bound + (f" and at most {self.highest:g}" if math.isfinite(self.highest) else "")
         return None
 
+    def _checked(self, value: Scalar | None) -> Scalar | None:
+        if value is not None and (problem := self.problem(value)):
+            raise ValueError(problem)
+        return value
+
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Beside a field's type, this checks its value."""
-
-        def checked(value: Scalar | None) -> Scalar | None:
-            if value is not None and (problem := self.problem(value)):
-                raise ValueError(problem)
-            return value
-
-        return core_schema.no_info_after_validator_function(checked, handler(source))
+        return core_schema.no_info_after_validator_function(self._checked, handler(source))
 
 
 _ALL: tuple[Affects, ...] = ("quality", "cost", "memory", "kernels")
 _SYSTEM: tuple[Affects, ...] = ("cost", "memory", "kernels")
-_BOOLEANS = (False, True)
+_ON_OFF = (False, True)
+_batch_size = partial(Dimension, lowest=1, integer=True, feature=math.log)
+_MICRO_BATCH_KEYS, _ZERO_KEYS = ("train_micro_batch_size_per_gpu",), ("zero_optimization.stage",)
+_OFFLOADS = ("offload_optimizer.device", "offload_param.device", "cpu_offload", "cpu_offload_param")
+_OFFLOAD_KEYS = tuple(f"zero_optimization.{key}" for key in _OFFLOADS)
+_of_steps = partial(Dimension, argument="warmup_steps", to_argument=lambda ratio, steps: math.ceil(ratio * steps))
 
 
 class TrialParams(Frozen):
-    """One configuration. A step is an optimizer step.
-
-    The fields up to `world_size` are in every record; the others only where the study file names them (None: as Hugging
-    Face has it).
-    """
+    """One configuration. A step is an optimizer step. The fields up to `world_size` are in every record; the others
+    only where the study file names them (None: as Hugging Face has it)."""
 
     global_batch_size: Annotated[  # sequences per step, over all ranks
-        int,
-        Dimension(
-            "batch", ("quality", "cost"), lowest=1, integer=True, feature=math.log, required=True,
-            deepspeed=("train_batch_size",),
-        ),
-    ]  # fmt: skip
+        int, _batch_size("batch", ("quality", "cost"), required=True, deepspeed=("train_batch_size",))
+    ]
     micro_batch_size_per_gpu: Annotated[  # sequences per forward pass and rank
-        int,
-        Dimension(
-            "micro batch", _SYSTEM, lowest=1, integer=True, feature=math.log, argument="per_device_train_batch_size",
-            deepspeed=("train_micro_batch_size_per_gpu",),
-        ),
-    ]  # fmt: skip
+        int, _batch_size("micro batch", _SYSTEM, argument="per_device_train_batch_size", deepspeed=_MICRO_BATCH_KEYS)
+    ]
     learning_rate: Annotated[float, Dimension("lr", ("quality",), above=True, required=True, argument="learning_rate")]
     epochs: Annotated[float, Dimension("epochs", ("quality",), above=True, required=True, argument="num_train_epochs")]
     zero_stage: Annotated[
-        Literal[0, 1, 2, 3],
-        Dimension("ZeRO", _SYSTEM, (0, 1, 2, 3), integer=True, default=1, deepspeed=("zero_optimization.stage",)),
+        ZeroStage, Dimension("ZeRO", _SYSTEM, get_args(ZeroStage), integer=True, default=1, deepspeed=_ZERO_KEYS)
     ] = 1
     offload: Annotated[
-        Offload,
-        Dimension(
-            "offload", _SYSTEM, ("none", "optimizer", "parameters"), default="none",
-            deepspeed=(
-                "zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device",
-                "zero_optimization.cpu_offload", "zero_optimization.cpu_offload_param",
-            ),
-        ),
-    ] = "none"  # fmt: skip
+        Offload, Dimension("offload", _SYSTEM, get_args(Offload), default="none", deepspeed=_OFFLOAD_KEYS)
+    ] = "none"
     world_size: Annotated[int, Dimension("ranks", _SYSTEM, lowest=1, integer=True)] = 1
 
     gradient_checkpointing: Annotated[
-        bool | None, Dimension("gradient checkpointing", _SYSTEM, _BOOLEANS, argument="gradient_checkpointing")
+        bool | None, Dimension("gradient checkpointing", _SYSTEM, _ON_OFF, argument="gradient_checkpointing")
     ] = None
     precision: Annotated[
-        Precision | None,
-        Dimension("precision", _ALL, ("bf16", "fp16", "fp32"), deepspeed=("bf16.enabled", "fp16.enabled")),
+        Precision | None, Dimension("precision", _ALL, get_args(Precision), deepspeed=("bf16.enabled", "fp16.enabled"))
     ] = None
     weight_decay: Annotated[
         float | None,
         Dimension("weight decay", ("quality",), feature=lambda value: math.log(value + 0.01), argument="weight_decay"),
     ] = None
     warmup_ratio: Annotated[  # share of the steps
-        float | None,
-        Dimension(
-            "warm-up", ("quality",), highest=1.0, feature=lambda value: 4 * value, argument="warmup_steps",
-            to_argument=lambda ratio, steps: math.ceil(ratio * steps),
-        ),
-    ] = None  # fmt: skip
+        float | None, _of_steps("warm-up", ("quality",), highest=1.0, feature=lambda value: 4 * value)
+    ] = None
     lr_scheduler: Annotated[
         str | None, Dimension("lr scheduler", ("quality",), LR_SCHEDULERS, argument="lr_scheduler_type")
     ] = None
-    torch_compile: Annotated[bool | None, Dimension("torch.compile", _SYSTEM, _BOOLEANS, argument="torch_compile")] = (
-        None
-    )
+    torch_compile: Annotated[bool | None, Dimension("torch.compile", _SYSTEM, _ON_OFF, argument="torch_compile")] = None
     attention_implementation: Annotated[str | None, Dimension("attention", _SYSTEM, ATTENTION)] = None
-    output_layer: Annotated[OutputLayer | None, Dimension("output layer", _ALL, ("standard", "fused", "fused_fp8"))] = (
-        None
-    )
+    output_layer: Annotated[OutputLayer | None, Dimension("output layer", _ALL, get_args(OutputLayer))] = None
     lora_rank: Annotated[  # 0: no LoRA, all weights are trained
         int | None, Dimension("LoRA rank", _ALL, integer=True, feature=lambda value: math.log(value + 1))
     ] = None
@@ -166,10 +133,9 @@ class TrialParams(Frozen):
         """Derived, never stored; raises BadInput where it is no whole number."""
         per_pass = self.micro_batch_size_per_gpu * self.world_size
         if self.global_batch_size % per_pass:
-            raise BadInput(
-                "global_batch_size must be a multiple of micro_batch_size_per_gpu × world_size, "
-                f"but got {self.global_batch_size} and {self.micro_batch_size_per_gpu} × {self.world_size}."
-            )
+            product = f"{self.micro_batch_size_per_gpu} × {self.world_size}"
+            must = "global_batch_size must be a multiple of micro_batch_size_per_gpu × world_size"
+            raise BadInput(f"{must}, but got {self.global_batch_size} and {product}.")
         return self.global_batch_size // per_pass
 
     @property
@@ -202,9 +168,6 @@ def affecting(what: Affects, names: Collection[str] | None = None) -> tuple[str,
 
 
 def rate_decays(lr_scheduler: str, warmup: float) -> bool:
-    """Whether the learning rate falls along the run, however long that is, as transformers.SchedulerType has it.
-
-    Only where it does not is a shorter run the beginning of a longer one. Without a warm-up, inverse_sqrt falls over
-    10,000 steps, whatever the run.
-    """
-    return lr_scheduler not in ("constant", "constant_with_warmup") and (lr_scheduler != "inverse_sqrt" or warmup > 0)
+    """Whether the learning rate falls along the run, however long it is: only where it does not is a shorter run the
+    beginning of a longer one. Without a warm-up, inverse_sqrt falls over 10,000 steps, whatever the run."""
+    return lr_scheduler not in _CONSTANT and (lr_scheduler != "inverse_sqrt" or warmup > 0)

@@ -1,10 +1,13 @@
 """Every error carbonopt raises on purpose. The command line turns each into one sentence and its exit code."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from pydantic import ValidationError
 
 # Keys of study files and records that were called otherwise before 0.1.0.
-RENAMED_KEYS = {"rivals": "runners_up", "core_wait": "cpu_wait_fraction", "known": "energy_source"}
+RENAMED_KEYS = {"rivals": "runners_up", "core_wait": "cpu_wait_fraction", "doubts": "caveats", "known": "energy_source"}
 
 
 def hint(unknown: str, known: Sequence[str]) -> str:
@@ -13,6 +16,36 @@ def hint(unknown: str, known: Sequence[str]) -> str:
         return f"it is called {RENAMED_KEYS[unknown]} now."
     near = difflib.get_close_matches(unknown, known, n=1)
     return f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}."
+
+
+_KnownKeys = Callable[[list[Any]], Sequence[str]]  # of what stands at a place
+
+
+def first_fault(error: ValidationError, known: _KnownKeys = lambda place: (), unnamed: Collection[str] = ()) -> str:
+    """The first thing that is wrong, in one sentence: key, value found, what is allowed. `unnamed`: parts
+    of places that are pydantic's and no key."""
+    # A misspelt key that is required shows twice, as missing and as unknown; only the latter tells the user.
+    first = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+    loc = [part for part in first["loc"] if part not in unnamed]
+    where, message = ".".join(map(str, loc)) or "the whole", first["msg"].removeprefix("Value error, ")
+    match first["type"]:
+        case "extra_forbidden":
+            return f"unknown key {where}; {hint(str(loc[-1]), known(loc[:-1]))}"
+        case "missing":
+            return f"{where} is missing."
+        case "value_error":
+            return f"{where}: {message}."
+        case "union_tag_invalid":
+            return f"{where}: kind must be one of {first['ctx']['expected_tags']}, but got {first['ctx']['tag']!r}."
+        case "json_invalid":
+            return f"its text can't be read: {first['ctx']['error']}."
+    return f"{where}: {message[0].lower()}{message[1:]}, but got {shortened(first['input'])}."
+
+
+def shortened(value: Any) -> str:
+    """Its repr, to be shown in a sentence."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 class CarbonoptError(Exception):

@@ -1,19 +1,15 @@
-"""The one channel between a trial's process and the study that started it: one JSON object a line.
+"""The one channel between a trial's process and its study: one JSON object a line. Rank 0 alone speaks. A phase waits
+for the answer, so that a measured window begins when both know of it; so does an evaluation, to go on or stop."""
 
-Rank 0 alone speaks: `phase`, `stage`, `progress`, `evaluated`, `finished`, `failed`. The parent answers `phase` with go
-on (so a measured window begins when both know of it) and `evaluated` with go on or stop and the reason.
-"""
-
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from carbonopt.core.trial import EvalPoint, Kernels, Phase, Stage
 from carbonopt.core.values import Frozen
 
-# Environment variables: descriptors that rank 0 inherits,
+# Environment variables: descriptors that rank 0 inherits, and what it needs beside them.
 CHANNEL_FD = "CARBONOPT_CHANNEL_FD"  # of the channel
 SPEC_FD = "CARBONOPT_SPEC_FD"  # of a file that will hold the trial's specification
 GATE_FD = "CARBONOPT_GATE_FD"  # of a pipe that ends once it does
-# and what it needs beside them.
 PREPARED = "CARBONOPT_PREPARED"  # the folder of the tokenized data and the model's configuration
 FINGERPRINT = "CARBONOPT_FINGERPRINT"  # of the workload that this folder is made for
 LIKELY_SEED = "CARBONOPT_LIKELY_SEED"  # of the random model that a waiting trial will most likely train; empty: none
@@ -66,8 +62,7 @@ class Exited(Frozen):
 
 Event = PhaseChanged | StageBegun | Progress | Evaluated | Finished | Failed | Exited
 
-_MODELS = (PhaseChanged, StageBegun, Progress, Evaluated, Finished, Failed)
-SPOKEN: dict[str, type[Frozen]] = {model.__name__: model for model in _MODELS}
+SPOKEN: dict[str, type[Frozen]] = {event.__name__: event for event in get_args(Event) if event is not Exited}
 
 # How the processes of a trial end. The channel says more; the codes remain when a rank without one has to speak.
 FINISHED_EXIT = 0  # also after a stop, and after a divergence that the channel has reported

@@ -48,11 +48,8 @@ class PreparedFolder:
 
 
 def read_text(path: Path, what: str, max_mib: int) -> str:
-    """The text of a regular file in UTF-8: a pipe or a device may have no end.
-
-    Raises:
-        BadInput: that says why it can't be read.
-    """
+    """The text of a regular file in UTF-8: a pipe or a device may have no end. Raises a BadInput that says why it can't
+    be read."""
     try:
         status = path.stat()
         size_mib = status.st_size / 2**20
@@ -92,10 +89,8 @@ def replaced(folder: Path, names: Collection[str]) -> Iterator[Path]:
     end; all others, the user's, are in the new folder, too.
 
     Where two commands do this at once, the second waits for the first. After an error everything is as it was; after a
-    kill the next call here makes it so.
-
-    Raises:
-        BadInput: if folders stand where files have to, or the other way round, or the folder can't be exchanged.
+    kill the next call here makes it so. Raises BadInput if folders stand where files have to, or the other way round,
+    or the folder can't be exchanged.
     """
     shown, folder = folder, Path(os.path.realpath(folder))  # a link to a folder stays one
     part, old = (folder.with_name(f".{folder.name}.{kind}") for kind in ("part", "old"))

@@ -1,8 +1,5 @@
-"""How good a trained model is: one number with a name, a direction and bounds, and the target that it has to reach.
-
-A quality is a sum over all ranks divided once by a count. Whatever compares, ranks or models qualities asks this file
-for the direction and the scale, so that no other room knows one of them by name.
-"""
+"""How good a trained model is: one number with a name, a direction and bounds, and the target that it has to reach. It
+is a sum over all ranks divided once by a count. No other room knows a direction or a scale by a quality's name."""
 
 import math
 from dataclasses import dataclass
@@ -19,10 +16,9 @@ class Quality:
     direction: Literal["minimize", "maximize"]  # of what is better
     lowest: float  # that a value can have
     highest: float
-    value_of_mean: Literal["exp", "identity"]  # what becomes of sum ÷ count: its exponential, or itself
-    # Of the loss (see `loss`), on which learning curves are modelled: a logarithm for what falls by power laws (arXiv
-    # 2001.08361), the identity for what can be negative.
-    link: Literal["log", "identity"]
+    value_of_mean: Literal["exp", "identity"] = "identity"  # what becomes of sum ÷ count: its exponential, or itself
+    # Of the loss, for learning curves: a logarithm falls by power laws (arXiv 2001.08361), "identity" can be negative.
+    link: Literal["log", "identity"] = "log"
 
     @property
     def bound_word(self) -> str:
@@ -49,11 +45,8 @@ class Quality:
             return math.inf
 
     def loss(self, mean: float) -> float:
-        """What is modelled, of sum ÷ count: lower is better. Of a perplexity the mean negative log-likelihood in nats,
-        of an accuracy the error rate."""
-        if self.direction == "minimize":
-            return mean
-        return self.highest - mean if self.is_share else -mean
+        """What is modelled, of sum ÷ count, lower being better: nats per token, the error rate."""
+        return self.highest - mean if self.is_share else self.rank(mean)
 
     @property
     def is_share(self) -> bool:
@@ -91,21 +84,26 @@ class Quality:
         More would be noise: in recorded runs, seeds of one configuration differed by 0.2 to 0.8 % in perplexity."""
         return MISSING if value is None or not math.isfinite(value) else f"{value:#.4g}".rstrip(".")
 
+    def loss_text(self, loss: float) -> str:
+        """A loss, or a difference of two, with its unit."""
+        unit = " nats a token" if self.value_of_mean == "exp" else " (share of errors)" if self.is_share else ""
+        return f"{loss:.3g}{unit}"
+
     def relaxed(self, value: float, share: float) -> float:
         """A value that is worse by a share of itself."""
         return value * (1 + share if self.direction == "minimize" else 1 - share)
 
     def beyond(self, value: float) -> str | None:
-        """The bound that a value breaks, in words. What is not finite passes: it is no result, and sorted out wherever
-        results are compared."""
-        if value < self.lowest:
-            return f"must be at least {self.lowest:g}, but is {value:g}"
-        return f"must be at most {self.highest:g}, but is {value:g}" if self.highest < value < math.inf else None
+        """The bound that a value breaks, in words. What is not finite is no result, which breaks none."""
+        bound = f"at least {self.lowest:g}" if value < self.lowest else f"at most {self.highest:g}"
+        return f"must be {bound}, but is {value:g}" if value < self.lowest or self.highest < value < math.inf else None
 
     def problem(self, value: float | None, total: float | None, count: int | None) -> str | None:
         """Why a value can't be, or the sum and the count that it is made of; None: it can. What is None isn't known."""
-        values = [value, None if total is None or count is None else self.value(total, count)]
-        return next((fault for number in values if number is not None and (fault := self.beyond(number))), None)
+        by_count = None if total is None or count is None else self.value(total, count)
+        if value is not None and by_count is not None and not math.isclose(value, by_count, rel_tol=1e-9):
+            return f"is {value:g}, but its sum and count make {by_count:g}"
+        return next((fault for each in (value, by_count) if each is not None and (fault := self.beyond(each))), None)
 
 
 PERPLEXITY = Quality(
@@ -117,7 +115,6 @@ PERPLEXITY = Quality(
     lowest=1.0,  # each token was certain
     highest=math.inf,
     value_of_mean="exp",
-    link="log",
 )
 ACCURACY = Quality(
     name="accuracy",
@@ -126,8 +123,6 @@ ACCURACY = Quality(
     direction="maximize",
     lowest=0.0,
     highest=1.0,
-    value_of_mean="identity",
-    link="log",
 )
 
 QUALITIES: dict[str, Quality] = {quality.name: quality for quality in (PERPLEXITY, ACCURACY)}

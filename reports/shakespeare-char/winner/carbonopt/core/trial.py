@@ -1,13 +1,11 @@
-"""What a trial is: the values that every room passes on, frozen, with units in their names.
+"""What a trial is: the values that every room passes on, frozen, with units in their names; field by field the exported
+record. `None` means not measured and 0 means measured as zero."""
 
-The models of this page are also the exported record (`carbonopt export`), field by field; `None` means not measured
-and 0 means measured as zero.
-"""
-
+import itertools
 import json
 import math
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -78,10 +76,8 @@ class Prepared(Frozen):
     vocab_size: int
     model_parameters: int
     versions: dict[str, str]  # of the packages that trials run on
-    # Sequences in a forward pass of an evaluation, by the GPU's memory; None: the study file or the micro batch says.
-    eval_batch_size_per_gpu: int | None = None
-    # Bytes of each file, by its name in the folder: one that is damaged is made again.
-    files: dict[str, int] = Field(default_factory=dict)
+    eval_batch_size_per_gpu: int | None = None  # by the GPU's memory; None: the study file or the micro batch says
+    files: dict[str, int] = Field(default_factory=dict)  # bytes of each, by its name in the folder, to see damage
 
 
 class TrialSpec(Frozen):
@@ -98,8 +94,6 @@ class TrialSpec(Frozen):
 
 
 class EvalPoint(Frozen):
-    """One evaluation inside a trial."""
-
     step: Whole
     tokens: Whole | None  # training tokens seen so far, over all ranks; None: a replay that does not say
     value: float | None  # of the quality; None: it was NaN or infinite
@@ -110,9 +104,8 @@ class EvalPoint(Frozen):
     @classmethod
     def of(cls, quality: Quality, total: float, count: int, *, step: int, tokens: int | None) -> "EvalPoint":
         """An evaluation by a sum over all ranks and its count."""
-        results = {"value": quality.value(total, count), "sum": total}
-        finite = {name: result if math.isfinite(result) else None for name, result in results.items()}
-        return cls(step=step, tokens=tokens, count=count, **finite)
+        value, summed = (x if math.isfinite(x) else None for x in (quality.value(total, count), total))
+        return cls(step=step, tokens=tokens, count=count, value=value, sum=summed)
 
     def loss(self, quality: Quality) -> float:
         """As `Quality.loss`; NaN where the sum was not finite."""
@@ -140,24 +133,35 @@ class QualityResult(Frozen):
         return QUALITIES[self.name]
 
 
+# Beside a quality that is a perplexity, for those who read records from before there were others.
+_OF_PERPLEXITY = {"nll_sum": "sum", "eval_tokens": "count"}
 COMPONENTS = ("gpu", "cpu", "ram")  # of which energy is read
 
 
-class Energy(Frozen):
-    """Energy in kWh by phase, of the components that the objective counts; PUE is not in it. `train_*` split the
-    training window by component, whether counted or not."""
-
+class _ByPhase(Frozen):
     train: Finite
     setup: Finite
     eval: Finite
     total: Finite
+
+
+class Energy(_ByPhase):
+    """Energy in kWh by phase, of the components that the objective counts; PUE is not in it. `train_*` split the
+    training window by component, whether counted or not."""
+
     train_gpu: Finite | None = None
     train_cpu: Finite | None = None
     train_ram: Finite | None = None
 
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        if not math.isclose(parts := self.train + self.setup + self.eval, self.total, rel_tol=1e-6):
+            raise ValueError(f"total is {self.total:g}, but its phases add up to {parts:g}")
+        return self
+
 
 class GpuEnergy(Frozen):
-    """What is known of the GPUs' energy in one phase of a trial, in kWh, over all GPUs of the launch."""
+    """Of one phase of a trial, in kWh, over all GPUs of the launch."""
 
     counter: float  # by the GPUs' own energy counters: the figure that is used
     codecarbon: float  # the same windows as CodeCarbon read them, by itself, from the same counters
@@ -170,34 +174,29 @@ class GpuEnergy(Frozen):
         return self.counter - self.idle if 0 <= self.idle <= self.counter else None
 
 
-class Durations(Frozen):
+class Durations(_ByPhase):
     """Seconds by phase."""
 
-    train: Finite
-    setup: Finite
-    eval: Finite
-    total: Finite
+
+Measured = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class StageCost(Frozen):
     """What a stage took. One shorter than the counters' ticks (0.1 s) has the energy of the tick that fell into it."""
 
-    duration_s: float = 0.0
-    energy_kwh: float = 0.0  # of the components that the objective counts
+    duration_s: Measured = 0.0
+    energy_kwh: Measured = 0.0  # of the components that the objective counts
 
     def __add__(self, other: "StageCost") -> "StageCost":
         return StageCost(duration_s=self.duration_s + other.duration_s, energy_kwh=self.energy_kwh + other.energy_kwh)
 
 
-# Two readings of the same counter can differ by a tick of 0.1 s at each end: 2 % of 10 s. What differs by more differs
-# for another reason.
+# Two readings of the same counter can differ by a tick of 0.1 s at each end: 2 % of 10 s.
 COMPARED_FROM_S = 10.0
 LARGEST_DISAGREEMENT = 0.02
 
 
 class Failure(Frozen):
-    """Why a trial did not end by itself."""
-
     kind: str
     text: str  # one sentence, then the log's last lines where they help
     log: str | None = None
@@ -239,14 +238,11 @@ class TrialRecord(Frozen):
     worker: str | None = None  # the call of `carbonopt run` that ran it, as its session has it; None: not noted
     nodes: tuple[NodeReadings, ...] = ()  # where it ran; none: a replay, or not noted
     gpu_energy_kwh: dict[Phase, GpuEnergy] | None = None  # by setup, train and eval; None: no GPU was measured
-    # CodeCarbon's GPU energy ÷ the counters' − 1, where they differ most: over the whole trial and windows of
-    # COMPARED_FROM_S and more. None: no GPU was measured, or nothing was that long.
-    gpu_disagreement: float | None = None
-    # Share of the training in which a kernel ran, as NVML has it: mean of the GPUs and of readings a second or more
-    # apart, the first step's compilation included. None: not measured, or no stretch of training took a second.
+    # CodeCarbon's GPU energy ÷ the counters' − 1, where they differ most: windows of COMPARED_FROM_S and more.
+    gpu_disagreement: Measured | None = None
+    # Share of the training in which a kernel ran, as NVML has it: mean of the GPUs and of readings a second apart.
     gpu_utilisation: Annotated[float, Field(ge=0, le=1)] | None = None
-    # Share of the training in which its threads were ready to run but had no core: of the rank that waited most, before
-    # the first evaluation of rank 0. None: it made no step, or the kernel doesn't tell.
+    # Share of the training in which its threads were ready to run but had no core: of the rank that waited most.
     cpu_wait_fraction: Annotated[float, Field(ge=0, le=1)] | None = None
     earlier_attempts_energy_kwh: Finite = 0.0  # what attempts of this trial that were interrupted had used
     earlier_attempts_gpu_kwh: Finite | None = None  # the GPUs' part of it
@@ -255,10 +251,14 @@ class TrialRecord(Frozen):
     audited_at_step: Whole | None = None  # where it would have been stopped for its target, had it not been an audit
 
     @model_validator(mode="after")
-    def _evaluations_can_be(self) -> "TrialRecord":
+    def _can_be_measured(self) -> "TrialRecord":
+        if self.gpu_energy_kwh is not None and self.gpu_energy_kwh.keys() != set(TRIAL_PHASES):
+            raise ValueError(f"gpu_energy_kwh must have {', '.join(TRIAL_PHASES)}")
         for point in self.evals:
             if problem := self.quality.of.problem(point.value, point.sum, point.count):
                 raise ValueError(f"evals: at step {point.step} {self.quality.name} {problem}")
+        if any(earlier.step >= later.step for earlier, later in itertools.pairwise(self.evals)):
+            raise ValueError(f"evals: steps must rise, but are {[point.step for point in self.evals]}")
         return self
 
     @property
@@ -276,7 +276,6 @@ class TrialRecord(Frozen):
 
     @property
     def value(self) -> float | None:
-        """Of the quality, where it completed."""
         return self.quality.value
 
     def meets(self, target: Target) -> bool:
@@ -288,20 +287,15 @@ class TrialRecord(Frozen):
         dumped: dict[str, Any] = json.loads(self.model_dump_json())
         is_perplexity = self.quality.name == PERPLEXITY.name
 
-        def of_perplexity(result: dict[str, Any]) -> dict[str, Any]:
-            return {key: result[field] if is_perplexity else None for key, field in _OF_PERPLEXITY.items()}
+        def of_perplexity(result: dict[str, Any], names: dict[str, str] = _OF_PERPLEXITY) -> dict[str, Any]:
+            return {name: result[field] if is_perplexity else None for name, field in names.items()}
 
         evals = [{**point, **of_perplexity(point)} for point in dumped["evals"]]
-        value = dumped["quality"]["value"] if is_perplexity else None
-        of_the_end = {PERPLEXITY.name: value, **of_perplexity(dumped["quality"])}
-        return {**dumped, "params": self.params.as_record(), "evals": evals, **of_the_end}
+        reached = of_perplexity(dumped["quality"], {PERPLEXITY.name: "value", **_OF_PERPLEXITY})
+        return {**dumped, "params": self.params.as_record(), "evals": evals, **reached}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "TrialRecord":
         own = {key: value for key, value in record.items() if key not in (PERPLEXITY.name, *_OF_PERPLEXITY)}
         evals = [{key: value for key, value in point.items() if key not in _OF_PERPLEXITY} for point in record["evals"]]
         return cls(**{**own, "params": TrialParams.from_record(record["params"]), "evals": evals})
-
-
-# Beside a quality that is a perplexity, for those who read records from before there were others.
-_OF_PERPLEXITY = {"nll_sum": "sum", "eval_tokens": "count"}

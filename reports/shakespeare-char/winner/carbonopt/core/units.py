@@ -6,24 +6,20 @@ JOULES_PER_KWH = 3.6e6
 BYTES_PER_GIB = 1024**3
 GRAMS_PER_KG = 1000.0
 
-MOST_DIGITS = 9  # before or behind the point; what needs more is a power of ten: 1.23e+12
-
 
 def kwh_from_joules(energy_j: float) -> float:
-    """Energy in kWh; one is 3.6 MJ."""
+    """Energy in kWh."""
     return energy_j / JOULES_PER_KWH
 
 
 def joules_from_kwh(energy_kwh: float) -> float:
-    """Energy in J; one kWh is 3.6 MJ."""
+    """Energy in J."""
     return energy_kwh * JOULES_PER_KWH
 
 
 def emissions_kg_co2e(energy_kwh: float, intensity_g_co2e_per_kwh: float, pue: float) -> float:
-    """Emissions in kg CO2e: energy × carbon intensity of the grid × power usage effectiveness (PUE).
-
-    Follows the Software Carbon Intensity's operational term (ISO/IEC 21031), with the facility's overhead as PUE.
-    """
+    """Emissions in kg CO2e: energy × carbon intensity of the grid × power usage effectiveness (PUE), as the Software
+    Carbon Intensity's operational term (ISO/IEC 21031), with the facility's overhead as PUE."""
     return energy_kwh * intensity_g_co2e_per_kwh / GRAMS_PER_KG * pue
 
 
@@ -44,24 +40,6 @@ def emissions_unit(kg_co2e: float) -> tuple[str, float]:
     if kg_co2e >= 1:
         return "kg CO2e", 1.0
     return ("g CO2e", GRAMS_PER_KG) if kg_co2e * GRAMS_PER_KG >= 0.1 else ("mg CO2e", GRAMS_PER_KG * 1000)
-
-
-def human_energy(energy_kwh: float) -> str:
-    """An energy for people, three significant digits: '2.35 kJ' below 0.01 kWh, '0.0123 kWh' from there on."""
-    unit, per_kwh = energy_unit(energy_kwh)
-    return f"{three_digits(energy_kwh * per_kwh)} {unit}"
-
-
-def human_emissions(kg_co2e: float) -> str:
-    """Emissions for people, three significant digits, in kg, g or mg of CO2e."""
-    unit, per_kg = emissions_unit(kg_co2e)
-    return f"{three_digits(kg_co2e * per_kg)} {unit}"
-
-
-def three_digits(value: float) -> str:
-    """Three significant digits, none of them a zero at the end: '0.0123', '4.5', '1,230'."""
-    rounded = float(f"{value:.3g}")
-    return f"{rounded:,.0f}" if 1000 <= abs(rounded) < 10**MOST_DIGITS else f"{value:.3g}"
 
 
 def human_duration(duration_s: float) -> str:

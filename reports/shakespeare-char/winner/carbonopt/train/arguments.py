@@ -4,15 +4,14 @@ import dataclasses
 import math
 import os
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from transformers import TrainingArguments
 
 from carbonopt.core.config import Space, Workload
 from carbonopt.core.dimensions import DIMENSIONS, TrialParams
 from carbonopt.core.errors import BadInput, hint
 from carbonopt.train.failures import refused
-
-if TYPE_CHECKING:
-    from transformers import TrainingArguments
 
 # What carbonopt sets (where instead), or what would have no effect or harm in a trial (why), and by which arguments.
 _WHY_OWNED = {
@@ -42,8 +41,6 @@ _WHY_OWNED = {
 def check_training_arguments(given: dict[str, Any], space: Space) -> None:
     """Raises BadInput for a key that transformers doesn't know, that carbonopt sets, or that is also searched; and for
     a value that transformers refuses."""
-    from transformers import TrainingArguments
-
     defaults = {field.name: field.default for field in dataclasses.fields(TrainingArguments) if field.init}
     for key, value in given.items():
         if (why := _why_owned(key)) is not None:
@@ -51,41 +48,29 @@ def check_training_arguments(given: dict[str, Any], space: Space) -> None:
         if key not in defaults:
             allowed = sorted(name for name in defaults if _why_owned(name) is None)
             raise BadInput(f"unknown key workload.training_arguments.{key}; {hint(key, allowed)}")
-        if isinstance(defaults[key], int | float):  # transformers itself looks at few of its values
-            _check_number(key, value, defaults[key])
+        if isinstance(default := defaults[key], int | float):  # transformers itself looks at few of its values
+            fits = isinstance(value, int | float) and isinstance(value, bool) == isinstance(default, bool)
+            if not fits or not math.isfinite(value) or value < min(0, default):
+                wanted = "true or false" if isinstance(default, bool) else f"a number from {min(0, default)}"
+                raise BadInput(f"workload.training_arguments.{key} must be {wanted}, but got {value!r}.")
     for name in space.domains():
         if (argument := DIMENSIONS[name].argument) in given:
-            raise BadInput(
-                f"{argument} must be in workload.training_arguments or, as {name}, in search.space, but is in both."
-            )
+            rule = f"{argument} must be in workload.training_arguments or, as {name}, in search.space"
+            raise BadInput(f"{rule}, but is in both.")
     with refused("workload.training_arguments is not what transformers takes: {}", ValueError, TypeError, ImportError):
         TrainingArguments(output_dir="unused", report_to="none", use_cpu=True, **given)
 
 
 def _why_owned(key: str) -> str | None:
     """None: the study may give it."""
-    matching = (why for why, patterns in _WHY_OWNED.items() if any(fnmatchcase(key, name) for name in patterns.split()))
-    return next(matching, None)
-
-
-def _check_number(key: str, value: Any, default: Any) -> None:
-    fits = isinstance(value, int | float) and isinstance(value, bool) == isinstance(default, bool)
-    if not fits or not math.isfinite(value) or value < min(0, default):
-        wanted = "true or false" if isinstance(default, bool) else f"a number from {min(0, default)}"
-        raise BadInput(f"workload.training_arguments.{key} must be {wanted}, but got {value!r}.")
-
-
-def max_grad_norm(workload: Workload) -> float:
-    """The norm that gradients are clipped to: the study's, else Hugging Face's default."""
-    return float(workload.training_arguments.get("max_grad_norm", 1.0))
+    owned = ((why, pattern) for why, patterns in _WHY_OWNED.items() for pattern in patterns.split())
+    return next((why for why, pattern in owned if fnmatchcase(key, pattern)), None)
 
 
 def training_arguments(
     params: TrialParams, workload: Workload, steps: int, seed: int, on_gpu: bool, folder: str, deepspeed: dict[str, Any]
-) -> "TrainingArguments":
+) -> TrainingArguments:
     """The trial's arguments. Making them starts torch.distributed and announces the ZeRO stage to transformers."""
-    from transformers import TrainingArguments
-
     searched = {
         dimension.argument: dimension.to_argument(value, steps)
         for name, dimension in DIMENSIONS.items()
@@ -94,8 +79,7 @@ def training_arguments(
     owned = {"output_dir": folder, "deepspeed": deepspeed, "max_steps": steps, "seed": seed, "use_cpu": not on_gpu}
     owned |= {"bf16": params.precision == "bf16", "fp16": params.precision == "fp16"}
     owned |= {"gradient_accumulation_steps": params.gradient_accumulation_steps, "disable_tqdm": True}
-    owned |= {"max_grad_norm": max_grad_norm(workload), "report_to": "none"}
-    owned |= {"eval_strategy": "no", "save_strategy": "no", "logging_strategy": "no"}
+    owned |= {"report_to": "none", "eval_strategy": "no", "save_strategy": "no", "logging_strategy": "no"}
     owned["logging_nan_inf_filter"] = False  # it would wait for the GPU at every step, and hide a divergence
     owned["average_tokens_across_devices"] = False  # the loss is already divided by the whole global batch's tokens
     given: dict[str, Any] = {"optim": "adamw_torch_fused", "dataloader_pin_memory": on_gpu}
@@ -111,3 +95,15 @@ def training_arguments(
         # is traced, that the mask is causal, and attention computes the half that is masked, too.
         os.environ.setdefault("ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", "true")
     return arguments
+
+
+def offloaded_optimizer(params: TrialParams, workload: Workload, arguments: TrainingArguments) -> Any:
+    """DeepSpeed's CPU AdamW where states leave a GPU, unless the study chose an optimizer: torch's is several times
+    slower there. Given to the Trainer, not to DeepSpeed, it gets the same parameter groups as torch's, so that offload
+    changes no weight decay. None: `arguments.optim`; on a host without GPU torch's AdamW needs no compiler."""
+    if params.offload == "none" or arguments.use_cpu or "optim" in workload.training_arguments:
+        return None
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    betas = (arguments.adam_beta1, arguments.adam_beta2)
+    return DeepSpeedCPUAdam, {"lr": arguments.learning_rate, "betas": betas, "eps": arguments.adam_epsilon}

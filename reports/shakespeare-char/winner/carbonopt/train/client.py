@@ -16,8 +16,7 @@ class Speaker:
     PROGRESS_INTERVAL_S = 0.5
 
     def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._lines = connection.makefile("rb")
+        self._connection, self._lines = connection, connection.makefile("rb")
         self._last_progress = 0.0
 
     @classmethod
@@ -56,9 +55,7 @@ class Speaker:
         message = {"event": type(event).__name__, **event.model_dump(mode="json")}
         self._connection.sendall(json.dumps(message).encode() + b"\n")
 
-    def _answer(self) -> dict[str, Any]:
-        line = self._lines.readline()
-        if not line:
+    def _answer(self) -> Any:
+        if not (line := self._lines.readline()):
             raise ConnectionError("the study that started this trial is gone")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        return json.loads(line)

@@ -21,15 +21,12 @@ class CpuWait:
     def begin(self) -> None:
         self._began = _thread_times_s()
 
-    def end(self) -> None:
+    def end(self) -> float | None:
+        """Returns `share`."""
         ran_s, waited_s = _thread_times_s()
         self._ran_s += max(0.0, ran_s - self._began[0])  # a thread that has ended meanwhile takes its times along
         self._waited_s += max(0.0, waited_s - self._began[1])
         self._began = ran_s, waited_s
-
-    def so_far(self) -> float | None:
-        """`share`, with the window that has begun."""
-        self.end()
         return self.share
 
     @property
@@ -40,15 +37,10 @@ class CpuWait:
 
 
 class SpinThrottle(threading.Thread):
-    """Lets OpenMP's threads sleep sooner, to the trial's end, once other work wants their cores.
-
-    Between two parallel regions they look for the next one, GOMP_SPINCOUNT times, before they sleep. With 30,000 looks
-    a trial alone on two cores has 0.996 of a bare loop's tokens a second, with 1,000 it has 0.84; but beside one busy
-    process its training took 126.5 s instead of 9.4, and a study reported a saving of 97.5 % that was none. With both,
-    it takes 17.2 s (reports/performance.md). A running process can't set the number, but libgomp looks 1,000 times at
-    most once its threads are more than the machine's cores (its `gomp_throttled_spin_count_var`): hence a team of
-    threads that does nothing.
-    """
+    """Lets OpenMP's threads sleep sooner, to the trial's end, once other work wants their cores. Between two parallel
+    regions they look for the next one, GOMP_SPINCOUNT times, before they sleep: 30,000 are best for a trial alone, and
+    ruin one beside a busy process (reports/performance.md). A running process can't set the number, but libgomp looks
+    1,000 times at most (`gomp_throttled_spin_count_var`) once its threads outnumber the cores: hence an idle team."""
 
     def __init__(self) -> None:
         super().__init__(name="spin throttle", daemon=True)
@@ -59,8 +51,7 @@ class SpinThrottle(threading.Thread):
             wait = CpuWait()
             wait.begin()
             self._ended.wait(_LOOK_EVERY_S)
-            wait.end()
-            if (wait.share or 0.0) > _CPU_CONTENTION_FROM:
+            if (wait.end() or 0.0) > _CPU_CONTENTION_FROM:
                 print("Other work wants this machine's cores: threads sleep sooner from now on.", flush=True)
                 torch.ones(_ENOUGH_FOR_A_TEAM).sum()  # in this thread, whose team it makes, and which has to stay
                 self._ended.wait()

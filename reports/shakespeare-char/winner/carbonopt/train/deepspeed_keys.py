@@ -1,8 +1,7 @@
 """Refuses settings in `workload.deepspeed` that DeepSpeed would ignore, or that carbonopt sets itself.
 
-DeepSpeed refuses an unknown key in the blocks that it reads with pydantic, and ignores it everywhere else. Here its own
-reader is given a dictionary that notes which keys were asked for; a key that nobody asked for is one that it doesn't
-know. So the list of known keys is always that of the installed DeepSpeed.
+DeepSpeed refuses an unknown key in the blocks that it reads with pydantic, and ignores it everywhere else. Its own
+reader is given a dictionary that notes which keys it asks for: it knows no others, whichever version is installed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -52,7 +51,7 @@ def check_deepspeed_keys(settings: dict[str, Any]) -> None:
             DeepSpeedConfig(watched)
         except ValidationError as error:
             raise BadInput(_sentence(error, watched)) from error
-    _refuse_unasked(watched, "workload.deepspeed")
+    watched.refuse_unasked("workload.deepspeed")
 
 
 def _sentence(error: ValidationError, watched: "_Watched") -> str:
@@ -62,43 +61,21 @@ def _sentence(error: ValidationError, watched: "_Watched") -> str:
     place = first["loc"]
     within = next((f".{name}" for name, block in watched.blocks() if block.whole and _has_path(block, place)), "")
     where = f"workload.deepspeed{within}.{'.'.join(map(str, place))}"
-    model = next((model for model in _subclasses(DeepSpeedConfigModel) if model.__name__ == error.title), None)
+    model = next((model for model in DeepSpeedConfigModel.__subclasses__() if model.__name__ == error.title), None)
     if first["type"] == "extra_forbidden" and model is not None:
-        return f"unknown key {where}; {hint(str(place[-1]), sorted(_field_names(model, place[:-1])))}"
+        for part in place[:-1]:  # to the block that has the key
+            field = next(field for name, field in model.model_fields.items() if part in (name, field.alias))
+            kinds = (field.annotation, *getattr(field.annotation, "__args__", ()))
+            model = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
+        names = [field.alias or name for name, field in model.model_fields.items()]  # as they are written in a file
+        return f"unknown key {where}; {hint(str(place[-1]), sorted(names))}"
     return f"{where}: {first['msg']}, but got {first['input']!r:.80}."
 
 
 def _has_path(value: Any, path: Sequence[int | str]) -> bool:
-    for part in path:
-        if not isinstance(value, dict) or not dict.__contains__(value, part):
-            return False
-        value = dict.__getitem__(value, part)
-    return True
-
-
-def _subclasses(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    for child in model.__subclasses__():
-        yield child
-        yield from _subclasses(child)
-
-
-def _field_names(model: type[BaseModel], place: Sequence[int | str]) -> list[str]:
-    """The keys that the block at `place` of `model` takes: its fields by the names that are written in a file."""
-    for part in place:
-        field = next(field for name, field in model.model_fields.items() if part in (name, field.alias))
-        kinds = (field.annotation, *getattr(field.annotation, "__args__", ()))
-        model = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
-    return [field.alias or name for name, field in model.model_fields.items()]
-
-
-def _refuse_unasked(block: "_Watched", where: str) -> None:
-    if block.whole:
-        return
-    for key in dict.keys(block):
-        if key not in block.asked:
-            raise BadInput(f"unknown key {where}.{key}; {hint(str(key), sorted(block.asked))}")
-    for key, inner in block.blocks():
-        _refuse_unasked(inner, f"{where}.{key}")
+    if not path:
+        return True
+    return isinstance(value, dict) and path[0] in dict.keys(value) and _has_path(dict.get(value, path[0]), path[1:])
 
 
 class _Watched(dict[str, Any]):
@@ -111,6 +88,15 @@ class _Watched(dict[str, Any]):
 
     def blocks(self) -> list[tuple[str, "_Watched"]]:
         return [(key, value) for key, value in dict.items(self) if isinstance(value, _Watched)]
+
+    def refuse_unasked(self, where: str) -> None:
+        if self.whole:
+            return
+        for key in dict.keys(self):
+            if key not in self.asked:
+                raise BadInput(f"unknown key {where}.{key}; {hint(str(key), sorted(self.asked))}")
+        for key, block in self.blocks():
+            block.refuse_unasked(f"{where}.{key}")
 
     def __getitem__(self, key: str) -> Any:
         self.asked.add(key)

@@ -4,14 +4,12 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 
 from carbonopt.core.errors import BadInput
 from carbonopt.core.events import BAD_INPUT_EXIT, CRASH_EXIT, FINISHED_EXIT, OUT_OF_MEMORY_EXIT, FailureKind
 from carbonopt.train.client import Speaker
 
-# How an allocation that fails outside torch's own allocator is worded, in lower case; torch raises it as a plain
-# RuntimeError.
+# How a RuntimeError of torch words that memory ran out, on the GPU or the host, whichever layer noticed; in lower case.
 _OUT_OF_MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "_status_alloc_failed")
 
 
@@ -19,26 +17,20 @@ class Diverged(Exception):
     """The loss became NaN or infinite."""
 
 
-@dataclass
-class Outcome:
-    exit_code: int = FINISHED_EXIT
-
-
-@contextmanager
-def reported(speaker: Speaker | None, peak_memory_gib: Callable[[], float] | None = None) -> Iterator[Outcome]:
-    """Runs the body; what it raises goes to the study and, as a traceback, to the log. `speaker` is rank 0's."""
-    outcome = Outcome()
+def reported(work: Callable[[], None], speaker: Speaker | None, peak_gib: Callable[[], float] | None = None) -> int:
+    """The exit code. What `work` raises goes to the study and, as a traceback, to the log. `speaker` is rank 0's."""
     try:
-        yield outcome
+        work()
     except ConnectionError as error:  # the study is gone: nobody is left to be told
         _log(str(error))
-        outcome.exit_code = CRASH_EXIT
+        return CRASH_EXIT
     except Exception as error:  # noqa: BLE001, the process ends here; the study and the log get all there is to know
-        kind, outcome.exit_code, text = _ending(error)
+        kind, exit_code, text = _ending(error)
         _log(text if kind in ("bad_input", "diverged") else traceback.format_exc())
-        memory_gib = peak_memory_gib() if peak_memory_gib is not None and kind == "out_of_memory" else None
         if speaker is not None:
-            speaker.failed(kind, text, memory_gib)
+            speaker.failed(kind, text, peak_gib() if peak_gib is not None and kind == "out_of_memory" else None)
+        return exit_code
+    return FINISHED_EXIT
 
 
 def _ending(error: Exception) -> tuple[FailureKind, int, str]:
@@ -46,16 +38,10 @@ def _ending(error: Exception) -> tuple[FailureKind, int, str]:
         return "bad_input", BAD_INPUT_EXIT, str(error)
     if isinstance(error, Diverged):
         return "diverged", FINISHED_EXIT, str(error)
-    if _is_out_of_memory(error):
+    worded_so = isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY_WORDS)
+    if worded_so or isinstance(error, MemoryError):
         return "out_of_memory", OUT_OF_MEMORY_EXIT, _one_line(error)
     return "crash", CRASH_EXIT, f"{type(error).__name__}: {_one_line(error)}"
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether memory ran out, on the GPU or the host, however the layer below worded it."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY_WORDS)
 
 
 def _log(text: str) -> None:

@@ -1,8 +1,5 @@
-"""What every rank needs and no rank changes, imported in one place, and its versions.
-
-Importing it takes seconds to tens of seconds. A process that imports it once and is then forked for each trial spares
-them that (see `forked_rank`); a trial that is a program of its own imports it itself.
-"""
+"""What every rank needs and no rank changes, imported in one place, and its versions. That takes seconds to tens of
+seconds, which a process that is forked for each trial spares them (see `forked_rank`)."""
 
 import importlib
 import importlib.util
@@ -13,8 +10,7 @@ import torch
 
 # What the Trainer, DeepSpeed and torch import while they set a trial up or make its first step.
 _MODULES = (
-    *(f"carbonopt.train.{name}" for name in ("arguments", "deepspeed_config", "loop")),
-    *("deepspeed", "deepspeed.runtime.engine", "accelerate.utils.deepspeed"),
+    *("carbonopt.train.loop", "deepspeed", "deepspeed.runtime.engine", "accelerate.utils.deepspeed"),
     *("transformers.integrations.deepspeed", "transformers.models.auto.modeling_auto"),
 )
 # On a GPU the engine also loads torch's compiler, whether the trial compiles or not: two of a set-up's three seconds.
@@ -22,7 +18,7 @@ _GPU_MODULES = (
     *("torch._inductor.compile_fx", "deepspeed.compile.backend", "deepspeed.compile.inductor"),
     *("deepspeed.module_inject.auto_ep_layer", "deepspeed.monitor.monitor", "deepspeed.ops.triton_ops"),
 )
-_PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "datasets", "tokenizers", "numpy")
+_PACKAGES = "torch deepspeed transformers accelerate datasets tokenizers numpy pydantic"
 
 
 def import_all() -> None:
@@ -32,12 +28,8 @@ def import_all() -> None:
         # task needs; what is missing here, a trial imports itself.
         if not module.startswith(("deepspeed.", "carbonopt.")) or importlib.util.find_spec(module) is not None:
             importlib.import_module(module)
-    _import_muon_uncompiled()
-
-
-def _import_muon_uncompiled() -> None:
-    """DeepSpeed's engine imports its Muon optimizer only to know whether ours is one, and decorates its kernels with
-    torch.compile, which loads all of the compiler: 1.2 s of a trial's 6 s of set-up, measured on a CPU."""
+    # DeepSpeed's engine imports its Muon optimizer only to know whether ours is one, and decorates its kernels with
+    # torch.compile, which loads all of the compiler: 1.2 s of a trial's 6 s of set-up, measured on a CPU.
     from deepspeed.runtime import compiler
 
     compile_decorator = compiler.compile
@@ -50,6 +42,6 @@ def _import_muon_uncompiled() -> None:
 
 def package_versions() -> dict[str, str]:
     """By package, of those that are installed; also python, and cuda where torch was built with it."""
-    versions = {name: version(name) for name in _PACKAGES if importlib.util.find_spec(name)}
-    cuda = {"cuda": torch.version.cuda} if torch.version.cuda else {}
-    return {"python": platform.python_version()} | versions | cuda
+    versions = {"python": platform.python_version(), "pyyaml": version("pyyaml")}
+    versions |= {name: version(name) for name in _PACKAGES.split() if importlib.util.find_spec(name)}
+    return versions | ({"cuda": torch.version.cuda} if torch.version.cuda else {})

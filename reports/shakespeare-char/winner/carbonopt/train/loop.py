@@ -1,22 +1,29 @@
 """One trial's training: Hugging Face's Trainer on DeepSpeed, the trial's evaluations."""
 
+import functools
 import math
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
+from transformers import AutoConfig, AutoTokenizer, Trainer, TrainerCallback, TrainerControl, TrainerState, set_seed
 
 from carbonopt.core.events import Evaluated
+from carbonopt.core.files import PreparedFolder, write_json
 from carbonopt.core.trial import EvalPoint, Kernels, Phase, Stage
+from carbonopt.train import model as models
 from carbonopt.train import ranks
+from carbonopt.train.arguments import offloaded_optimizer, training_arguments
 from carbonopt.train.client import Speaker
 from carbonopt.train.cpu_wait import CpuWait, SpinThrottle
 from carbonopt.train.data.packing import PrefetchLoader, evaluation_steps
+from carbonopt.train.deepspeed_config import deepspeed_config
 from carbonopt.train.failures import Diverged
 from carbonopt.train.fast_step import install_fast_step
-from carbonopt.train.tasks.base import TrialRun
+from carbonopt.train.tasks.base import Trained, TrialRun
 from carbonopt.train.tasks.trainer_task import TrainerTask
 
 _LOSS_CHECK_STEPS = 50  # reading the loss waits for the GPU; between two evaluations this often is enough
@@ -30,9 +37,9 @@ class TrialTrainer(Trainer):
     def get_train_dataloader(self) -> DataLoader[Any]:
         data: Any = self.train_dataset
         options: Any = {"num_workers": self.args.dataloader_num_workers, "pin_memory": self.args.dataloader_pin_memory}
-        if ranks.device().type == "cuda":
-            return PrefetchLoader(data, ranks.device(), **options)
-        return DataLoader(data, batch_size=None, **options)  # a thread would take a core from those that compute
+        # On a CPU a thread that prefetches would take a core from those that compute.
+        loader = PrefetchLoader if ranks.device().type == "cuda" else DataLoader
+        return loader(data, batch_size=None, **options)
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         return 0  # to count them the Trainer looks through the model's parameters at every micro batch
@@ -57,8 +64,8 @@ class Evaluations(TrainerCallback):
     """Evaluates at the planned steps, tells the study, and stops on all ranks when the study says so."""
 
     def __init__(self, task: TrainerTask, run: TrialRun, trainer: TrialTrainer, speaker: Speaker | None) -> None:
-        self._task, self._run, self._speaker = task, run, speaker  # the speaker is rank 0's
-        self._trainer = trainer  # its engine exists when training begins
+        # The trainer's engine exists when training begins; the speaker is rank 0's.
+        self._task, self._run, self._trainer, self._speaker = task, run, trainer, speaker
         self._evaluation_steps = evaluation_steps(run.total_steps, run.workload.evaluations)
         self._cores, self._spin_throttle = CpuWait(), SpinThrottle()
         self.last: EvalPoint | None = None
@@ -78,10 +85,12 @@ class Evaluations(TrainerCallback):
                 self._speaker.stage(Stage.STEPS, _kernels())
             # The evaluations say it of all ranks; but a trial can be stopped before the first.
             told_later = step >= self._evaluation_steps[0]
-            self._speaker.progress(step, self._run.total_steps, None if told_later else self._cores.so_far)
+            self._speaker.progress(step, self._run.total_steps, None if told_later else self._cores.end)
         evaluates = step in self._evaluation_steps
         if evaluates or step % _LOSS_CHECK_STEPS == 0:
-            self._check_loss(step)
+            loss = self._trainer.last_loss
+            if ranks.largest(float(loss is None or not math.isfinite(loss))):
+                raise Diverged(f"the training loss was not finite at step {step} of {self._run.total_steps}.")
         if evaluates:
             control.should_training_stop |= self._evaluated(step)
         return control
@@ -100,12 +109,6 @@ class Evaluations(TrainerCallback):
             self._cores.end()
         ranks.together()
 
-    def _check_loss(self, step: int) -> None:
-        loss = self._trainer.last_loss
-        diverged = loss is None or not math.isfinite(loss)
-        if ranks.largest(float(diverged)):
-            raise Diverged(f"the training loss was not finite at step {step} of {self._run.total_steps}.")
-
     def _evaluated(self, step: int) -> bool:
         """Evaluates; returns whether to stop."""
         total_steps, stop = self._run.total_steps, False
@@ -117,11 +120,54 @@ class Evaluations(TrainerCallback):
             measured["cpu_wait_fraction"] = ranks.largest(share)
         self.last = EvalPoint.of(self._task.quality, total, count, step=step, tokens=step * self._run.tokens_per_step)
         if self._speaker is not None:
-            told = Evaluated(point=self.last, total_steps=total_steps, **measured)
-            stop = self._speaker.evaluated(told) is not None
+            stop = bool(self._speaker.evaluated(Evaluated(point=self.last, total_steps=total_steps, **measured)))
         stop = bool(ranks.largest(float(stop)))
         if self.last.value is None:
             raise Diverged(f"the evaluation loss was not finite at step {step} of {total_steps}.")
         if not stop and step < total_steps:
             self._enter(Phase.TRAIN)
         return stop
+
+
+def train(task: TrainerTask, run: TrialRun, speaker: Speaker | None) -> Trained:
+    """As `Task.train`. The order is what each kind of model needs (see `random_model` and `pretrained_model`)."""
+    spec, params, workload, kind = run.spec, run.spec.params, run.workload, task.model_kind
+    on_gpu, attention = torch.cuda.is_available(), params.attention_implementation
+    if speaker is not None:
+        speaker.stage(Stage.MODEL)
+    settings = deepspeed_config(params, workload, on_gpu)
+    if ranks.rank() == 0:
+        write_json(Path(spec.trial_dir) / "ds_config.json", settings)
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    # The kernels stay as Hugging Face has them, deterministic or not: slower ones would change the energy that is
+    # measured. On a CPU they are deterministic anyway; training_arguments.full_determinism asks for it on a GPU.
+    set_seed(spec.seed)
+    model: Any = None
+    if workload.model.from_config is not None and (model := models.take_prefetched_model(spec)) is None:
+        config = AutoConfig.from_pretrained(run.folder.model_config)
+        model = models.random_model(kind, config, attention, workload.model.trust_remote_code)
+    arguments = training_arguments(params, workload, run.total_steps, spec.seed, on_gpu, spec.trial_dir, settings)
+    if model is None:
+        model = models.pretrained_model(kind, workload.model, attention)
+    if params.has_fused_output_layer:
+        models.fuse_output_layer(model, str(params.output_layer), compiled=on_gpu or arguments.torch_compile)
+    if params.lora_rank:
+        set_seed(spec.seed)
+        model = models.with_lora(kind, model, params.lora_rank, bool(arguments.gradient_checkpointing))
+    if speaker is not None:
+        speaker.stage(Stage.ENGINE)
+    trainer = task.trainer(run, model, arguments)
+    trainer.optimizer_cls_and_kwargs = offloaded_optimizer(params, workload, arguments)
+    evaluations = Evaluations(task, run, trainer, speaker)
+    trainer.add_callback(evaluations)
+    trainer.train()
+    assert evaluations.last is not None  # there is one at the last step, and none is stopped elsewhere
+    return Trained(evaluations.last, functools.partial(_save_model, trainer, run.folder))
+
+
+def _save_model(trainer: TrialTrainer, folder: PreparedFolder, target: Path) -> None:
+    trainer.save_model(str(target))  # on every rank: ZeRO-3 gathers
+    if ranks.rank() == 0:
+        (target / "training_args.bin").unlink()  # a pickle, which nobody should have to trust
+        AutoTokenizer.from_pretrained(folder.tokenizer).save_pretrained(target)

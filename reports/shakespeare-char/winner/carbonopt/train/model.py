@@ -1,52 +1,54 @@
 """The workload's model: its configuration, checked, and the model that a trial trains."""
 
 import inspect
+import random
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.trainer_utils import set_seed
 
 from carbonopt.core.config import Model, Workload
 from carbonopt.core.errors import BadInput, hint
+from carbonopt.core.files import PreparedFolder
+from carbonopt.core.trial import Prepared, TrialSpec
 from carbonopt.train.failures import refused
 from carbonopt.train.output_layer import FusedOutputLayer
 from carbonopt.train.tasks.trainer_task import ModelKind
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-
-_LORA_ALPHA_PER_RANK = 2  # lora_alpha = 2r keeps the adapters' scale as the rank changes; the usual choice
 _FLOAT8_CAPABILITY = (8, 9)
-_SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_MOST_PREFETCHED = 250_000_000  # parameters in float32, 1 GB of the host's memory, beside another trial that runs
+
+# The next trial's random model, of this folder and seed, and how Python's, NumPy's and torch's generators then stood.
+_prefetched: tuple[tuple[PreparedFolder, int], PreTrainedModel, tuple[Any, Any, torch.Tensor]] | None = None
 
 
-def model_config(
-    kind: ModelKind, model: Model, tokenizer: "PreTrainedTokenizerBase", vocab_size: int
-) -> "PreTrainedConfig":
-    """The model's configuration. One that is written in the study file gets the tokenizer's vocabulary and special
-    tokens where it names none: the library's defaults belong to another tokenizer. Raises BadInput if there is no such
-    model, model type or field, or it is not of that kind."""
+def model_config(kind: ModelKind, workload: Workload, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
+    """One that is written in the study file gets the tokenizer's vocabulary and special tokens where it names none: the
+    library's defaults belong to another tokenizer. Raises BadInput if there is no such model, model type or field, it
+    is not of that kind, or can't read the tokenizer's ids or sequences of the workload's length."""
+    model, length, vocab_size = workload.model, workload.sequence_length, len(tokenizer)
     if model.from_config is None:
-        return _pretrained_config(model)
-    fields = dict(model.from_config)
-    model_type = fields.pop("model_type")
-    config_class = _config_class(kind, model_type, fields)
-    fields.setdefault("vocab_size", vocab_size)
-    for name in _SPECIAL_TOKENS:
-        fields.setdefault(name, getattr(tokenizer, name, None))
-    with refused(f"workload.model.from_config is not a {model_type}: {{}}.", TypeError, ValueError):
-        return config_class(**fields)
-
-
-def _pretrained_config(model: Model) -> "PreTrainedConfig":
-    from transformers import AutoConfig
-
-    name = str(model.name_or_path)
-    if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
-        raise BadInput(f"workload.model.name_or_path must be a model's folder, but {name} has no config.json.")
-    with unloadable("model", name):
-        config: PreTrainedConfig = _from_pretrained(AutoConfig, model)
+        name = str(model.name_or_path)
+        if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
+            raise BadInput(f"workload.model.name_or_path must be a model's folder, but {name} has no config.json.")
+        with unloadable("model", name):
+            config: PreTrainedConfig = _from_pretrained(AutoConfig, model)
+    else:
+        special = {name: getattr(tokenizer, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        config = _written_config(kind, model.from_config, {"vocab_size": vocab_size, **special})
+    text_config = config.get_text_config()
+    if vocab_size > text_config.vocab_size:
+        rule = "the model's vocab_size must be at least the tokenizer's vocabulary"
+        instead = "use the model's own tokenizer or leave vocab_size out"
+        raise BadInput(f"{rule}, but got {text_config.vocab_size} and {vocab_size}; {instead}.")
+    positions = getattr(text_config, "max_position_embeddings", None)
+    if isinstance(positions, int) and 0 < positions < length:
+        rule = "workload.sequence_length must be at most the model's number of positions"
+        raise BadInput(f"{rule}, but got {length} and {positions}.")
     return config
 
 
@@ -55,16 +57,14 @@ def _from_pretrained(auto_class: Any, model: Model, **options: Any) -> Any:
     return auto_class.from_pretrained(str(model.name_or_path), **options)
 
 
-def _config_class(kind: ModelKind, model_type: str, fields: dict[str, Any]) -> "type[PreTrainedConfig]":
-    """That of the model type, once it is known to have these fields: transformers takes any without a word, and a
-    misspelt one would train a model of the default size."""
-    from transformers import CONFIG_MAPPING
-
+def _written_config(kind: ModelKind, written: dict[str, Any], defaults: dict[str, Any]) -> PreTrainedConfig:
+    """Refuses what is no field: transformers takes any without a word, and a misspelt one would train a model of the
+    default size."""
+    fields = dict(written)
+    model_type = fields.pop("model_type")
     if model_type not in (types := kind.model_types()):
-        raise BadInput(
-            f"workload.model.from_config.model_type must be a {kind.name} that transformers knows, "
-            f"but got {model_type!r}; {hint(str(model_type), sorted(types))}"
-        )
+        rule = f"workload.model.from_config.model_type must be a {kind.name} that transformers knows"
+        raise BadInput(f"{rule}, but got {model_type!r}; {hint(str(model_type), types)}")
     config_class = CONFIG_MAPPING[model_type]
     known = {name for name in inspect.signature(config_class.__init__).parameters if name not in ("self", "kwargs")}
     known |= config_class.attribute_map.keys()
@@ -73,7 +73,8 @@ def _config_class(kind: ModelKind, model_type: str, fields: dict[str, Any]) -> "
     if unknown := [name for name in fields if name not in known]:
         sentence = f"workload.model.from_config has the unknown field {unknown[0]} for {model_type}"
         raise BadInput(f"{sentence}; {hint(unknown[0], sorted(known))}")
-    return config_class
+    with refused(f"workload.model.from_config is not a {model_type}: {{}}.", TypeError, ValueError):
+        return config_class(**(defaults | fields))
 
 
 def unloadable(what: str, name: str) -> AbstractContextManager[None]:
@@ -82,25 +83,8 @@ def unloadable(what: str, name: str) -> AbstractContextManager[None]:
     return refused(f"can't load the {what} {name!r} ({{}}); {instead}.", OSError, ValueError, KeyError, ImportError)
 
 
-def check_model(config: "PreTrainedConfig", workload: Workload, vocab_size: int) -> None:
-    """Raises BadInput if the model can't read the tokenizer's ids or sequences of the workload's length."""
-    text_config = config.get_text_config()
-    if vocab_size > text_config.vocab_size:
-        raise BadInput(
-            "the model's vocab_size must be at least the tokenizer's vocabulary, "
-            f"but got {text_config.vocab_size} and {vocab_size}; use the model's own tokenizer or leave vocab_size out."
-        )
-    positions = getattr(text_config, "max_position_embeddings", None)
-    if isinstance(positions, int) and 0 < positions < workload.sequence_length:
-        raise BadInput(
-            "workload.sequence_length must be at most the model's number of positions, "
-            f"but got {workload.sequence_length} and {positions}."
-        )
-
-
 def fetch_weights(kind: ModelKind, model: Model) -> None:
-    """Makes sure that a trained model's weights are there; a hub's are downloaded, so that no trial has to wait.
-    Raises BadInput if a folder has none or the hub doesn't give them."""
+    """Downloads a hub's, so that no trial has to wait. Raises BadInput if a folder has none or the hub gives none."""
     if model.from_config is not None:
         return
     name = str(model.name_or_path)
@@ -111,8 +95,8 @@ def fetch_weights(kind: ModelKind, model: Model) -> None:
         raise BadInput(f"workload.model.name_or_path must be a model's folder, but {name} has no weights in it.")
 
 
-def parameter_count(kind: ModelKind, config: "PreTrainedConfig", trust_remote_code: bool) -> int:
-    """The model's parameters, tied ones counted once. Takes no memory: the model is made without its numbers."""
+def parameter_count(kind: ModelKind, config: PreTrainedConfig, trust_remote_code: bool) -> int:
+    """Tied ones counted once. Takes no memory: the model is made without its numbers."""
     sentence = f"transformers can't make a {kind.name} of this {config.model_type} configuration: {{}}."
     unmakeable = (ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError, AssertionError)
     with refused(sentence, *unmakeable), torch.device("meta"):
@@ -120,44 +104,62 @@ def parameter_count(kind: ModelKind, config: "PreTrainedConfig", trust_remote_co
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def random_model(
-    kind: ModelKind, config: "PreTrainedConfig", attention: str | None, trust_remote_code: bool
-) -> "PreTrainedModel":
+def random_model(kind: ModelKind, config: PreTrainedConfig, attention: str | None, trust_remote_code: bool) -> Any:
     """A model with random weights, whole on every rank; draws from torch's global generator. It must be made before
     TrainingArguments: once those announce ZeRO-3 to transformers, the weights are drawn piecewise and in another order,
     and the same seed would mean another model for each ZeRO stage."""
     options = {"dtype": torch.float32, "trust_remote_code": trust_remote_code, **_attention(attention)}
-    model: PreTrainedModel = kind.auto().from_config(config, **options)
+    return kind.auto().from_config(config, **options)
+
+
+def prefetch_model(kind: ModelKind, folder: PreparedFolder, prepared: Prepared, seed: int) -> None:
+    """Draws the model of the prepared configuration, unless it is too big to wait or needs code from elsewhere."""
+    global _prefetched
+    config = AutoConfig.from_pretrained(folder.model_config)
+    if hasattr(config, "auto_map") or prepared.model_parameters > _MOST_PREFETCHED:
+        return
+    set_seed(seed)
+    model = random_model(kind, config, attention=None, trust_remote_code=False)
+    _prefetched = (folder, seed), model, (random.getstate(), np.random.get_state(), torch.get_rng_state())
+
+
+def take_prefetched_model(spec: TrialSpec) -> PreTrainedModel | None:
+    """The model that was drawn, once, if it is the one that the trial would draw from its seed now. The generators then
+    stand as if it just had."""
+    global _prefetched
+    prefetched, _prefetched = _prefetched, None
+    if prefetched is None or spec.params.attention_implementation is not None:
+        return None
+    drawn_of, model, (python, numpy, cpu) = prefetched
+    if drawn_of != (PreparedFolder(Path(spec.prepared_dir)), spec.seed):
+        return None
+    random.setstate(python)
+    np.random.set_state(numpy)
+    torch.set_rng_state(cpu)
     return model
 
 
-def pretrained_model(kind: ModelKind, model: Model, attention: str | None) -> "PreTrainedModel":
+def pretrained_model(kind: ModelKind, model: Model, attention: str | None) -> Any:
     """The model with its trained weights, in float32: DeepSpeed makes the half-precision copy and keeps these as the
     master weights. It must be made after TrainingArguments, so that ZeRO-3 can partition while it loads."""
-    loaded: PreTrainedModel = _from_pretrained(kind.auto(), model, dtype=torch.float32, **_attention(attention))
-    return loaded
+    return _from_pretrained(kind.auto(), model, dtype=torch.float32, **_attention(attention))
 
 
 def _attention(name: str | None) -> dict[str, str]:
     return {} if name is None else {"attn_implementation": name}
 
 
-def check_output_layer(kind: ModelKind, config: "PreTrainedConfig", layer: str, trust_remote_code: bool) -> None:
+def check_output_layer(kind: ModelKind, config: PreTrainedConfig, layer: str, trust_remote_code: bool) -> None:
     """Runs the model without numbers, which takes no memory, to see what becomes of its logits. Raises BadInput if an
     output layer of this kind can't replace the model's own, or the GPU has no float8 products."""
     if layer == "standard":
         return
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else _FLOAT8_CAPABILITY
     if layer == "fused_fp8" and capability < _FLOAT8_CAPABILITY:
-        needed, found = (".".join(map(str, version)) for version in (_FLOAT8_CAPABILITY, capability))
-        raise BadInput(
-            f"output_layer: fused_fp8 needs a GPU of compute capability {needed} (Ada, Hopper) or above, "
-            f"but got {found}; use fused."
-        )
-    given = []
-    untold = (
-        f"output_layer: whether {config.model_type} can have a fused one can't be told, since the model doesn't run"
-    )
+        rule = "output_layer: fused_fp8 needs a GPU of compute capability {}.{} (Ada, Hopper) or above, but got {}.{}"
+        raise BadInput(f"{rule.format(*_FLOAT8_CAPABILITY, *capability)}; use fused.")
+    given, model_type = [], config.model_type
+    untold = f"output_layer: whether {model_type} can have a fused one can't be told, since the model doesn't run"
     unrunnable = (ValueError, TypeError, KeyError, AttributeError, RuntimeError)
     with refused(f"{untold} without numbers ({{}}); use standard.", *unrunnable), torch.device("meta"):
         model = kind.auto().from_config(config, trust_remote_code=trust_remote_code)
@@ -166,27 +168,25 @@ def check_output_layer(kind: ModelKind, config: "PreTrainedConfig", layer: str, 
         # With a cache, as models are saved without one by the Trainer: masks are then made without looking at data.
         logits = model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=True).logits
     if type(own) is not torch.nn.Linear or not given or logits is not given[-1]:
-        raise BadInput(
-            f"output_layer: {config.model_type} can't have a fused one: it scales or caps its logits, or makes them "
-            "with something else than a linear layer; use standard."
-        )
-    with refused(f"output_layer: that of {config.model_type} {{}}; use standard.", ValueError):
+        why = "it scales or caps its logits, or makes them with something else than a linear layer"
+        raise BadInput(f"output_layer: {model_type} can't have a fused one: {why}; use standard.")
+    with refused(f"output_layer: that of {model_type} {{}}; use standard.", ValueError):
         fuse_output_layer(model, layer, compiled=False)
 
 
-def fuse_output_layer(model: "PreTrainedModel", layer: str, compiled: bool) -> None:
+def fuse_output_layer(model: PreTrainedModel, layer: str, compiled: bool) -> None:
     """Puts a fused output layer in the place of the model's own, which `check_output_layer` must have let through."""
     own = model.get_output_embeddings()
     assert isinstance(own, torch.nn.Linear)
     model.set_output_embeddings(FusedOutputLayer(own, float8=layer == "fused_fp8", compiled=compiled))
 
 
-def with_lora(kind: ModelKind, model: "PreTrainedModel", rank: int, gradient_checkpointing: bool) -> Any:
+def with_lora(kind: ModelKind, model: PreTrainedModel, rank: int, gradient_checkpointing: bool) -> Any:
     """The model with low-rank adapters on all its linear layers; nothing else is trained any more."""
     import peft
 
     if gradient_checkpointing:
         model.enable_input_require_grads()  # or no gradient reaches the adapters through a frozen embedding
-    alpha = _LORA_ALPHA_PER_RANK * rank
+    alpha = 2 * rank  # keeps the adapters' scale as the rank changes; the usual choice
     config = peft.LoraConfig(task_type=kind.peft_task_type, r=rank, lora_alpha=alpha, target_modules="all-linear")
     return peft.get_peft_model(model, config)

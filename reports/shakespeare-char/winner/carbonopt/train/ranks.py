@@ -35,11 +35,10 @@ def check_devices() -> None:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     seen = [str(torch.cuda.get_device_properties(index).uuid) for index in range(count)]
     if seen != measured:
-        raise BadInput(
-            f"PyTorch must train on the GPUs of launch.gpus ({', '.join(measured) or 'none'}), but PyTorch "
-            f"{torch.__version__} sees {', '.join(seen) or 'none'}; install a CUDA build that fits the driver "
-            "(`carbonopt doctor` says more), or set launch.gpus: [] for the CPU."
-        )
+        rule = f"PyTorch must train on the GPUs of launch.gpus ({', '.join(measured) or 'none'})"
+        but = f"PyTorch {torch.__version__} sees {', '.join(seen) or 'none'}"
+        build = "install a CUDA build that fits the driver (`carbonopt doctor` says more)"
+        raise BadInput(f"{rule}, but {but}; {build}, or set launch.gpus: [] for the CPU.")
 
 
 def wait_for_device() -> None:
@@ -55,17 +54,13 @@ def together() -> None:
         dist.barrier()
 
 
-def summed(values: list[float]) -> list[float]:
-    """Each value summed over all ranks, in float64."""
-    return _reduced(values, dist.ReduceOp.SUM)
-
-
 def largest(value: float) -> float:
-    """The largest over all ranks."""
-    return _reduced([value], dist.ReduceOp.MAX)[0]
+    """Over all ranks."""
+    return summed([value], dist.ReduceOp.MAX)[0]
 
 
-def _reduced(values: list[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
+def summed(values: list[float], operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> list[float]:
+    """Each value summed, or reduced by another operation, over all ranks, in float64."""
     if world_size() == 1:
         return values
     tensor = torch.tensor(values, dtype=torch.float64, device=device())

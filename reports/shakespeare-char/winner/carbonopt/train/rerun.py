@@ -1,8 +1,7 @@
 """Trains a configuration once more, as its trial was trained, and says which quality it reaches.
 
-A report puts a copy of this file, and of all that it imports from carbonopt, into the winner's folder. Two files are
-read: params.json, the trial's parameters, and workload.yaml, the study's workload and what was recorded of the trial.
-Everything else in the folder follows from them, for other tools and for people.
+A report puts a copy of this file, and of all that it imports from carbonopt, into the winner's folder. Two files there
+are read: params.json, the trial's parameters, and workload.yaml, the study's workload and what was recorded of it.
 """
 
 import json
@@ -18,7 +17,7 @@ from carbonopt.core.dimensions import SEARCHED, TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import PreparedFolder, write_json
 from carbonopt.core.quality import PERPLEXITY
-from carbonopt.core.trial import EvalPoint, TrialSpec
+from carbonopt.core.trial import TrialSpec
 from carbonopt.train.failures import Diverged
 from carbonopt.train.tasks.base import Task, Trained, task_for
 
@@ -33,29 +32,36 @@ def rerun(folder: Path, places: dict[str, str]) -> None:
     workload = yaml.safe_load((folder / WORKLOAD).read_bytes())
     recorded = workload.pop(RECORDED)
     workload["evaluations"] = 1  # the others are for a study that may stop the trial
+    workload |= {key: _placed(workload[key], places) for key in ("model", "tokenizer", "dataset") if key in workload}
     params = TrialParams.from_record(json.loads((folder / PARAMS).read_bytes()))
     output = folder / OUTPUT
     output.mkdir(exist_ok=True)
     os.chdir(folder)  # relative paths lead from here
     try:
-        trained = _trained(task_for(_placed(workload, places)), params, recorded, output)
+        trained = _trained(task_for(workload), params, recorded, output)
     except (BadInput, Diverged) as error:
         raise SystemExit(str(error)) from error
-    if int(os.environ.get("RANK", "0")) == 0:
-        _tell(trained.last, recorded, output)
+    if int(os.environ.get("RANK", "0")) != 0:
+        return
+    last, quality, with_seed = trained.last, recorded["quality"], f"with seed {recorded['seed']}"
+    value = last.value
+    assert value is not None  # else it had diverged
+    reached = {"name": quality, "value": value, "sum": last.sum, "count": last.count}
+    result = {"quality": reached, "steps": last.step}
+    if quality == PERPLEXITY.name:  # as in records, for those who read them from before there were other qualities
+        result |= {quality: value, "nll_sum": last.sum, "eval_tokens": last.count}
+    write_json(output / RESULT, result)
+    compared = f"recorded {with_seed}: {recorded['value']:.6g} ({value / recorded['value'] - 1:+.2g} relative)"
+    print(f"{quality} {value:.6g} {with_seed}; {compared}. Another seed gives another {quality}.")
 
 
-def _placed(workload: dict[str, Any], places: dict[str, str]) -> dict[str, Any]:
-    """The workload with the places of its files and folders instead of their names."""
-
-    def placed(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: placed(part) for key, part in value.items()}
-        if isinstance(value, list):
-            return [placed(part) for part in value]
-        return places.get(value.removeprefix("./"), value) if isinstance(value, str) else value
-
-    return {**workload, **{key: placed(workload[key]) for key in ("model", "tokenizer", "dataset") if key in workload}}
+def _placed(value: Any, places: dict[str, str]) -> Any:
+    """`value` with the places of files and folders instead of their names."""
+    if isinstance(value, dict):
+        return {key: _placed(part, places) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_placed(part, places) for part in value]
+    return places.get(value.removeprefix("./"), value) if isinstance(value, str) else value
 
 
 def _trained(task: Task, params: TrialParams, recorded: dict[str, Any], output: Path) -> Trained:
@@ -83,17 +89,3 @@ def _trained(task: Task, params: TrialParams, recorded: dict[str, Any], output: 
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     return trained
-
-
-def _tell(last: EvalPoint, recorded: dict[str, Any], output: Path) -> None:
-    quality, seed, value = recorded["quality"], recorded["seed"], last.value
-    assert value is not None  # else it had diverged
-    reached = {"name": quality, "value": value, "sum": last.sum, "count": last.count}
-    result = {"quality": reached, "steps": last.step}
-    if quality == PERPLEXITY.name:  # as in records, for those who read them from before there were other qualities
-        result |= {quality: value, "nll_sum": last.sum, "eval_tokens": last.count}
-    write_json(output / RESULT, result)
-    print(
-        f"{quality} {value:.6g} with seed {seed}; recorded with seed {seed}: {recorded['value']:.6g} "
-        f"({value / recorded['value'] - 1:+.2g} relative). Another seed gives another {quality}."
-    )

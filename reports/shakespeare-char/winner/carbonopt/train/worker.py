@@ -1,10 +1,9 @@
 """One rank of one trial: python -m carbonopt.train.worker SPEC.json
 
 SPEC.json is a trial.TrialSpec. RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are in the environment, as
-torchrun sets them; rank 0 inherits the channel. With CARBONOPT_SAVE_MODEL=1 the trained model is kept.
+torchrun sets them; rank 0 inherits the channel. With CARBONOPT_SAVE_MODEL=1 the trial's folder keeps the trained model.
 """
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -22,39 +21,38 @@ from carbonopt.train.failures import reported
 from carbonopt.train.imports import import_all, package_versions
 from carbonopt.train.tasks.base import Trained, TrialRun, task_for
 
-SAVE_MODEL = "CARBONOPT_SAVE_MODEL"  # environment variable: 1 keeps the trained model in the trial's folder
-
 
 def run_trial(spec: TrialSpec, speaker: Speaker | None) -> Trained:
     """Trains and evaluates; raises what `Task.train` does."""
     import_all()  # a fork has done so already
     if speaker is not None:
         speaker.stage(Stage.DATA)
-    task = task_for(spec.workload)
-    folder = PreparedFolder(Path(spec.prepared_dir))
+    task, params, folder = task_for(spec.workload), spec.params, PreparedFolder(Path(spec.prepared_dir))
     prepared = folder.read_summary()
-    if spec.params.world_size != ranks.world_size():
-        given = f"{spec.params.world_size} and {ranks.world_size()}"
-        raise BadInput(f"world_size must be the number of processes, but got {given}.")
+    if params.world_size != (processes := ranks.world_size()):
+        raise BadInput(f"world_size must be the number of processes, but got {params.world_size} and {processes}.")
     ranks.check_devices()
-    steps = total_steps(prepared.train_sequences, spec.params.global_batch_size, spec.params.epochs)
+    steps = total_steps(prepared.train_sequences, params.global_batch_size, params.epochs)
     return task.train(TrialRun(spec, task.workload, folder, prepared, steps), speaker)
 
 
 def main(spec_json: str) -> int:
     """One rank's program: trains the trial of a TrialSpec in JSON; returns the exit code."""
     speaker = Speaker.inherited() if CHANNEL_FD in os.environ else None
-    with reported(speaker, ranks.peak_memory_gib) as outcome:
-        spec = TrialSpec(**json.loads(spec_json))
+
+    def work() -> None:
+        spec = TrialSpec.model_validate_json(spec_json)
         trained = run_trial(spec, speaker)
-        if os.environ.get(SAVE_MODEL) == "1":
+        if os.environ.get("CARBONOPT_SAVE_MODEL") == "1":
             trained.save_model(Path(spec.trial_dir) / "model")
         if speaker is not None:
-            last = trained.last
-            speaker.finished({"step": last.step, "tokens": last.tokens, "versions": package_versions()})
-    if torch.distributed.is_initialized() and outcome.exit_code == 0:
+            reached = {"step": trained.last.step, "tokens": trained.last.tokens}
+            speaker.finished({**reached, "versions": package_versions()})
+
+    exit_code = reported(work, speaker, ranks.peak_memory_gib)
+    if torch.distributed.is_initialized() and exit_code == 0:
         torch.distributed.destroy_process_group()
-    return outcome.exit_code
+    return exit_code
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from carbonopt.core.errors import BadInput
+from carbonopt.train import ranks
 
 IGNORED = -100  # a target that is not counted, as torch's cross entropy has it
 
@@ -23,28 +24,21 @@ _BYTES_PER_LOGIT = 6  # in half precision, and in float32 for the loss
 
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 Indices = npt.NDArray[np.int64]
-Pair = tuple[torch.Tensor, torch.Tensor]  # inputs and targets
-
-
-def smallest_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
-    """The smallest type that holds every token id."""
-    return np.uint16 if vocab_size <= 2**16 else np.uint32
 
 
 def open_tokens(path: Path) -> Tokens:
-    """A token array, mapped: ranks and trials share its pages, and nothing is read before it is needed."""
+    """Mapped: ranks and trials share its pages, and nothing is read before it is needed."""
     tokens: Tokens = np.load(path, mmap_mode="r", allow_pickle=False)
     return tokens
 
 
 def sequence_count(tokens: int, sequence_length: int, keep_tail: bool) -> int:
-    """How many sequences so many tokens make. Every token but the first is a target, exactly once. Training drops the
-    ragged tail (keep_tail false), evaluation keeps it."""
+    """Every token but the first is a target, once. Training drops the ragged tail (keep_tail false), evaluation not."""
     targets = max(0, tokens - 1)
     return -(-targets // sequence_length) if keep_tail else targets // sequence_length
 
 
-def sequences(tokens: Tokens, indices: Indices, length: int) -> Pair:
+def sequences(tokens: Tokens, indices: Indices, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs tokens[i·L : i·L+L] and targets tokens[i·L+1 : i·L+L+1] of sequences i, both int64 [len(indices), L]. What
     a ragged last sequence lacks, and all of an index −1, is filled with token 0 and the target IGNORED."""
     positions = indices[:, None] * length + np.arange(length + 1)
@@ -55,22 +49,12 @@ def sequences(tokens: Tokens, indices: Indices, length: int) -> Pair:
     return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
-def shifted_sequences(tokens: Tokens, indices: Indices, length: int, offset: int) -> Pair:
-    """As `sequences`, cut from token `offset` on; what lies before it follows the text's end, so none is lost."""
-    positions = offset + indices[:, None] * length + np.arange(length + 1)
-    window = tokens[positions % len(tokens)].astype(np.int64)
-    return torch.from_numpy(window[:, :-1].copy()), torch.from_numpy(window[:, 1:].copy())
-
-
 def total_steps(train_sequences: int, global_batch_size: int, epochs: float) -> int:
-    """Optimizer steps of a trial: epochs × the whole global batches in an epoch, rounded, at least one. Raises BadInput
-    if one global batch needs more sequences than there are."""
+    """Epochs × the whole global batches in an epoch, rounded, at least one. Raises BadInput if there is none."""
     steps_per_epoch = train_sequences // global_batch_size
     if steps_per_epoch == 0:
-        raise BadInput(
-            f"global_batch_size must be at most the training set's {train_sequences} sequences, "
-            f"but got {global_batch_size}; make it or sequence_length smaller."
-        )
+        rule = f"global_batch_size must be at most the training set's {train_sequences} sequences"
+        raise BadInput(f"{rule}, but got {global_batch_size}; make it or sequence_length smaller.")
     return max(1, round(epochs * steps_per_epoch))
 
 
@@ -80,18 +64,16 @@ def evaluation_steps(total_steps: int, evaluations: int) -> list[int]:
 
 
 def batch_size_that_fits(memory_bytes: int, vocab_size: int, sequence_length: int, count: int) -> int:
-    """Sequences in a forward pass of an evaluation on a GPU of so much memory, of `count` in all: as many as its tensor
-    cores have a use for, unless their logits took too much of it. The same for all trials, whatever else they hold, so
-    that their perplexities are computed alike."""
+    """Sequences in a forward pass of an evaluation, of `count`, on a GPU: as many as its tensor cores have a use for,
+    unless their logits took too much of its memory. All trials' perplexities are then computed alike."""
     tokens = min(_USEFUL_TOKENS, memory_bytes // _SHARE_FOR_LOGITS // (_BYTES_PER_LOGIT * vocab_size))
     largest = max(1, tokens // sequence_length)
     return -(-count // -(-count // largest))  # in passes of equal size
 
 
 def batches_of_rank(count: int, batch_size: int, rank: int, world_size: int) -> Indices:
-    """The sequences that a rank evaluates, int64 [batches, batch_size]: rank, rank + world size, …; −1 is none. Every
-    rank has as many batches as the others: under ZeRO-3 one that stopped early would leave the others waiting for its
-    part of the weights."""
+    """The sequences that a rank evaluates, int64 [batches, batch_size]: rank, rank + world size, …; −1 is none. Under
+    ZeRO-3 a rank with fewer batches would leave the others waiting for its part of the weights."""
     batches = -(-count // (world_size * batch_size))
     indices = np.full(batches * batch_size, -1, np.int64)
     own = np.arange(rank, count, world_size)
@@ -101,14 +83,11 @@ def batches_of_rank(count: int, batch_size: int, rank: int, world_size: int) -> 
 
 @dataclass(eq=False)
 class MicroBatches(Dataset[dict[str, torch.Tensor]]):
-    """One rank's micro batches in the order of training; item i is one forward pass.
-
-    Each epoch cuts the text anew from an offset, and permutes the sequences, both from (seed, epoch), and keeps whole
-    global batches. A seed's global batches are therefore the same however they are divided into micro batches,
-    accumulation steps and ranks. Why an offset: cut at the same places in every epoch, a small model learns its
-    sequences by heart. On Tiny Shakespeare (10.7 million parameters, H200) the evaluation loss then turned at 1.48 nats
-    after 25 epochs.
-    """
+    """One rank's micro batches in the order of training; item i is one forward pass. Each epoch cuts the text anew from
+    an offset, and permutes the sequences, both from (seed, epoch), and keeps whole global batches: they are the same
+    however they are divided into micro batches, accumulation steps and ranks. Cut at the same places in every epoch, a
+    small model learns its sequences by heart: on Tiny Shakespeare (10.7 million parameters, H200) the evaluation loss
+    then turned at 1.48 nats after 25 epochs."""
 
     tokens: Tokens
     sequence_length: int
@@ -122,7 +101,7 @@ class MicroBatches(Dataset[dict[str, torch.Tensor]]):
     def __post_init__(self) -> None:
         self._accumulation_steps = self.global_batch_size // (self.micro_batch_size * self.world_size)
         self._sequences = sequence_count(len(self.tokens), self.sequence_length, keep_tail=False)
-        self._order: tuple[int, Indices, int] | None = None  # an epoch, its permutation, its offset
+        self._order: tuple[int, Indices, int] = (-1, np.arange(0), 0)  # an epoch, its permutation, its offset
 
     def __len__(self) -> int:
         return self.steps * self._accumulation_steps
@@ -131,8 +110,10 @@ class MicroBatches(Dataset[dict[str, torch.Tensor]]):
         if not 0 <= index < len(self):
             raise IndexError(index)
         indices, offset = self.indices(index)
-        inputs, targets = shifted_sequences(self.tokens, indices, self.sequence_length, offset)
-        return {"input_ids": inputs, "labels": targets}
+        positions = offset + indices[:, None] * self.sequence_length + np.arange(self.sequence_length + 1)
+        # What lies before the offset follows the text's end, so that no token is lost.
+        window = torch.from_numpy(self.tokens[positions % len(self.tokens)].astype(np.int64))
+        return {"input_ids": window[:, :-1].contiguous(), "labels": window[:, 1:].contiguous()}
 
     def indices(self, index: int) -> tuple[Indices, int]:
         """The sequences of micro batch `index` of this rank, and the offset of the epoch's cuts."""
@@ -140,33 +121,26 @@ class MicroBatches(Dataset[dict[str, torch.Tensor]]):
         epoch, step_of_epoch = divmod(step, self._sequences // self.global_batch_size)
         start = step_of_epoch * self.global_batch_size
         start += (accumulation * self.world_size + self.rank) * self.micro_batch_size
-        permutation, offset = self._epoch(epoch)
-        return permutation[start : start + self.micro_batch_size], offset
-
-    def _epoch(self, epoch: int) -> tuple[Indices, int]:
-        if self._order is None or self._order[0] != epoch:
+        if self._order[0] != epoch:
             random = np.random.default_rng((self.seed, epoch))
             self._order = epoch, random.permutation(self._sequences), int(random.integers(self.sequence_length))
-        return self._order[1:]
+        _, permutation, offset = self._order
+        return permutation[start : start + self.micro_batch_size], offset
 
 
 class PrefetchLoader(DataLoader[Any]):
-    """Micro batches on a device: made by a thread while the device computes, copied without waiting for it. Made
+    """Micro batches on this rank's device: made by a thread while it computes, copied without waiting for it. Made
     between two steps they left an H200 idle for 2 to 46 ms a step (GPT-2 124M, 4 micro batches of 128 x 512 tokens)."""
 
-    def __init__(self, dataset: Dataset[Any], device: torch.device, **options: Any) -> None:
-        super().__init__(dataset, batch_size=None, **options)
-        self._device = device
-
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:  # type: ignore[override]
-        batches = super().__iter__()
+        batches, device = super().__iter__(), ranks.device()
         # Pinning memory is an affair of the thread's current device, which else would be the first.
-        on_device = (torch.cuda.set_device, (self._device,)) if self._device.type == "cuda" else ()
+        on_device = (torch.cuda.set_device, (device,)) if device.type == "cuda" else ()
         thread = ThreadPoolExecutor(1, "batches", *on_device)
         try:
             ahead = deque(thread.submit(next, batches, None) for _ in range(_MICRO_BATCHES_AHEAD))
             while (batch := ahead.popleft().result()) is not None:
                 ahead.append(thread.submit(next, batches, None))
-                yield {name: tensor.to(self._device, non_blocking=True) for name, tensor in batch.items()}
+                yield {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
         finally:
             thread.shutdown(cancel_futures=True)

@@ -10,8 +10,6 @@ from carbonopt.core.config import Dataset
 from carbonopt.core.errors import BadInput
 from carbonopt.train.failures import refused
 
-_CSV_FIELD_LIMIT_CHARACTERS = 2**31 - 1  # the csv module's own 131,072 is shorter than many documents
-
 
 class Text(NamedTuple):
     """Documents, none of them empty."""
@@ -21,8 +19,6 @@ class Text(NamedTuple):
 
 
 class TextDataset(Dataset, extra="forbid"):
-    """A data set of documents."""
-
     text_column: str = "text"
 
 
@@ -53,50 +49,42 @@ def _split(documents: list[str], eval_fraction: float) -> Text:
         cut = whole - max(1, round(whole * eval_fraction))
         parts = Text(documents[:cut], documents[cut:])
     if not 0 < cut < whole:
-        raise BadInput(
-            f"the training text must be long enough to set eval_fraction={eval_fraction:g} of it aside for evaluation, "
-            f"but has {whole} {unit}; give more text or eval_files."
-        )
+        aside = f"to set eval_fraction={eval_fraction:g} of it aside for evaluation, but has {whole} {unit}"
+        raise BadInput(f"the training text must be long enough {aside}; give more text or eval_files.")
     return parts
 
 
 def _files(paths: tuple[str, ...], column: str) -> list[str]:
-    documents: list[str] = []
-    for path in map(Path, paths):
-        of_file = _not_empty(_documents(path, column), column)
-        if not of_file:
-            raise BadInput(f"the data file {path} must have text in it, but is empty.")
-        documents += of_file
-    return documents
+    sources = [_texts(_documents(path, column), column, f"the data file {path}") for path in map(Path, paths)]
+    return [text for texts in sources for text in texts]
 
 
-def _not_empty(rows: Iterable[tuple[Any, str]], column: str) -> list[str]:
-    """The texts of rows, each a value and where it stands; a missing value counts as an empty text."""
-    documents = []
+def _texts(rows: Iterable[tuple[Any, str]], column: str, source: str) -> list[str]:
+    """The texts of a source's rows, each a value and where it stands; a missing value counts as an empty text."""
+    texts = []
     for value, where in rows:
         if value is not None and not isinstance(value, str):
             kind = type(value).__name__
             raise BadInput(f"column {column!r} must hold text, but {where} has the {kind} {value!r:.40}.")
         if value:
-            documents.append(value)
-    return documents
+            texts.append(value)
+    if not texts:
+        raise BadInput(f"{source} must have text in it, but is empty.")
+    return texts
 
 
 def _documents(path: Path, column: str) -> Iterator[tuple[Any, str]]:
     try:
-        match path.suffix.lower():
-            case ".jsonl" | ".ndjson":
-                yield from _jsonl(path, column)
-            case ".csv":
-                yield from _csv(path, column)
-            case ".parquet":
-                yield from _parquet(path, column)
-            case _:  # bytes, not text mode, so that no line ending changes and every character counts
-                yield path.read_bytes().decode("utf-8"), str(path)
+        yield from _READERS.get(path.suffix.lower(), _plain)(path, column)
     except OSError as error:
         raise BadInput(f"can't read the data file {path}: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:
         raise BadInput(f"the data file {path} must be UTF-8 text, but isn't at byte {error.start}.") from error
+
+
+def _plain(path: Path, column: str) -> Iterator[tuple[Any, str]]:
+    # Bytes, not text mode, so that no line ending changes and every character counts.
+    yield path.read_bytes().decode("utf-8"), str(path)
 
 
 def _jsonl(path: Path, column: str) -> Iterator[tuple[Any, str]]:
@@ -116,7 +104,7 @@ def _jsonl(path: Path, column: str) -> Iterator[tuple[Any, str]]:
 
 
 def _csv(path: Path, column: str) -> Iterator[tuple[Any, str]]:
-    csv.field_size_limit(_CSV_FIELD_LIMIT_CHARACTERS)
+    csv.field_size_limit(2**31 - 1)  # characters; the module's own 131,072 is shorter than many documents
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows = csv.DictReader(file)
         _require_column(column, list(rows.fieldnames or ()), str(path))
@@ -133,6 +121,9 @@ def _parquet(path: Path, column: str) -> Iterator[tuple[Any, str]]:
         _require_column(column, file.schema_arrow.names, str(path))
         for batch in file.iter_batches(columns=[column]):
             yield from ((value, str(path)) for value in batch.column(0).to_pylist())
+
+
+_READERS = {".jsonl": _jsonl, ".ndjson": _jsonl, ".csv": _csv, ".parquet": _parquet}
 
 
 def _require_column(column: str, columns: list[str], where: str) -> None:
@@ -157,7 +148,6 @@ def _hub(dataset: TextDataset) -> Text:
     for split in splits:
         where = f"the data set {name!r}, split {split},"
         _require_column(column, loaded[split].column_names, where)
-        parts.append(_not_empty(((value, where) for value in loaded[split][column]), column))
-        if not parts[-1]:
-            raise BadInput(f"{where} must have text in column {column!r}, but has none.")
+        rows = ((value, where) for value in loaded[split][column])
+        parts.append(_texts(rows, column, f"column {column!r} of {where}"))
     return Text(*parts)

@@ -2,36 +2,31 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from carbonopt.core.config import Workload
-from carbonopt.train.data.packing import Tokens, smallest_dtype
+from carbonopt.train.data.packing import Tokens
 from carbonopt.train.model import unloadable
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-END_OF_TEXT = "<|endoftext|>"
-UNKNOWN = "<|unknown|>"
+END_OF_TEXT, UNKNOWN = "<|endoftext|>", "<|unknown|>"
 
 _DOCUMENTS_AT_ONCE = 1000
-
-IdArrays = Callable[[list[str]], Iterable[np.ndarray]]
 
 
 @dataclass(frozen=True)
 class Encoder:
     """A tokenizer in Hugging Face's form, to be saved with the data, and the way to encode many documents."""
 
-    tokenizer: "PreTrainedTokenizerBase"
-    vocab_size: int
-    _ids: IdArrays
+    tokenizer: PreTrainedTokenizerBase
+    _ids: Callable[[list[str]], Iterable[np.ndarray]]
 
     def encode(self, documents: list[str]) -> Tokens:
         """All documents in one array, with the end-of-text token between two of them where the tokenizer has one."""
-        dtype = smallest_dtype(self.vocab_size)
+        dtype = np.uint16 if len(self.tokenizer) <= 2**16 else np.uint32
         end = self.tokenizer.eos_token_id
         parts: list[np.ndarray] = []
         for ids in self._ids(documents):
@@ -48,29 +43,24 @@ def make_encoder(workload: Workload, train: list[str], evaluation: list[str]) ->
     if chosen is not None and chosen.kind is not None:
         return _characters(train, evaluation) if chosen.kind == "char" else _bytes()
     if chosen is not None and chosen.train_bpe is not None:
-        return _from_hugging_face(_trained_bpe(train, chosen.train_bpe))
-    from transformers import AutoTokenizer
+        tokenizer = _trained_bpe(train, chosen.train_bpe)
+    else:
+        name, revision = (model.name_or_path, model.revision) if chosen is None else (chosen.name_or_path, None)
+        options = {"revision": revision, "trust_remote_code": model.trust_remote_code}
+        with unloadable("tokenizer", str(name)):
+            tokenizer = AutoTokenizer.from_pretrained(name, **options)
 
-    name, revision = (model.name_or_path, model.revision) if chosen is None else (chosen.name_or_path, None)
-    with unloadable("tokenizer", str(name)):
-        loaded = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=model.trust_remote_code)
-    return _from_hugging_face(loaded)
-
-
-def _from_hugging_face(tokenizer: "PreTrainedTokenizerBase") -> Encoder:
     def ids(documents: list[str]) -> Iterable[np.ndarray]:
         for start in range(0, len(documents), _DOCUMENTS_AT_ONCE):
             batch = documents[start : start + _DOCUMENTS_AT_ONCE]
             encoded = tokenizer(batch, add_special_tokens=False, return_attention_mask=False, verbose=False)
             yield from (np.array(document, np.uint32) for document in encoded["input_ids"])
 
-    return Encoder(tokenizer, len(tokenizer), ids)
+    return Encoder(tokenizer, ids)
 
 
-def _trained_bpe(train: list[str], vocab_size: int) -> "PreTrainedTokenizerBase":
+def _trained_bpe(train: list[str], vocab_size: int) -> PreTrainedTokenizerBase:
     """A byte-level BPE, as GPT-2's, with at most `vocab_size` tokens, bytes and end of text among them."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -79,20 +69,16 @@ def _trained_bpe(train: list[str], vocab_size: int) -> "PreTrainedTokenizerBase"
         vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(train, trainer)
-    return _wrapped(tokenizer, eos_token=END_OF_TEXT)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TEXT)
 
 
 def _characters(train: list[str], evaluation: list[str]) -> Encoder:
     """One token for each distinct character of the training text, in code point order; one more, for what is unknown,
     where the evaluation text has others: who counts 65 in Tiny Shakespeare should find no vocabulary of 66."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-
     known = sorted(set().union(*train))
     code_points = np.array([ord(character) for character in known], np.uint32)
-    has_unknown = bool(set().union(*evaluation) - set(known))
-    vocabulary = {character: index for index, character in enumerate(known)}
-    if has_unknown:
-        vocabulary[UNKNOWN] = len(known)
+    special_tokens = {"unk_token": UNKNOWN} if set().union(*evaluation) - set(known) else {}
+    vocabulary = {character: index for index, character in enumerate([*known, *special_tokens.values()])}
 
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
@@ -104,15 +90,11 @@ def _characters(train: list[str], evaluation: list[str]) -> Encoder:
             index = np.minimum(np.searchsorted(code_points, points), len(known) - 1)
             yield np.where(code_points[index] == points, index, len(known))
 
-    wrapped = _wrapped(tokenizer, **({"unk_token": UNKNOWN} if has_unknown else {}))
-    return Encoder(wrapped, len(vocabulary), ids)
+    return Encoder(PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special_tokens), ids)
 
 
 def _bytes() -> Encoder:
     """256 tokens, the id of each its byte."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
     tokenizer = Tokenizer(models.BPE({character: byte for byte, character in bytes_to_unicode().items()}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -120,10 +102,4 @@ def _bytes() -> Encoder:
     def ids(documents: list[str]) -> Iterable[np.ndarray]:
         return (np.frombuffer(document.encode("utf-8"), np.uint8) for document in documents)
 
-    return Encoder(_wrapped(tokenizer), 256, ids)
-
-
-def _wrapped(tokenizer: Any, **special_tokens: str) -> "PreTrainedTokenizerBase":
-    from transformers import PreTrainedTokenizerFast
-
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special_tokens)
+    return Encoder(PreTrainedTokenizerFast(tokenizer_object=tokenizer), ids)

@@ -1,8 +1,5 @@
-"""What a task is to the rest of carbonopt, and which tasks there are.
-
-Settings and words of a task are read before anything is started: torch, transformers and the like are imported inside
-methods.
-"""
+"""What a task is to the rest of carbonopt, and which tasks there are. Their settings and words are read before anything
+is started: torch, transformers and the like are imported inside methods."""
 
 import pkgutil
 from abc import ABC, abstractmethod
@@ -37,8 +34,6 @@ class Card:
 
 @dataclass(frozen=True)
 class TrialRun:
-    """One trial, as a task trains it."""
-
     spec: TrialSpec
     workload: Workload
     folder: PreparedFolder
@@ -59,18 +54,14 @@ class TrialRun:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training left."""
-
     last: EvalPoint  # the evaluation at its end
     save_model: Callable[[Path], None]  # writes model and tokenizer into a folder; to be called on every rank
 
 
 class Task(ABC):
-    """One kind of training, for one study's settings.
-
-    A task that trains with a Trainer derives from `trainer_task.TrainerTask`, which has `train`; one that doesn't, as a
-    user's own script, brings its own. Dimensions are not here: a trial's parameters are one record, whatever the task.
-    """
+    """One kind of training, for one study's settings. A task that trains with a Trainer derives from
+    `trainer_task.TrainerTask`, which has `train`; one that doesn't, as a user's own script, brings its own. Dimensions
+    are not here: a trial's parameters are one record, whatever the task."""
 
     settings: ClassVar[type[Workload]]  # its part of the study file, under `workload`
     quality: ClassVar[Quality]  # by which it is judged
@@ -87,13 +78,12 @@ class Task(ABC):
     @abstractmethod
     def train(self, run: TrialRun, speaker: Speaker | None) -> Trained:
         """Trains and evaluates one trial on this rank. `speaker`, on rank 0 of a study's trial, is told the stages, the
-        phases and each evaluation, as a sum and a count over all ranks: what they make is the quality's own affair.
-        Raises BadInput if the parameters don't go with each other or with the data, Diverged when a loss is not finite.
-        """
+        phases and each evaluation, as a sum and a count over all ranks. Raises BadInput if the parameters don't go with
+        each other or with the data, Diverged when a loss is not finite."""
 
 
 def task_class(name: str) -> type[Task]:
-    """The task of that name. Raises BadInput if there is none."""
+    """Raises BadInput if there is no task of that name."""
     if name not in TASKS:
         raise BadInput(f"workload.task must be a task, but got {name!r}; {hint(name, sorted(TASKS))}")
     task: type[Task] = pkgutil.resolve_name(TASKS[name])

@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from pydantic import model_validator
 
 from carbonopt.core.config import Space, Workload, values_of
 from carbonopt.core.errors import BadInput
@@ -13,7 +12,7 @@ from carbonopt.core.trial import Prepared
 from carbonopt.train.data.text import TextDataset
 from carbonopt.train.failures import as_bad_input
 from carbonopt.train.tasks.base import Card, TrialRun
-from carbonopt.train.tasks.trainer_task import ModelKind, OptimizerClass, TrainerTask
+from carbonopt.train.tasks.trainer_task import ModelKind, TrainerTask
 
 if TYPE_CHECKING:
     import torch
@@ -23,16 +22,12 @@ if TYPE_CHECKING:
 
 
 class CausalLMWorkload(Workload, extra="forbid"):
-    """A causal language model's part of the study file."""
-
     task: Literal["causal_lm"] = "causal_lm"
     dataset: TextDataset
 
-    @model_validator(mode="after")
-    def _tokenizer_source(self) -> "CausalLMWorkload":
-        if self.tokenizer is None and self.model.name_or_path is None:
-            raise ValueError("a model from_config has no tokenizer of its own: give workload.tokenizer")
-        return self
+    def faults(self) -> dict[str, bool]:
+        untokenized = self.tokenizer is None and self.model.name_or_path is None
+        return {"a model from_config has no tokenizer: give workload.tokenizer, such as {kind: char}": untokenized}
 
 
 class CausalLM(TrainerTask):
@@ -45,6 +40,8 @@ class CausalLM(TrainerTask):
     )
 
     def prepare(self, space: Space, folder: PreparedFolder, fingerprint: str) -> Prepared:
+        import torch
+
         from carbonopt.train import imports, model
         from carbonopt.train.data import packing, text, tokens
 
@@ -55,21 +52,26 @@ class CausalLM(TrainerTask):
             encoder = tokens.make_encoder(workload, *documents)
             train, evaluation = encoder.encode(documents.train), encoder.encode(documents.evaluation)
         with as_bad_input("model"):
-            config = model.model_config(kind, workload.model, encoder.tokenizer, encoder.vocab_size)
-            model.check_model(config, workload, encoder.vocab_size)
+            config = model.model_config(kind, workload, encoder.tokenizer)
             for layer in values_of(space["output_layer"]):
                 model.check_output_layer(kind, config, str(layer), workload.model.trust_remote_code)
             model.fetch_weights(kind, workload.model)
             parameters = model.parameter_count(kind, config, workload.model.trust_remote_code)
         train_sequences = packing.sequence_count(len(train), length, keep_tail=False)
         if train_sequences == 0:
-            raise BadInput(
-                f"the training text must have at least one sequence of {length} tokens and one token more, "
-                f"but has {len(train)} tokens; give more text or a smaller workload.sequence_length."
-            )
+            rule = f"the training text must have at least one sequence of {length} tokens and one token more"
+            more = "give more text or a smaller workload.sequence_length"
+            raise BadInput(f"{rule}, but has {len(train)} tokens; {more}.")
         if len(evaluation) < 2:
             raise BadInput(f"the evaluation text must have at least 2 tokens, but has {len(evaluation)}.")
         eval_sequences = packing.sequence_count(len(evaluation), length, keep_tail=True)
+        eval_batch_size = None
+        if torch.cuda.is_available():
+            memory_bytes, vocab_size = (
+                torch.cuda.get_device_properties(0).total_memory,
+                config.get_text_config().vocab_size,
+            )
+            eval_batch_size = packing.batch_size_that_fits(memory_bytes, vocab_size, length, eval_sequences)
         np.save(folder.train, train, allow_pickle=False)
         np.save(folder.evaluation, evaluation, allow_pickle=False)
         encoder.tokenizer.save_pretrained(folder.tokenizer)
@@ -81,53 +83,27 @@ class CausalLM(TrainerTask):
             train_tokens=len(train),
             eval_tokens=len(evaluation) - 1,
             sequence_length=length,
-            vocab_size=encoder.vocab_size,
+            vocab_size=len(encoder.tokenizer),
             model_parameters=parameters,
             versions=imports.package_versions(),
-            eval_batch_size_per_gpu=_eval_batch_size(config.get_text_config().vocab_size, length, eval_sequences),
+            eval_batch_size_per_gpu=eval_batch_size,
         )
 
-    def trainer(
-        self, run: TrialRun, model: Any, arguments: "TrainingArguments", optimizer: OptimizerClass | None
-    ) -> "TrialTrainer":
-        from carbonopt.train import ranks
-        from carbonopt.train.data.packing import MicroBatches, open_tokens
-        from carbonopt.train.token_loss import TokenLoss, TokenTrainer
+    def trainer(self, run: TrialRun, model: Any, arguments: "TrainingArguments") -> "TrialTrainer":
+        from carbonopt.train.token_loss import TokenTrainer
 
-        params = run.spec.params
-        batches = MicroBatches(
-            open_tokens(run.folder.train), run.prepared.sequence_length, params.global_batch_size,
-            params.micro_batch_size_per_gpu, run.total_steps, run.spec.seed, ranks.rank(), params.world_size,
-        )  # fmt: skip
-        loss = TokenLoss(model, run.tokens_per_step, params.world_size, compiled=arguments.torch_compile)
-        return TokenTrainer(
-            model, arguments, train_dataset=batches, compute_loss_func=loss, optimizer_cls_and_kwargs=optimizer
-        )
+        return TokenTrainer(run, model, arguments)
 
     def evaluate(self, run: TrialRun, trainer: "TrialTrainer") -> tuple[float, int]:
         """Negative log-likelihood in nats, and target tokens."""
-        from carbonopt.train.data.packing import open_tokens
         from carbonopt.train.token_loss import evaluate
 
-        tokens, length = open_tokens(run.folder.evaluation), run.prepared.sequence_length
-        nll = trainer.compute_loss_func.nll  # type: ignore[union-attr]
-        return evaluate(trainer.model_wrapped, tokens, length, run.eval_batch_size_per_gpu, nll)
+        return evaluate(run, trainer)
 
     def example_loss(self, model: "PreTrainedModel", prepared: Prepared) -> "torch.Tensor":
         import torch
-        import torch.nn.functional as F
+
+        from carbonopt.train.token_loss import token_nll
 
         tokens = torch.zeros(2, prepared.sequence_length, dtype=torch.int64, device=model.device)
-        logits = model(input_ids=tokens).logits.float()
-        return F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="sum")
-
-
-def _eval_batch_size(vocab_size: int, sequence_length: int, eval_sequences: int) -> int | None:
-    import torch
-
-    from carbonopt.train.data.packing import batch_size_that_fits
-
-    if not torch.cuda.is_available():
-        return None
-    memory_bytes = torch.cuda.get_device_properties(0).total_memory
-    return batch_size_that_fits(memory_bytes, vocab_size, sequence_length, eval_sequences)
+        return token_nll(model(input_ids=tokens).logits, tokens, "sum")
