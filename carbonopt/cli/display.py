@@ -40,7 +40,7 @@ class LiveDisplay:
 
     def preparing(self, anything: bool) -> None:
         """`anything`: else an earlier call has prepared all; only processes are started."""
-        text = "preparing the data, the tokenizer and DeepSpeed's ops …" if anything else "starting …"
+        text = "preparing data, tokenizer and DeepSpeed's ops, a minute or two at first …" if anything else "starting …"
         if self._console.is_terminal:
             self._live.update(Text(text))
         else:

@@ -215,4 +215,4 @@ def _apart(recorded: Scalar, wanted: Scalar | None) -> float:
 
 
 def _text(params: dict[str, Scalar]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in params.items())
+    return ", ".join(f"{key} {value!r}" for key, value in params.items())

@@ -120,7 +120,8 @@ def _trade_offs(study: StudyView) -> Table:
         num("Learning rate", "first.params.learning_rate", fmt.value_text),
         num("Epochs", "first.params.epochs", fmt.value_text),
     ]
-    notes = [] if study.knee is None else [f"The knee is trial {study.knee}."]
+    beyond = f"Beyond the knee, trial {study.knee}, either improves only at a high price in the other."
+    notes = [] if study.knee is None else [beyond]
     if len(front) > 1 and any(row.n == 1 for row in front):
         notes.append("A trial that ran once may be on the front by luck.")
     caption = "Pareto front: no other trial is better in one objective without being worse in the other"
