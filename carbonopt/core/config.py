@@ -328,7 +328,7 @@ class ReplayLaunch(Frozen):
 
 
 Launch = LocalLaunch | ReplayLaunch
-LAUNCHES: dict[str, type[Launch]] = {get_args(of.model_fields["kind"].annotation)[0]: of for of in get_args(Launch)}
+LAUNCHES: dict[str, type[Launch]] = {get_args(cls.model_fields["kind"].annotation)[0]: cls for cls in get_args(Launch)}
 
 
 class WandbTracking(Frozen):

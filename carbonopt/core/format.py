@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterable
-from decimal import ROUND_CEILING, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from functools import partial
 
 from carbonopt.core import units
@@ -118,14 +118,14 @@ def tick_text(value: float) -> str:
     return f"{round(value, 12):g}"
 
 
-def number_from(lowest: float, below: float) -> str:
-    """The shortest number, of four digits or more, that is at least `lowest` and less than `below`."""
-    exact = Decimal(lowest)
+def number_from(begin: float, end: float) -> str:
+    """The shortest number, of four digits or more, from `begin` on and before `end`, which may be below it."""
+    exact, rounding = Decimal(begin), ROUND_CEILING if begin < end else ROUND_FLOOR
     for digits in range(4, 18):
-        rounded = exact.quantize(Decimal(1).scaleb(exact.adjusted() - digits + 1), ROUND_CEILING)
-        if lowest <= float(rounded) < below:
+        rounded = exact.quantize(Decimal(1).scaleb(exact.adjusted() - digits + 1), rounding)
+        if begin <= float(rounded) < end or end < float(rounded) <= begin:
             return f"{rounded.normalize():{'f' if abs(rounded.adjusted()) < _MOST_DIGITS else 'e'}}"
-    return repr(lowest)
+    return repr(begin)
 
 
 def count_text(count: int, noun: str) -> str:

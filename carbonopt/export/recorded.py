@@ -3,7 +3,6 @@
 A path tells of that machine and leads nowhere on any other: in winner/ each file or folder is `data/NAME`.
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
 from typing import Any
@@ -57,21 +56,16 @@ def of_workload(study: dict[str, Any]) -> set[str]:
     return {name.removeprefix("./") for name in names}
 
 
-def as_json(recorded: Files) -> str:
-    return json.dumps(recorded, indent=2, ensure_ascii=False) + "\n"
-
-
 def comment(recorded: Files) -> str:
     """As lines of a YAML comment; none without files."""
     lines = ["# What it reads has to be put beside this file, under these names:\n"] if recorded else []
     for name, files in recorded.items():
-        size = inputs.described(files)
-        lines.append(f"#   {name if name.isprintable() else ascii(name)}: {size}\n")
+        lines.append(f"#   {name if name.isprintable() else ascii(name)}: {inputs.described(files)}\n")
     return "".join(lines)
 
 
 def _files(path: PurePath, noted: Iterable[InputFile]) -> Iterator[dict[str, Any]]:
-    for file in dict.fromkeys(noted):  # what both training and evaluation read is noted twice
+    for file in noted:
         if (place := PurePath(file.path)).is_relative_to(path):
             below = "" if place == path else place.relative_to(path).as_posix()
             pieces = {"pieces": file.pieces} if file.pieces else {}

@@ -44,7 +44,8 @@ def winner_files(
     if workload is None or not launch.trains:
         return texts
     if needed:
-        texts |= {inputs.LIST: recorded.as_json(needed), CHECK: settings.filled(CHECK)}
+        listed = json.dumps(needed, indent=2, ensure_ascii=False) + "\n"
+        texts |= {inputs.LIST: listed, CHECK: settings.filled(CHECK)}
     copied = copies.copies(rerun.__name__, task_module(workload.task))
     own, zero3 = (given or {}).get(settings.DEEPSPEED_CONFIG), record.params.zero_stage == 3
     return {

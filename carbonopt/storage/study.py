@@ -1,5 +1,6 @@
 """A study in its Optuna storage: the one truth. Everything that a report needs is read from here and written here."""
 
+import functools
 import json
 import sqlite3
 import warnings
@@ -122,7 +123,7 @@ class StudyStorage:
                 provenance=Provenance.model_validate(attributes["provenance"]),
                 prepared=None if prepared is None else Prepared(**prepared),
                 trace=None if trace is None else CarbonTrace.model_validate_json(trace),
-                inputs=None if inputs is None else tuple(InputFile(**file) for file in json.loads(inputs)),
+                inputs=None if inputs is None else _input_files(inputs),
                 ended=attributes.get("ended"),
             )
 
@@ -256,6 +257,12 @@ def violation(record: TrialRecord, target: Target) -> float:
     if record.stop_reason == StopReason.TARGET:
         shortfall = max(shortfall, 1e-6)
     return min(shortfall, WORST_VIOLATION)
+
+
+@functools.lru_cache(maxsize=1)
+def _input_files(noted: str) -> tuple[InputFile, ...]:
+    """Of a folder of many: read once, not at each look at the study between trials."""
+    return tuple(InputFile(**file) for file in json.loads(noted))
 
 
 def _records(trials: Sequence[FrozenTrial], config: StudyConfig, live: bool) -> tuple[TrialRecord, ...]:

@@ -164,8 +164,8 @@ def _shown(url: URL) -> str:
 def _noted(given: str) -> str:
     """As a study folder keeps it: a file's place is the same from wherever the next command is called."""
     url = _parsed(given)
-    is_file = url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:")
-    return _shown(url.set(database=str(Path(str(url.database)).resolve())) if is_file else url)
+    is_file = url.get_backend_name() == "sqlite"
+    return _shown(url.set(database=str(Path(url.database or "").resolve())) if is_file else url)
 
 
 def _parsed(url: str) -> URL:

@@ -20,7 +20,7 @@ def input_files(config: StudyConfig) -> tuple[InputFile, ...]:
     """What trials depend on that is neither in the study file nor on a hub, as it is now; not looked into. Hidden files
     and Markdown say nothing that a trial reads. Raises BadInput if a folder can't be read."""
     try:
-        return tuple(_input_files(config))
+        return tuple(dict.fromkeys(_input_files(config)))  # training and evaluation may read the same one
     except OSError as error:
         raise BadInput(f"{error.filename} can't be read: {error.strerror}.") from error
 

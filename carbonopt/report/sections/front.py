@@ -58,8 +58,7 @@ def _slider(study: StudyView) -> Steps:
 def _steps(study: StudyView) -> Iterator[Step]:
     row_of: dict[int | None, int] = {record.trial: row for row, record in enumerate(study.data.records)}
     general = [answer.from_value for answer in study.recommendation_by_target if not answer.study_target_only]
-    ranks = [*map(study.quality.rank, general), math.inf]  # rising, negative where higher is better
-    numbers = [fmt.number_from(begin, below).removeprefix("-") for begin, below in pairwise(ranks)]
+    numbers = [fmt.number_from(begin, end) for begin, end in pairwise([*general, study.quality.rank(math.inf)])]
     bounds = dict(zip(general, zip(numbers, [*numbers[1:], None], strict=True), strict=True))
     for answer in study.recommendation_by_target:
         begins, alone, place = answer.from_value, answer.study_target_only, None

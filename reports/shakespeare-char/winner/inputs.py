@@ -66,7 +66,7 @@ def _listed() -> dict[str, list[dict[str, Any]]]:
 
 
 def sha256_of(path: Path, pieces: int = 0) -> str:
-    """Of the whole file or, with `pieces`, of so many pieces of 1 MiB, evenly spread."""
+    """Of the whole file or, with `pieces`, of so many pieces of 1 MiB, evenly spread, as study/inputs.py noted it."""
     digest = hashlib.sha256()
     size, piece = path.stat().st_size, 2**20
     spread = ((size - piece) * step // (pieces - 1) for step in range(pieces))
