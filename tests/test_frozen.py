@@ -49,6 +49,9 @@ def study_data(name: str) -> StudyData:
     raw["provenance"]["energy_source"] = raw["provenance"].pop("known")
     if raw["config"]["confirm"]:
         raw["config"]["confirm"]["runners_up"] = raw["config"]["confirm"].pop("rivals")
+    if prepared := raw["prepared"]:
+        for part in ("train", "eval"):
+            prepared[f"{part}_examples"] = prepared.pop(f"{part}_sequences")
     for record in raw["records"]:
         record["cpu_wait_fraction"] = record.pop("core_wait")
         value, total, count = (record.pop(key) for key in ("perplexity", "nll_sum", "eval_tokens"))

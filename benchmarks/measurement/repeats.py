@@ -50,7 +50,7 @@ def main() -> None:
             )
             engine.meter.enter(Phase.SETUP)
             trial = engine.start(spec, paths.trial_log(number, 1))
-            quality = config.target.quality.name
+            quality = config.quality.name
             watch = TrialWatch(spec, quality, trial, engine.meter, rules, [], lambda *_: None, lambda record: None)
             record = watch.run()
             if record.failure is not None:

@@ -75,17 +75,17 @@ def bare(prepared: Path, *, fused: bool) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, get_linear_schedule_with_warmup
 
     from carbonopt.core.files import PreparedFolder
-    from carbonopt.train.data.packing import MicroBatches, open_tokens, total_steps
+    from carbonopt.train.data.packing import Division, TextMicroBatches, open_tokens, total_steps
 
     folder = PreparedFolder(prepared)
     summary = folder.read_summary()
     batch = START["global_batch_size"]
-    steps = total_steps(summary.train_sequences, batch, START["epochs"])
+    steps = total_steps(summary.train_examples, batch, START["epochs"])
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder.model_config), dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=START["learning_rate"], fused=fused)
     schedule = get_linear_schedule_with_warmup(optimizer, steps // 10, steps)
-    data = MicroBatches(open_tokens(folder.train), summary.sequence_length, batch, batch, steps, 0, 0, 1)
+    data = TextMicroBatches(open_tokens(folder.train), summary.sequence_length, Division(batch, batch, steps, 0, 0, 1))
     model.train()
     for index in range(steps):
         if index == 1:

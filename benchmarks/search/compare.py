@@ -151,7 +151,7 @@ def carbon(table: Table, _: str, target: float, seed: int, goal: str = "recommen
     config = table.config(target, seed, budget, goal)
     space = SearchSpace(config.search.space, 1, False)
     strategy = Strategy(config, space, None)
-    quality = config.target.quality
+    quality = config.quality
     engine = ReplayEngine(config)
     study = optuna.create_study(directions=["minimize", quality.direction])
     best_kwh = None

@@ -104,7 +104,7 @@ def influence(data: StudyData, seed: int = 0, resamples: int = RESAMPLES) -> tup
     drawn = np.sort(np.random.default_rng(seed).permutation(len(complete))[:MOST_TRIALS])
     records = [complete[index][0] for index in drawn]
     points = np.array([complete[index][1] for index in drawn]).reshape(-1, 2)
-    space, quality = data.config.search.space, data.config.target.quality
+    space, quality = data.config.search.space, data.config.quality
     columns = [
         _column(name, domain, tried)
         for name, domain in space.free().items()

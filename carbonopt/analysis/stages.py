@@ -43,8 +43,10 @@ class Speed(Frozen):
     """How a trial trained, its first step left out, which compiles and warms up."""
 
     trial: int
-    tokens_per_s: float  # over all ranks
-    millijoules_per_token: float  # of what the objective counts
+    tokens_per_s: float | None  # over all ranks; None: the examples' lengths differ, or they are no tokens
+    millijoules_per_token: float | None  # of what the objective counts
+    examples_per_s: float
+    millijoules_per_example: float
     first_step_s: float
     first_step_excess_kwh: float  # beyond a mean step: compilation and warming up; 0 where it took no more
     first_step_excess_share: float  # of the training's energy: what a longer run would not have again
@@ -185,14 +187,18 @@ def _speed(record: TrialRecord, data: StudyData) -> Speed | None:
     steps, first = parts.get(Stage.STEPS), parts.get(Stage.COMPILE)
     if data.prepared is None or steps is None or first is None or others < 1 or steps.duration_s <= 0:
         return None
-    tokens = others * record.params.global_batch_size * data.prepared.sequence_length
+    examples, length = others * record.params.global_batch_size, data.prepared.sequence_length
+    tokens = None if length is None else examples * length
     excess_kwh = max(0.0, first.energy_kwh - steps.energy_kwh / others)
     training_kwh = first.energy_kwh + steps.energy_kwh
-    tokens_per_s = tokens / steps.duration_s
+    tokens_per_s = None if tokens is None else tokens / steps.duration_s
+    millijoules = steps.energy_kwh * JOULES_PER_KWH * 1000
     return Speed(
         trial=record.trial,
         tokens_per_s=tokens_per_s,
-        millijoules_per_token=steps.energy_kwh * JOULES_PER_KWH * 1000 / tokens,
+        millijoules_per_token=None if tokens is None else millijoules / tokens,
+        examples_per_s=examples / steps.duration_s,
+        millijoules_per_example=millijoules / examples,
         first_step_s=first.duration_s,
         first_step_excess_kwh=excess_kwh,
         first_step_excess_share=excess_kwh / training_kwh if training_kwh else 0.0,
@@ -202,8 +208,12 @@ def _speed(record: TrialRecord, data: StudyData) -> Speed | None:
     )
 
 
-def _utilisation(tokens_per_s: float, model_parameters: int, params: TrialParams, data: StudyData) -> float | None:
+def _utilisation(
+    tokens_per_s: float | None, model_parameters: int | None, params: TrialParams, data: StudyData
+) -> float | None:
     """Model FLOP utilisation as Chowdhery et al. 2022 (arXiv 2204.02311) have it, without attention's FLOP."""
+    if tokens_per_s is None or model_parameters is None:
+        return None
     gpus = data.provenance.hardware.gpus if data.provenance.hardware else ()
     peaks = [next((peak for name, peak in _PEAK_FLOPS.items() if name in gpu), 0.0) for gpu in gpus]
     # With adapters the frozen weights need no gradients: another number of FLOP.
@@ -320,14 +330,14 @@ def _as_first(data: StudyData, lines: Sequence[_Line], speeds: Speeds) -> AsFirs
 
 def _not_compared(data: StudyData, compared: set[int], first: Configuration, speeds: Speeds) -> NotCompared | None:
     millijoules = {
-        record.trial: speeds[record.trial].millijoules_per_token
+        record.trial: speeds[record.trial].millijoules_per_example
         for record in data.records
         if record.state in (TrialState.PRUNED, TrialState.COMPLETE)
         and record.trial in speeds
         and not {record.trial, record.repeat_of} & compared
         and _compiles(record.params, data)
     }
-    own = statistics.fmean(speeds[run.trial].millijoules_per_token for run in first.runs if run.trial in speeds)
+    own = statistics.fmean(speeds[run.trial].millijoules_per_example for run in first.runs if run.trial in speeds)
     if not millijoules or not own > 0:
         return None
     least = min(millijoules, key=lambda trial: millijoules[trial])

@@ -11,7 +11,7 @@ from carbonopt.study.check import Checked
 
 def describe_study(checked: Checked) -> str:
     """A study in a few plain lines: what it searches, on what, until when, and the limits of its cost."""
-    config, quality, search = checked.config, checked.config.target.quality, checked.config.search
+    config, quality, search = checked.config, checked.config.quality, checked.config.search
     nothing_left = "every configuration of the space has been run"
     if search.sampler == "carbon" and search.goal == "recommend":
         nothing_left = "no configuration is left that could meet the target with less energy"
@@ -37,11 +37,15 @@ def _workload(config: StudyConfig) -> str:
     workload = config.workload
     if workload is None:
         return "none: recorded runs"
-    model = workload.model.name_or_path or f"{workload.model.from_config['model_type']}, from its configuration"  # type: ignore[index]
-    data = workload.dataset
-    source = data.builtin or data.name_or_path or ", ".join(Path(file).name for file in data.train_files or ())
-    length, evaluations = workload.sequence_length, workload.evaluations
-    return f"{model} on {source}, {length} tokens a sequence, {evaluations} evaluations a trial"
+    parts = [workload.task]
+    if (model := workload.model) is not None:
+        parts.append(model.name_or_path or f"{(model.from_config or {})['model_type']}, from its configuration")
+    if (data := workload.dataset) is not None:
+        files = ", ".join(Path(file).name for file in data.train_files or ())
+        parts[-1] += f" on {data.builtin or data.name_or_path or files}"
+    if workload.sequence_length is not None:
+        parts.append(f"{workload.sequence_length} tokens a sequence")
+    return ", ".join([*parts, f"{workload.evaluations} evaluations a trial"])
 
 
 def _carbon(checked: Checked) -> str:

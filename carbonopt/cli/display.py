@@ -66,7 +66,7 @@ class LiveDisplay:
         self._refresh(f"step {step}/{total_steps}{self._reached}  {energy_text(train_kwh)}")
 
     def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None:
-        quality = self._config.target.quality.name
+        quality = self._config.quality.name
         self._reached = "" if point.value is None else f"  {quality} {point.value:.4g}"
         self._refresh(f"step {point.step}{self._reached}  {emissions_text(emissions_kg_co2e)}")
 

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, 
 
 from carbonopt.core import values
 from carbonopt.core.dimensions import DIMENSIONS, SEARCHED
-from carbonopt.core.quality import QUALITIES, Quality
+from carbonopt.core.quality import QUALITIES, Quality, quality_of
 from carbonopt.core.quality import Target as QualityTarget
 from carbonopt.core.values import Given, Scalar
 
@@ -104,19 +104,41 @@ class Dataset(Frozen, extra="allow"):
         }
 
 
+SequenceLength = Annotated[int, Field(ge=2, le=1_048_576)]  # tokens
+
+
 class Workload(Frozen, extra="allow"):
     """What every trial trains and how it is judged: the keys that tasks share. Each task's file derives a class from
     this one with its other keys. Here these are kept as they are: storage, records and reports need no task."""
 
     task: str = "causal_lm"
-    model: Model
+    quality: Name | None = None  # the target's, where that is not the first of the task's
+    model: Model | None = None  # none: a script's own
     tokenizer: Tokenizer | None = None  # none: the model's own
-    dataset: Dataset
-    sequence_length: int = Field(ge=2, le=1_048_576)  # tokens
+    dataset: Dataset | None = None  # none: a script's own
+    sequence_length: SequenceLength | None = None  # none: images, or a script's own
     evaluations: int = Field(default=8, ge=1, le=1000)  # at even fractions of a trial; the last one is at its end
     eval_batch_size_per_gpu: int | None = Field(default=None, ge=1)  # none: the micro batch, at least 8
     training_arguments: dict[str, Any] = Field(default_factory=dict)  # more of transformers.TrainingArguments
     deepspeed: dict[str, Any] = Field(default_factory=dict)  # more of the DeepSpeed configuration
+
+    @property
+    def data_files(self) -> tuple[str, ...]:
+        """All that the data set names, for training and for evaluation."""
+        return () if self.dataset is None else (*(self.dataset.train_files or ()), *(self.dataset.eval_files or ()))
+
+    @property
+    def names_or_paths(self) -> dict[str, str]:
+        """Hub names and folders, by the key that has them."""
+        parts = {"model": self.model, "tokenizer": self.tokenizer, "dataset": self.dataset}
+        return {key: part.name_or_path for key, part in parts.items() if part and part.name_or_path is not None}
+
+
+class ModelWorkload(Workload):
+    """Of a task that trains one of Hugging Face's models."""
+
+    model: Model
+    dataset: Dataset
 
 
 # ------------------------------------------------------------------------------------------------------------ search
@@ -218,25 +240,39 @@ class Search(Frozen):
 # ------------------------------------------------------------------------------------------------------ the whole file
 
 
-class Target(Frozen):
-    """What a trial has to reach: one of the qualities, at most or at least this, as its direction is."""
+def _target_field(quality: Quality) -> tuple[Any, Any]:
+    return float | None, Field(default=None, ge=quality.lowest, le=min(quality.highest, 1e9))
 
-    perplexity: float | None = Field(default=None, ge=QUALITIES["perplexity"].lowest, le=1e9)
-    accuracy: float | None = Field(default=None, ge=QUALITIES["accuracy"].lowest, le=QUALITIES["accuracy"].highest)
 
-    one_of = tuple(QUALITIES)
+class Target(create_model("Target", __base__=Frozen, **{name: _target_field(q) for name, q in QUALITIES.items()})):  # type: ignore[misc]
+    """What a trial has to reach: one of the qualities, at most or at least this, as its direction is; or one that a
+    script reports by a name of its own, with the bound that says which direction is better."""
 
-    @property
-    def quality(self) -> Quality:
-        return next(quality for name, quality in QUALITIES.items() if getattr(self, name) is not None)
+    quality: Annotated[Name, StringConstraints(pattern=r"^[A-Za-z_]\w*$")] | None = None
+    at_least: float | None = Field(default=None, ge=-1e12, le=1e12)
+    at_most: float | None = Field(default=None, ge=-1e12, le=1e12)
+
+    one_of = (*QUALITIES, "quality")
+
+    def faults(self) -> dict[str, bool]:
+        bounds = sum(bound is not None for bound in (self.at_least, self.at_most))
+        named = self.quality is not None
+        return {
+            f"quality: {self.quality} must be written as {{{self.quality}: VALUE}}": self.quality in QUALITIES,
+            f"quality: {self.quality} needs at_least or at_most beside it, one of them": named and bounds != 1,
+            "at_least and at_most go with quality, the name of what a script reports": not named and bounds > 0,
+        }
 
     @property
     def value(self) -> float:
-        return float(getattr(self, self.quality.name))
+        given = (self.at_least, self.at_most, *(getattr(self, name) for name in QUALITIES))
+        return float(next(value for value in given if value is not None))
 
     def at(self, value: float | None = None) -> QualityTarget:
         """For the same quality another target; None: this one."""
-        return QualityTarget(self.quality, self.value if value is None else value)
+        name = self.quality or next(name for name in QUALITIES if getattr(self, name) is not None)
+        quality = quality_of(name, "minimize" if self.at_least is None else "maximize")
+        return QualityTarget(quality, self.value if value is None else value)
 
 
 class Budget(Frozen):
@@ -365,6 +401,11 @@ class StudyConfig(Frozen):
             unexpecting: self.budget.until is not None and (sampler, goal) != ("carbon", "recommend"),
             "carbon.objective: gpu needs GPUs to count, but launch.gpus is []": uncounted,
         }
+
+    @property
+    def quality(self) -> Quality:
+        """By which trials are judged."""
+        return self.target.at().quality
 
     def identity(self) -> dict[str, Any]:
         """What makes two study files the same study: all but budget, confirmation, trackers, trace and warm start."""

@@ -73,14 +73,13 @@ class SearchSpace:
             raise BadInput(f"search.start: {broken}")
         return values
 
-    def check_fits(self, train_sequences: int) -> None:
-        """Raises BadInput where a global batch needs more sequences than the training data has."""
+    def check_fits(self, train_examples: int) -> None:
+        """Raises BadInput where a global batch needs more examples than the training data has."""
         domain = self.space["global_batch_size"]
         largest = domain.high if isinstance(domain, Range) else max(map(float, values_of(domain)))
-        if largest > train_sequences:
-            most = f"at most the training data's {train_sequences} sequences, but got {largest:g}"
-            smaller = "make it or workload.sequence_length smaller"
-            raise BadInput(f"search.space.global_batch_size must be {most}; {smaller}.")
+        if largest > train_examples:
+            most = f"at most the training data's {train_examples} examples, but got {largest:g}"
+            raise BadInput(f"search.space.global_batch_size must be {most}; make it smaller.")
 
     @cached_property
     def combinations(self) -> list[dict[str, Scalar]] | None:

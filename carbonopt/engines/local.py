@@ -37,14 +37,12 @@ class LocalEngine(Engine):
 
     def check(self, space: SearchSpace) -> None:
         """The files that the study names are there; what is in them, the preparation looks at."""
-        dataset = self._workload.dataset
         for key in ("train_files", "eval_files"):
-            for file in getattr(dataset, key) or ():
+            for file in getattr(self._workload.dataset, key, None) or ():
                 if not os.path.isfile(file):  # noqa: PTH113, it takes any text
                     raise BadInput(f"workload.dataset.{key}: no file {file}; give an existing one.")
-        for key in ("model", "tokenizer", "dataset"):
-            name = getattr(getattr(self._workload, key), "name_or_path", None)
-            if name is not None and Path(name).is_absolute() and not os.path.isdir(name):  # noqa: PTH112
+        for key, name in self._workload.names_or_paths.items():
+            if Path(name).is_absolute() and not os.path.isdir(name):  # noqa: PTH112
                 raise BadInput(f"workload.{key}.name_or_path: no folder {name}; give a local folder or a hub name.")
 
     def begin(

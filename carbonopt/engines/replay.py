@@ -71,7 +71,7 @@ class ReplayEngine(Engine):
     def __init__(self, config: StudyConfig) -> None:
         assert isinstance(config.launch, ReplayLaunch)
         self._path = Path(config.launch.table)
-        self._space, self._quality = config.search.space, config.target.quality
+        self._space, self._quality = config.search.space, config.quality
         self.description = f"replays {self._path}"
         self.meter = ReplayMeter()
 

@@ -76,11 +76,9 @@ def requirements(
     by_torch = bool(params.torch_compile) or given or params.has_fused_output_layer
     if not launch.gpus or params.offload != "none" or by_torch:
         lines.append("# It also compiles: a C and a C++ compiler (g++) have to be on PATH.\n")
-    dataset = workload.dataset
-    files = (*(dataset.train_files or ()), *(dataset.eval_files or ()))
     needed = {  # of what is imported only where it is needed
-        "datasets": dataset.name_or_path is not None,
-        "pyarrow": any(Path(file).suffix.lower() == ".parquet" for file in files),
+        "datasets": "dataset" in workload.names_or_paths,
+        "pyarrow": any(Path(file).suffix.lower() == ".parquet" for file in workload.data_files),
         "peft": bool(params.lora_rank),
     }
     names = {_DISTRIBUTIONS.get(library, library) for library in libraries if needed.get(library, True)}

@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core import format as fmt
-from carbonopt.core.config import Dataset, Workload
+from carbonopt.core.config import Dataset, StudyConfig, Workload
 from carbonopt.core.format import escape_markdown
 from carbonopt.core.study import Hardware, StudyData
 from carbonopt.core.trial import COMPONENTS, TrialRecord
@@ -46,21 +46,22 @@ def _metadata(data: StudyData, recommendation: Recommendation) -> dict[str, Any]
     metadata: dict[str, Any] = {"library_name": "transformers"}
     if workload is not None:
         metadata["pipeline_tag"] = task_class(workload.task).card.pipeline_tag
-        if base := _hub_name(workload.model.name_or_path):
-            metadata["base_model"] = base
-        if hub := _hub_name(workload.dataset.name_or_path):
-            metadata["datasets"] = [hub]
+        named = {key: hub for key, name in workload.names_or_paths.items() if (hub := _hub_name(name))}
+        metadata |= _known(base_model=named.get("model"))
+        if "dataset" in named:
+            metadata["datasets"] = [named["dataset"]]
     if recommendation.emissions_kg_co2e is not None:
-        training_type = "pre-training" if workload and workload.model.from_config else "fine-tuning"
+        from_scratch = workload is not None and workload.model is not None and workload.model.from_config is not None
+        training_type = "pre-training" if from_scratch else "fine-tuning"
         metadata["co2_eq_emissions"] = _known(
             emissions=_rounded(recommendation.emissions_kg_co2e * GRAMS_PER_KG, 3),
             source=_source(data),
-            training_type=training_type if workload else None,
+            training_type=training_type if workload and workload.model else None,
             geographical_location=_place(data),
             hardware_used=_hardware(data.provenance.hardware),
         )
     if recommendation.value is not None and workload is not None:
-        metadata["model-index"] = [_results(config.name, workload, recommendation.value)]
+        metadata["model-index"] = [_results(config, workload, recommendation.value)]
     return metadata
 
 
@@ -68,15 +69,14 @@ def _known(**values: Any) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _results(name: str, workload: Workload, value: float) -> dict[str, Any]:
-    task, dataset = task_class(workload.task), workload.dataset
-    kind, split = _hub_name(dataset.name_or_path) or "text", dataset.eval_split if dataset.name_or_path else None
-    measured = {
-        "task": {"type": task.card.pipeline_tag, "name": task.card.pipeline_name},
-        "dataset": _known(type=kind, name=_data_set(dataset), config=dataset.config, split=split),
-        "metrics": [{"type": task.quality.name, "value": _rounded(value, 4), "name": task.card.metric}],
-    }
-    return {"name": name, "results": [measured]}
+def _results(config: StudyConfig, workload: Workload, value: float) -> dict[str, Any]:
+    card, dataset, quality = task_class(workload.task).card, workload.dataset, config.quality
+    measured: dict[str, Any] = {"task": {"type": card.pipeline_tag, "name": card.pipeline_name}}
+    if dataset is not None:
+        kind, split = _hub_name(dataset.name_or_path) or "text", dataset.eval_split if dataset.name_or_path else None
+        measured["dataset"] = _known(type=kind, name=_data_set(dataset), config=dataset.config, split=split)
+    measured["metrics"] = [{"type": quality.name, "value": _rounded(value, 4), "name": quality.label}]
+    return {"name": config.name, "results": [measured]}
 
 
 def _source(data: StudyData) -> str:

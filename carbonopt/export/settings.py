@@ -15,7 +15,7 @@ from carbonopt.core.errors import BadInput
 from carbonopt.core.trial import Prepared, TrialRecord
 from carbonopt.export import recorded
 from carbonopt.train.deepspeed_config import deepspeed_config
-from carbonopt.train.rerun import RECORDED
+from carbonopt.train.rerun import DATA_COUNTS, RECORDED
 
 DEEPSPEED_CONFIG = "ds_config.json"
 _OWN_STEP = """\
@@ -174,7 +174,8 @@ def workload(study: dict[str, Any], record: TrialRecord, prepared: Prepared | No
         settings.setdefault("eval_batch_size_per_gpu", prepared.eval_batch_size_per_gpu)
     reached = {"trial": record.trial, "seed": record.seed, "quality": quality.name, "value": quality.value}
     if prepared is not None:
-        reached |= {"train_tokens": prepared.train_tokens, "eval_tokens": prepared.eval_tokens}
+        counts = {name: getattr(prepared, name) for name in DATA_COUNTS}
+        reached |= {name: count for name, count in counts.items() if count is not None}
     settings[RECORDED] = reached
     return _WORKLOAD_HEAD + recorded.comment(files) + as_yaml(settings)
 

@@ -29,7 +29,7 @@ class StudyView:
 
     def __init__(self, data: StudyData, target: float | None = None, **results: Any) -> None:
         self.data, self.target = data, target
-        self.quality: Quality = data.config.target.quality
+        self.quality: Quality = data.config.quality
         assert results.keys() <= vars(StudyView).keys(), f"no analyses: {results.keys() - vars(StudyView).keys()}"
         self.__dict__ |= results
 

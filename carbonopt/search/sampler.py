@@ -17,7 +17,7 @@ from optuna.search_space import IntersectionSearchSpace
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
-from carbonopt.core.quality import QUALITIES
+from carbonopt.core.quality import QUALITIES, Quality
 from carbonopt.search.candidates import Candidates, Distributions, Values, draw
 from carbonopt.search.models.curves import one_blas_thread
 from carbonopt.search.models.features import check_dimensions
@@ -48,7 +48,7 @@ class CarbonSampler(BaseSampler):
     """Proposes the configuration that is most likely to be the cheapest one meeting the target, for its energy.
 
     Args:
-        quality: the second objective, by its name in `carbonopt.core.quality.QUALITIES`.
+        quality: the second objective, or its name in `carbonopt.core.quality.QUALITIES`.
         target: what a trial has to reach.
         goal: "recommend": the cheapest configuration that meets the target. "front": the whole trade-off.
         valid: whether a combination of values can exist; None: all can.
@@ -70,7 +70,7 @@ class CarbonSampler(BaseSampler):
 
     def __init__(
         self,
-        quality: str,
+        quality: str | Quality,
         target: float,
         *,
         goal: Literal["recommend", "front"] = "recommend",
@@ -82,11 +82,13 @@ class CarbonSampler(BaseSampler):
         search_space: Mapping[str, BaseDistribution] | None = None,
         seed: int | None = 0,
     ) -> None:
-        if quality not in QUALITIES:
+        if not isinstance(quality, Quality) and quality not in QUALITIES:
             raise ValueError(f"quality must be one of {', '.join(QUALITIES)}, but got {quality!r}.")
-        self._quality = QUALITIES[quality]
+        self._quality = quality if isinstance(quality, Quality) else QUALITIES[quality]
         if not math.isfinite(target) or self._quality.beyond(target):
-            raise ValueError(f"target must be a finite {quality}, {self._quality.bounds_text}, but got {target!r}.")
+            raise ValueError(
+                f"target must be a finite {self._quality.name}, {self._quality.bounds_text}, but got {target!r}."
+            )
         if goal not in ("recommend", "front"):
             raise ValueError(f"goal must be 'recommend' or 'front', but got {goal!r}.")
         if memory_gib is not None and not memory_gib > 0:

@@ -48,7 +48,7 @@ class Strategy:
         any_rng = np.random.default_rng(0)  # of a single value there is no other
         self._single = {name: draw(dist, any_rng) for name, dist in self.distributions.items() if dist.single()}
         self._carbon = CarbonSampler(
-            config.target.quality.name,
+            config.quality,
             config.target.value,
             goal=config.search.goal,
             valid=lambda values: space.rule_broken({**self._single, **values}) is None,
@@ -100,7 +100,7 @@ class Strategy:
     def should_prune(self, study: Study, number: int, params: TrialParams) -> PruningRule:
         """Whether trial `number` can't matter any more."""
         target, values = self._config.target, params.model_dump(exclude_none=True)
-        target_loss = None if self._config.search.goal == "front" else target.quality.loss_of(target.value)
+        target_loss = None if self._config.search.goal == "front" else self._config.quality.loss_of(target.value)
         return partial(should_prune, self._plan(study, number).knowledge, number, values, target_loss)
 
     def meeting(self, study: Study, number: int) -> frozenset[int]:

@@ -61,7 +61,7 @@ class StudyStorage:
 
     @classmethod
     def create(cls, storage: BaseStorage, config: StudyConfig, provenance: Provenance) -> "StudyStorage":
-        quality = config.target.quality
+        quality = config.quality
         study = optuna.create_study(study_name=config.name, storage=storage, directions=["minimize", quality.direction])
         with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
             study.set_metric_names([COST, quality.name])

@@ -110,7 +110,7 @@ def parse_study(raw: dict[str, Any], origin: str) -> StudyConfig:
     try:
         workload = _checked_workload(raw)
         # As JSON: strictly, a text is no number and true is not 1, while a list may still stand for a tuple.
-        return StudyConfig.model_validate_json(json.dumps(raw | workload), strict=True)
+        return _with_quality(StudyConfig.model_validate_json(json.dumps(raw | workload), strict=True))
     except (TypeError, RecursionError) as error:
         raise BadInput(f"{origin} must hold plain text, numbers, lists and mappings: {error}.") from error
     except BadInput as error:
@@ -127,6 +127,22 @@ def _checked_workload(raw: dict[str, Any]) -> dict[str, Any]:
         return {}
     study = create_model("study", workload=(_settings(given), ...))
     return study.model_validate_json(json.dumps({"workload": given}), strict=True).model_dump(mode="json")
+
+
+def _with_quality(config: StudyConfig) -> StudyConfig:
+    """With the target's quality in its workload, where that is not the first of its task's. Raises BadInput for one by
+    which the task can't be judged."""
+    workload, target = config.workload, config.quality.name
+    if workload is None or not config.launch.trains:
+        return config
+    names = [quality.name for quality in task_class(workload.task).qualities]
+    if target not in names:
+        judged = f"target must be {' or '.join(names)}, by which the task {workload.task} is judged"
+        raise BadInput(f"{judged}, but is {target}.")
+    if workload.quality not in (None, target):
+        raise BadInput(f"workload.quality must be the target's, {target}, but got {workload.quality}; leave it out.")
+    quality = None if target == names[0] else target
+    return config.model_copy(update={"workload": workload.model_copy(update={"quality": quality})})
 
 
 def _settings(workload: dict[str, Any]) -> type[Workload]:

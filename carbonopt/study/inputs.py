@@ -37,12 +37,12 @@ def _input_files(config: StudyConfig) -> Iterator[InputFile]:
     yield from (_input_file(Path(file)) for file in config.launch.files)
     if (workload := config.workload) is None or not config.launch.trains:
         return
-    dataset = workload.dataset
-    yield from (_input_file(Path(file)) for file in (*(dataset.train_files or ()), *(dataset.eval_files or ())))
-    for part in (workload.model, workload.tokenizer, dataset):
-        folder = Path((part and part.name_or_path) or "")  # a hub name isn't absolute
-        whole = part is dataset  # with all its folders; of models and tokenizers what lies directly in theirs
-        for path in sorted(folder.rglob("*") if whole else folder.iterdir()) if folder.is_absolute() else ():
+    yield from (_input_file(Path(file)) for file in workload.data_files)
+    for key, name in workload.names_or_paths.items():
+        folder, whole = Path(name), key == "dataset"  # with all its folders; of models what lies directly in theirs
+        for path in (
+            sorted(folder.rglob("*") if whole else folder.iterdir()) if folder.is_absolute() else ()
+        ):  # no hub name
             hidden = any(name.startswith(".") for name in path.relative_to(folder).parts)
             if not hidden and path.suffix != ".md" and path.is_file():
                 yield _input_file(path, whole=whole)

@@ -17,7 +17,7 @@ from carbonopt.analysis import confirmation as confirm
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import StudyInterrupted
 from carbonopt.core.study import InputFile, Provenance, SessionLedger, StudyData
-from carbonopt.core.trial import TRIAL_PHASES, Phase, Prepared, StopReason, TrialRecord, TrialSpec
+from carbonopt.core.trial import TRIAL_PHASES, Phase, Prepared, QualityResult, StopReason, TrialRecord, TrialSpec
 from carbonopt.core.units import emissions_kg_co2e, now_utc
 from carbonopt.engines.base import Engine, EngineObserver
 from carbonopt.storage.paths import StudyPaths
@@ -143,7 +143,7 @@ class _Call:
             done = aside.submit(meanwhile)
             prepared = engine.prepare(self.interrupted)
             if prepared is not None:
-                self.checked.space.check_fits(prepared.train_sequences)
+                self.checked.space.check_fits(prepared.train_examples)
             engine.meter.enter(Phase.GAP)
         done.result()
         self.lease.renew()
@@ -198,7 +198,7 @@ class _Call:
         to_its_end = repeat_of is not None or (number == 0 and self.checked.start is not None)
         record = TrialWatch(
             spec=spec,
-            quality=config.target.quality.name,
+            quality=QualityResult.named(config.quality),
             trial=self.engine.start(spec, self.paths.trial_log(number, spec.attempt).resolve()),
             meter=self.engine.meter,
             rules=self._rules(number, params, to_its_end=to_its_end),

@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from carbonopt.core import events
-from carbonopt.core.trial import TRIAL_PHASES, EvalPoint, Phase, Stage, StopReason, TrialRecord, TrialSpec, TrialState
+from carbonopt.core.trial import (
+    TRIAL_PHASES,
+    EvalPoint,
+    Phase,
+    QualityResult,
+    Stage,
+    StopReason,
+    TrialRecord,
+    TrialSpec,
+    TrialState,
+)
 from carbonopt.core.units import now_utc
 from carbonopt.energy.codecarbon import FRESH_AFTER_S
 from carbonopt.energy.meter import Meter, Reading, disagreement, largest
@@ -49,7 +59,7 @@ class TrialWatch:
     """Watches one running trial. `store` takes its record so far, every STORE_EVERY_S and at each evaluation."""
 
     spec: TrialSpec
-    quality: str  # its name
+    quality: QualityResult  # nothing reached yet
     trial: RunningTrial
     meter: Meter
     rules: Rules
@@ -72,7 +82,7 @@ class TrialWatch:
         self._oom_kills = _host_oom_kills()
         self._closed_at_s = time.monotonic() - self.meter.running(Phase.SETUP).duration_s
         known: dict[str, Any] = {name: getattr(self.spec, name) for name in ("attempt", "seed", "repeat_of", "params")}
-        known |= {"trial": self.spec.number, "quality": {"name": self.quality}, "worker": self.worker}
+        known |= {"trial": self.spec.number, "quality": self.quality, "worker": self.worker}
         if (before := self.earlier) is not None:
             known |= {"earlier_attempts_energy_kwh": before.spent_kwh, "earlier_attempts_gpu_kwh": before.spent_gpu_kwh}
         self._so_far = TrialRecord(**known, state=TrialState.RUNNING, started_at=now_utc("milliseconds"))
@@ -243,7 +253,7 @@ class TrialWatch:
         gpu_energy = {phase: gpu for phase, reading in readings.items() if (gpu := reading.gpu) is not None}
         nodes = {node: {phase: reading.nodes[node] for phase, reading in readings.items()} for node in whole.nodes}
         measured: dict[str, Any] = {
-            "quality": {"name": self.quality, **reached},
+            "quality": {**vars(self.quality), **reached},
             "energy_kwh": _energy(readings),
             "duration_s": {**seconds, "total": whole.duration_s},
             "nodes": tuple({**vars(node), "readings": _energy(parts)} for node, parts in nodes.items()),

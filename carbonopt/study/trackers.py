@@ -125,7 +125,7 @@ def open_trackers(config: StudyConfig, folder: Path, warn: Callable[[str], None]
             wanted = wanted.model_copy(update={"mode": "offline"})
         openers["wandb"] = lambda: _Wandb(wanted, config, folder)
     if config.track.tensorboard:
-        openers["tensorboard"] = lambda: _TensorBoard(config.target.quality.name, folder / "tensorboard")
+        openers["tensorboard"] = lambda: _TensorBoard(config.quality.name, folder / "tensorboard")
     return Trackers(openers, warn)
 
 
@@ -175,7 +175,7 @@ class _Wandb:
         import wandb
 
         self._wandb, self._wanted, self._folder = wandb, wanted, folder
-        self._quality, self._study = config.target.quality.name, config.name[:120]  # wandb takes 128 characters
+        self._quality, self._study = config.quality.name, config.name[:120]  # wandb takes 128 characters
         self._runs: dict[int, Any] = {}
         # stats: its sampling would be measured along with the trial
         switches = ["silent", *(f"disable_{what}" for what in ("code", "git", "job_creation"))]

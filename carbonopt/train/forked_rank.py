@@ -63,7 +63,7 @@ def _prefetch(folder: PreparedFolder, prepared: Prepared, device: torch.device) 
     try:
         task = task_for(json.loads(folder.workload.read_text(encoding="utf-8")))
         if isinstance(task, TrainerTask):
-            _warm_up_kernels(task, folder, prepared, device)
+            _warm_up_kernels(task, folder, device)
             if seed := os.environ[LIKELY_SEED]:
                 prefetch_model(task.model_kind, folder, prepared, int(seed))
     except Exception:  # noqa: BLE001, not every model can be cut down; the trial itself says what is wrong with one
@@ -74,7 +74,7 @@ def _prefetch(folder: PreparedFolder, prepared: Prepared, device: torch.device) 
     torch.cuda.reset_peak_memory_stats()
 
 
-def _warm_up_kernels(task: TrainerTask, folder: PreparedFolder, prepared: Prepared, device: torch.device) -> None:
+def _warm_up_kernels(task: TrainerTask, folder: PreparedFolder, device: torch.device) -> None:
     """One step of a model of the workload's kind with a single layer. Nothing that it draws or learns is kept."""
     config = AutoConfig.from_pretrained(folder.model_config)
     config.num_hidden_layers = 1
@@ -86,11 +86,11 @@ def _warm_up_kernels(task: TrainerTask, folder: PreparedFolder, prepared: Prepar
     master = [parameter.detach().float().requires_grad_() for parameter in model.parameters()]
     optimizer = torch.optim.AdamW(master, fused=True)
     model.train()
-    task.example_loss(model, prepared).backward()
+    task.example_loss(model, folder).backward()
     for weights, parameter in zip(master, model.parameters(), strict=True):
         weights.grad = torch.zeros_like(weights) if parameter.grad is None else parameter.grad.float()
     torch.nn.utils.clip_grad_norm_(master, 1.0)
     optimizer.step()
     model.eval()
     with torch.no_grad():
-        task.example_loss(model, prepared)
+        task.example_loss(model, folder)

@@ -113,12 +113,14 @@ class Evaluations(TrainerCallback):
         """Evaluates; returns whether to stop."""
         total_steps, stop = self._run.total_steps, False
         self._enter(Phase.EVAL)
-        total, count = self._task.evaluate(self._run, self._trainer)
+        evaluation = self._task.evaluate(self._run, self._trainer)
         ranks.together()
         measured: dict[str, float] = {"peak_memory_gib": ranks.largest(ranks.peak_memory_gib())}
         if (share := self._cores.share) is not None:  # where one rank's kernel tells it, all do
             measured["cpu_wait_fraction"] = ranks.largest(share)
-        self.last = EvalPoint.of(self._task.quality, total, count, step=step, tokens=step * self._run.tokens_per_step)
+        tokens = None if (per_step := self._run.tokens_per_step) is None else step * per_step
+        total, count, others = evaluation.sum, evaluation.count, evaluation.others
+        self.last = EvalPoint.of(self._task.quality, total, count, step=step, tokens=tokens, **others)
         if self._speaker is not None:
             stop = bool(self._speaker.evaluated(Evaluated(point=self.last, total_steps=total_steps, **measured)))
         stop = bool(ranks.largest(float(stop)))
@@ -131,7 +133,7 @@ class Evaluations(TrainerCallback):
 
 def train(task: TrainerTask, run: TrialRun, speaker: Speaker | None) -> Trained:
     """As `Task.train`. The order is what each kind of model needs (see `random_model` and `pretrained_model`)."""
-    spec, params, workload, kind = run.spec, run.spec.params, run.workload, task.model_kind
+    spec, params, workload, kind = run.spec, run.spec.params, task.workload, task.model_kind
     on_gpu, attention = torch.cuda.is_available(), params.attention_implementation
     if speaker is not None:
         speaker.stage(Stage.MODEL)
@@ -144,12 +146,12 @@ def train(task: TrainerTask, run: TrialRun, speaker: Speaker | None) -> Trained:
     # measured. On a CPU they are deterministic anyway; training_arguments.full_determinism asks for it on a GPU.
     set_seed(spec.seed)
     model: Any = None
+    config = AutoConfig.from_pretrained(run.folder.model_config)
     if workload.model.from_config is not None and (model := models.take_prefetched_model(spec)) is None:
-        config = AutoConfig.from_pretrained(run.folder.model_config)
         model = models.random_model(kind, config, attention, workload.model.trust_remote_code)
     arguments = training_arguments(params, workload, run.total_steps, spec.seed, on_gpu, spec.trial_dir, settings)
     if model is None:
-        model = models.pretrained_model(kind, workload.model, attention)
+        model = models.pretrained_model(kind, workload.model, config, attention)
     if params.has_fused_output_layer:
         models.fuse_output_layer(model, str(params.output_layer), compiled=on_gpu or arguments.torch_compile)
     if params.lora_rank:

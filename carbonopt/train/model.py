@@ -11,7 +11,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_utils import set_seed
 
-from carbonopt.core.config import Model, Workload
+from carbonopt.core.config import Model, ModelWorkload
 from carbonopt.core.errors import BadInput, hint
 from carbonopt.core.files import PreparedFolder
 from carbonopt.core.trial import Prepared, TrialSpec
@@ -26,30 +26,41 @@ _MOST_PREFETCHED = 250_000_000  # parameters in float32, 1 GB of the host's memo
 _prefetched: tuple[tuple[PreparedFolder, int], PreTrainedModel, tuple[Any, Any, torch.Tensor]] | None = None
 
 
-def model_config(kind: ModelKind, workload: Workload, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
+def model_config(
+    kind: ModelKind, workload: ModelWorkload, tokenizer: PreTrainedTokenizerBase | None, **head: Any
+) -> PreTrainedConfig:
     """One that is written in the study file gets the tokenizer's vocabulary and special tokens where it names none: the
-    library's defaults belong to another tokenizer. Raises BadInput if there is no such model, model type or field, it
-    is not of that kind, or can't read the tokenizer's ids or sequences of the workload's length."""
-    model, length, vocab_size = workload.model, workload.sequence_length, len(tokenizer)
+    library's defaults belong to another tokenizer. `head`: fields that the task sets, whichever the model. Raises
+    BadInput if there is no such model, model type or field, it is not of that kind, or can't read the tokenizer's ids
+    or sequences of the workload's length."""
+    model = workload.model
     if model.from_config is None:
         name = str(model.name_or_path)
         if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
             raise BadInput(f"workload.model.name_or_path must be a model's folder, but {name} has no config.json.")
         with unloadable("model", name):
-            config: PreTrainedConfig = _from_pretrained(AutoConfig, model)
+            config: PreTrainedConfig = _from_pretrained(AutoConfig, model, **head)
     else:
+        if given := head.keys() & model.from_config.keys():
+            raise BadInput(f"workload.model.from_config can't have {min(given)}: the data says it; leave it out.")
         special = {name: getattr(tokenizer, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        config = _written_config(kind, model.from_config, {"vocab_size": vocab_size, **special})
+        defaults = {} if tokenizer is None else {"vocab_size": len(tokenizer), **special}
+        config = _written_config(kind, model.from_config, {**defaults, **head})
+    if tokenizer is not None:
+        _check_text(config, len(tokenizer), workload.sequence_length)
+    return config
+
+
+def _check_text(config: PreTrainedConfig, vocab_size: int, length: int | None) -> None:
     text_config = config.get_text_config()
     if vocab_size > text_config.vocab_size:
         rule = "the model's vocab_size must be at least the tokenizer's vocabulary"
         instead = "use the model's own tokenizer or leave vocab_size out"
         raise BadInput(f"{rule}, but got {text_config.vocab_size} and {vocab_size}; {instead}.")
     positions = getattr(text_config, "max_position_embeddings", None)
-    if isinstance(positions, int) and 0 < positions < length:
+    if length is not None and isinstance(positions, int) and 0 < positions < length:
         rule = "workload.sequence_length must be at most the model's number of positions"
         raise BadInput(f"{rule}, but got {length} and {positions}.")
-    return config
 
 
 def _from_pretrained(auto_class: Any, model: Model, **options: Any) -> Any:
@@ -116,7 +127,7 @@ def prefetch_model(kind: ModelKind, folder: PreparedFolder, prepared: Prepared, 
     """Draws the model of the prepared configuration, unless it is too big to wait or needs code from elsewhere."""
     global _prefetched
     config = AutoConfig.from_pretrained(folder.model_config)
-    if hasattr(config, "auto_map") or prepared.model_parameters > _MOST_PREFETCHED:
+    if hasattr(config, "auto_map") or (prepared.model_parameters or 0) > _MOST_PREFETCHED:
         return
     set_seed(seed)
     model = random_model(kind, config, attention=None, trust_remote_code=False)
@@ -139,10 +150,10 @@ def take_prefetched_model(spec: TrialSpec) -> PreTrainedModel | None:
     return model
 
 
-def pretrained_model(kind: ModelKind, model: Model, attention: str | None) -> Any:
+def pretrained_model(kind: ModelKind, model: Model, config: PreTrainedConfig, attention: str | None) -> Any:
     """The model with its trained weights, in float32: DeepSpeed makes the half-precision copy and keeps these as the
     master weights. It must be made after TrainingArguments, so that ZeRO-3 can partition while it loads."""
-    return _from_pretrained(kind.auto(), model, dtype=torch.float32, **_attention(attention))
+    return _from_pretrained(kind.auto(), model, config=config, dtype=torch.float32, **_attention(attention))
 
 
 def _attention(name: str | None) -> dict[str, str]:

@@ -22,7 +22,8 @@ from carbonopt.train.failures import Diverged
 from carbonopt.train.tasks.base import Task, Trained, task_for
 
 PARAMS, WORKLOAD, OUTPUT, RESULT = "params.json", "workload.yaml", "output", "result.json"
-RECORDED = "recorded"  # in workload.yaml: what the trial reached, and on how many tokens
+RECORDED = "recorded"  # in workload.yaml: what the trial reached, and on how much data
+DATA_COUNTS = ("train_examples", "eval_examples", "train_tokens", "eval_tokens")  # of the preparation
 
 
 def rerun(folder: Path, places: dict[str, str]) -> None:
@@ -75,7 +76,7 @@ def _trained(task: Task, params: TrialParams, recorded: dict[str, Any], output: 
         prepared_folder = PreparedFolder(Path(aside))
         fixed = {name: value for name, value in params.model_dump(exclude_none=True).items() if name in SEARCHED}
         prepared = task.prepare(Space.model_validate(fixed), prepared_folder, fingerprint="")
-        for name in ("train_tokens", "eval_tokens"):
+        for name in DATA_COUNTS:
             count = getattr(prepared, name)
             if recorded.get(name, count) != count:
                 raise BadInput(f"the data set has changed: {name} were {recorded[name]}, now they are {count}.")

@@ -7,7 +7,14 @@ import torch.nn.functional as F
 from transformers import TrainingArguments
 
 from carbonopt.train import ranks
-from carbonopt.train.data.packing import IGNORED, MicroBatches, batches_of_rank, open_tokens, sequence_count, sequences
+from carbonopt.train.data.packing import (
+    IGNORED,
+    TextMicroBatches,
+    batches_of_rank,
+    open_tokens,
+    sequence_count,
+    sequences,
+)
 from carbonopt.train.loop import TrialTrainer
 from carbonopt.train.output_layer import FusedOutputLayer
 from carbonopt.train.tasks.base import TrialRun
@@ -27,10 +34,9 @@ class TokenTrainer(TrialTrainer):
     training sequence's targets count: packing drops the ragged tail."""
 
     def __init__(self, run: TrialRun, model: Any, arguments: TrainingArguments) -> None:
-        params, tokens = run.spec.params, open_tokens(run.folder.train)
-        sizes = (run.prepared.sequence_length, params.global_batch_size, params.micro_batch_size_per_gpu)
-        batches = MicroBatches(tokens, *sizes, run.total_steps, run.spec.seed, ranks.rank(), params.world_size)
-        self._loss_scale = params.world_size / run.tokens_per_step
+        length = run.sequence_length
+        batches = TextMicroBatches(open_tokens(run.folder.train), length, run.division)
+        self._loss_scale = run.spec.params.world_size / (run.spec.params.global_batch_size * length)
         self._output_layer = model.get_output_embeddings()
         # Compiled, it never writes the logits in float32: for a vocabulary of 50,304 six times the model's activations.
         self.token_nll = torch.compile(token_nll) if arguments.torch_compile else token_nll
@@ -51,7 +57,7 @@ class TokenTrainer(TrialTrainer):
 def evaluate(run: TrialRun, trainer: Any) -> tuple[float, int]:
     """The total negative log-likelihood in nats and the number of target tokens, over all ranks: each counts once, in
     float64. The model of `trainer`, a TokenTrainer, is left in training mode."""
-    tokens, length, model = open_tokens(run.folder.evaluation), run.prepared.sequence_length, trainer.model_wrapped
+    tokens, length, model = open_tokens(run.folder.evaluation), run.sequence_length, trainer.model_wrapped
     count, device = sequence_count(len(tokens), length, keep_tail=True), ranks.device()
     nll_sum = torch.zeros((), dtype=torch.float64, device=device)
     target_count = 0

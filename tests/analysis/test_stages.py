@@ -16,7 +16,7 @@ from carbonopt.core.units import JOULES_PER_KWH, kwh_from_joules
 from carbonopt.report.study_view import StudyView
 
 PREPARED = Prepared(
-    fingerprint="x", train_sequences=100, eval_sequences=10, train_tokens=6401, eval_tokens=640, sequence_length=64,
+    fingerprint="x", train_examples=100, eval_examples=10, train_tokens=6401, eval_tokens=640, sequence_length=64,
     vocab_size=100, model_parameters=1_000_000, versions={},
 )  # fmt: skip
 

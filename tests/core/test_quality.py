@@ -18,11 +18,12 @@ OF_EACH = st.one_of(
 
 def is_better(quality: Quality, value: float, other: float) -> bool:
     """By the names alone."""
-    return {"perplexity": value < other, "accuracy": value > other}[quality.name]
+    return value < other if quality.name == "perplexity" else value > other
 
 
 def test_each_is_listed_by_its_name() -> None:
-    assert QUALITIES == {"perplexity": PERPLEXITY, "accuracy": ACCURACY}
+    assert QUALITIES["perplexity"] is PERPLEXITY and QUALITIES["accuracy"] is ACCURACY
+    assert all(name == quality.name for name, quality in QUALITIES.items())
 
 
 def test_a_value_is_a_sum_over_all_ranks_divided_once() -> None:

@@ -48,7 +48,7 @@ def test_it_imports_at_once_and_makes_nothing_before_its_result_is_asked_for(tmp
     assert begun.work.receive(0.5) is None and not (tmp_path / "run" / "prepared").exists()
     begun.work.answer()
     made = begun.result(lambda: False)
-    assert made.train_sequences > 1 and (tmp_path / "run" / "prepared").is_dir()
+    assert made.train_examples > 1 and (tmp_path / "run" / "prepared").is_dir()
     again = preparation(tmp_path)
     assert again.work is None and again.result(lambda: False) == made, "no process for what is there"
 

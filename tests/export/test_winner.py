@@ -291,7 +291,7 @@ def test_workload_and_parameters_are_the_study_s_own():
 def test_evaluation_takes_as_many_sequences_as_on_the_study_s_gpu(given, by_memory, written):
     data = study(trial(0), raw=changed(**({} if given is None else {"eval_batch_size_per_gpu": given})))
     prepared = Prepared(
-        fingerprint="", train_sequences=1, eval_sequences=1, train_tokens=9, eval_tokens=8, sequence_length=8,
+        fingerprint="", train_examples=1, eval_examples=1, train_tokens=9, eval_tokens=8, sequence_length=8,
         vocab_size=9, model_parameters=1, versions={}, eval_batch_size_per_gpu=by_memory,
     )  # fmt: skip
     workload = yaml.safe_load(winner_of(data.model_copy(update={"prepared": prepared}))["workload.yaml"])

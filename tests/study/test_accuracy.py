@@ -449,8 +449,8 @@ def test_a_table_of_another_quality_is_refused(target: dict, point: dict, tmp_pa
     [
         ({"accuracy": 1.1}, "target.accuracy"),
         ({"accuracy": -0.1}, "target.accuracy"),
-        ({"accuracy": 0.9, "perplexity": 9.0}, "exactly one of perplexity, accuracy, but has perplexity and accuracy"),
-        ({}, "exactly one of perplexity, accuracy, but has none of them"),
+        ({"accuracy": 0.9, "perplexity": 9.0}, "exactly one of .*, but has perplexity and accuracy"),
+        ({}, "exactly one of .*, but has none of them"),
     ],
 )
 def test_a_target_is_one_quality_within_its_bounds(target: dict, says: str, tmp_path: Path) -> None:

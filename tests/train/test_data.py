@@ -18,8 +18,9 @@ from carbonopt.core.files import PreparedFolder
 from carbonopt.train.arguments import check_training_arguments
 from carbonopt.train.data.packing import (
     IGNORED,
-    MicroBatches,
+    Division,
     PrefetchLoader,
+    TextMicroBatches,
     batch_size_that_fits,
     batches_of_rank,
     evaluation_steps,
@@ -88,14 +89,16 @@ def test_no_sequence_has_no_target():
 
 def global_batches(micro_batch, world_size):
     tokens = np.arange(4 * 22 + 1, dtype=np.uint16)
-    loaders = [MicroBatches(tokens, 4, 8, micro_batch, 5, 3, rank, world_size) for rank in range(world_size)]
+    loaders = [
+        TextMicroBatches(tokens, 4, Division(8, micro_batch, 5, 3, rank, world_size)) for rank in range(world_size)
+    ]
     accumulation = 8 // (micro_batch * world_size)
     return [
         sorted(
             int(index)
             for loader in loaders
             for part in range(accumulation)
-            for index in loader.indices(step * accumulation + part)[0]
+            for index in loader.indices(step * accumulation + part)
         )
         for step in range(5)
     ]
@@ -112,11 +115,11 @@ def test_global_batches_do_not_depend_on_how_they_are_divided():
 
 def test_micro_batches_hold_the_tokens_of_their_sequences():
     tokens = np.arange(4 * 22 + 1, dtype=np.uint16)
-    loader = MicroBatches(tokens, 4, 8, 2, 5, 3, 1, 2)
+    loader = TextMicroBatches(tokens, 4, Division(8, 2, 5, 3, 1, 2))
     assert len(loader) == 10
     item = loader[3]
-    indices, offset = loader.indices(3)
-    assert item["input_ids"][:, 0].tolist() == [(offset + 4 * index) % len(tokens) for index in indices]
+    indices = loader.indices(3)
+    assert item["input_ids"][:, 0].tolist() == [(loader.offset + 4 * index) % len(tokens) for index in indices]
     assert torch.equal(item["labels"], (item["input_ids"] + 1) % len(tokens))
     with pytest.raises(IndexError):
         loader[10]
@@ -140,7 +143,7 @@ def test_an_evaluation_takes_as_many_sequences_as_pay_and_fit(memory_gib, vocab_
 
 def test_batches_made_ahead_are_the_same_in_the_same_order(tmp_path):
     np.save(tmp_path / "tokens.npy", np.arange(230, dtype=np.uint16))
-    batches = MicroBatches(open_tokens(tmp_path / "tokens.npy"), 4, 8, 2, 5, 3, 1, 2)
+    batches = TextMicroBatches(open_tokens(tmp_path / "tokens.npy"), 4, Division(8, 2, 5, 3, 1, 2))
     ahead = PrefetchLoader(batches, batch_size=None)
     assert len(ahead) == len(batches) == 10
     for _ in range(2):
@@ -156,11 +159,12 @@ def test_batches_made_ahead_are_the_same_in_the_same_order(tmp_path):
 
 def test_each_epoch_cuts_the_text_elsewhere_and_loses_no_token():
     tokens = np.arange(4 * 22 + 1, dtype=np.uint16)
-    loader = MicroBatches(tokens, 4, 22, 22, 6, 3, 0, 1)
-    assert len({loader.indices(epoch)[1] for epoch in range(6)}) > 1
+    loader, offsets = TextMicroBatches(tokens, 4, Division(22, 22, 6, 3, 0, 1)), set()
     for epoch in range(6):
         seen = loader[epoch]["input_ids"].flatten().tolist()
         assert len(set(seen)) == len(seen) == 88
+        offsets.add(loader.offset)
+    assert len(offsets) > 1
 
 
 def test_total_steps():
@@ -255,7 +259,7 @@ def test_prepare_counts_and_reuses(tmp_path, text_file):
     assert isinstance(train, np.memmap) and train.dtype == np.uint16
     assert (made.train_tokens, made.eval_tokens) == (len(train), len(evaluation) - 1)
     assert len(train) + len(evaluation) == len(TEXT)
-    assert made.train_sequences == (len(train) - 1) // 32
+    assert made.train_examples == (len(train) - 1) // 32
     assert made.vocab_size == len(set(TEXT))
     width = TINY["n_embd"]  # the two embeddings, one block, the last norm; the output layer is the embedding
     assert made.model_parameters == (made.vocab_size + 64) * width + 12 * width**2 + 13 * width + 2 * width

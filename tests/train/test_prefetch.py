@@ -22,7 +22,7 @@ SIZES = {"n_layer": 2, "n_head": 2, "n_embd": 64, "n_positions": 64, "vocab_size
 
 KIND = CausalLM.model_kind
 SUMMARY = Prepared(
-    fingerprint="f", train_sequences=1, eval_sequences=1, train_tokens=9, eval_tokens=9, sequence_length=8,
+    fingerprint="f", train_examples=1, eval_examples=1, train_tokens=9, eval_tokens=9, sequence_length=8,
     vocab_size=384, model_parameters=130_000, versions={},
 )  # fmt: skip
 

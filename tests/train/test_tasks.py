@@ -41,13 +41,13 @@ class CountsWorkload(Workload, extra="forbid"):
 
 class Counts(Task):
     settings = CountsWorkload
-    quality = QUALITIES["accuracy"]
-    card = Card("other", "Other", "a counter", "Words")
+    qualities = (QUALITIES["accuracy"],)
+    card = Card("other", "Other", "a counter")
 
     def prepare(self, space, folder, fingerprint):
         (folder.root / "words.txt").write_text(" ".join(self.workload.dataset.train_files))
         return Prepared(
-            fingerprint=fingerprint, train_sequences=64, eval_sequences=1, train_tokens=64, eval_tokens=4,
+            fingerprint=fingerprint, train_examples=64, eval_examples=1, train_tokens=64, eval_tokens=4,
             sequence_length=self.workload.sequence_length, vocab_size=2, model_parameters=1, versions={},
         )
 
@@ -77,7 +77,7 @@ def counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def parsed(**changes) -> Workload:
     raw = study().config.model_dump(mode="json", exclude_none=True)
-    return parse_study({**raw, "workload": {**WORKLOAD, **changes}}, "study.yaml").workload
+    return parse_study({**raw, "target": {"accuracy": 0.5}, "workload": {**WORKLOAD, **changes}}, "study.yaml").workload
 
 
 def test_the_study_file_has_the_task_s_own_keys_and_their_defaults(counts):
@@ -113,7 +113,7 @@ def test_it_prepares_and_trains(counts, tmp_path):
         number=0, attempt=1, seed=0, params=params, workload=workload, prepared_dir=str(folder), trial_dir=str(tmp_path)
     )
     last = run_trial(spec, None).last
-    assert made.train_sequences == 64 and last.value == 2 / 3
+    assert made.train_examples == 64 and last.value == 2 / 3
     assert (last.sum, last.count, last.step, last.tokens) == (2.0, 3, 16, 16 * 64)
 
 

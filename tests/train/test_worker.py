@@ -146,7 +146,7 @@ def cut_unevenly(folder: PreparedFolder) -> None:
     pairs, ragged = len(open_tokens(folder.evaluation)) // (2 * LENGTH), 23
     targets = (2 * pairs - 2) * LENGTH + ragged
     np.save(folder.evaluation, open_tokens(folder.evaluation)[: targets + 1].copy(), allow_pickle=False)
-    changed = {"eval_tokens": targets, "eval_sequences": 2 * pairs - 1}
+    changed = {"eval_tokens": targets, "eval_examples": 2 * pairs - 1}
     write_json(folder.summary, folder.read_summary().model_copy(update=changed).model_dump())
 
 
@@ -186,7 +186,7 @@ def test_a_trial_tells_what_it_does(reference, prepared):
     assert stages == [Stage.DATA, Stage.MODEL, Stage.ENGINE, Stage.STEPS]
 
     summary = PreparedFolder(prepared).read_summary()
-    steps = round(0.03 * (summary.train_sequences // 8))
+    steps = round(0.03 * (summary.train_examples // 8))
     first, last = reference.points
     assert (first.step, last.step) == (round(steps / 2), steps)
     assert last.tokens == steps * 8 * LENGTH

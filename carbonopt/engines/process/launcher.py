@@ -98,7 +98,8 @@ class ProcessLauncher:
         seconds, while the study goes on, and leave the GPUs alone. Returns whether there is anything to prepare."""
         self._preparation = Preparation(config, self._launch, self._gpu_uuids, paths, fingerprint)
         if self._launch.warm_start:
-            random_model = config.workload is not None and config.workload.model.from_config is not None
+            model = None if config.workload is None else config.workload.model
+            random_model = model is not None and model.from_config is not None
             self._of_the_study = {PREPARED: str(paths.prepared.resolve()), FINGERPRINT: fingerprint}
             self._of_the_study[LIKELY_SEED] = str(config.search.seed) if random_model else ""
             self._prelaunch_logs = (paths.waiting_log(number).resolve() for number in itertools.count())

@@ -11,7 +11,7 @@ from carbonopt import __version__
 from carbonopt.analysis.influence import NotKnown
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core import format as fmt
-from carbonopt.core.config import Choices, Dataset, Domain, Fixed, Model, StudyConfig
+from carbonopt.core.config import Choices, Domain, Fixed, Model, StudyConfig
 from carbonopt.core.trial import COMPONENTS
 from carbonopt.core.units import human_duration
 from carbonopt.report.document import Document, Level
@@ -54,8 +54,8 @@ def methods(study: StudyView, document: Document) -> str:
         version=__version__,
         config=config,
         replayed=config.workload is None,
-        model=_model(config.workload.model) if config.workload else "",
-        dataset_key=Tex(_dataset_key(config.workload.dataset) or "" if config.workload else ""),
+        model=_model(config.workload.model) if config.workload and config.workload.model else "",
+        dataset_key=Tex(_dataset_key(config) or ""),
         sampler_key=Tex(_OF_SAMPLER[config.search.sampler]),
         sampler_text=SAMPLERS[config.search.sampler],
         trials=_trials(study.recommendation),
@@ -137,8 +137,11 @@ def _listed(words: list[str], last: str = "and") -> str:
     return f" {last} ".join(part for part in (", ".join(words[:-1]), words[-1] if words else "") if part)
 
 
-def _dataset_key(dataset: Dataset) -> str | None:
+def _dataset_key(config: StudyConfig) -> str | None:
     """Of a data set that is known by its name; None: it is not."""
+    dataset = None if config.workload is None else config.workload.dataset
+    if dataset is None:
+        return None
     if dataset.builtin is not None:
         return dataset.builtin
     names = [dataset.name_or_path or "", *(Path(file).name for file in dataset.train_files or ())]
@@ -151,7 +154,7 @@ def bibliography(config: StudyConfig, *, learned: bool) -> str:
     does is known."""
     wanted = {"carbonopt", "akiba2019optuna", "courty2024codecarbon", _OF_SAMPLER[config.search.sampler]}
     if config.workload is not None:
-        wanted |= {*_OF_TRAINING, _dataset_key(config.workload.dataset) or ""}
+        wanted |= {*_OF_TRAINING, _dataset_key(config) or ""}
     if learned:
         wanted.add("pedregosa2011scikit")
     cited = [entry.strip() for entry in _REFERENCES if entry.partition("{")[2].partition(",")[0] in wanted]

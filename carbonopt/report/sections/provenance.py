@@ -35,20 +35,30 @@ def _workload(data: StudyData) -> dict[str, str]:
     if workload is None:
         return {"Workload": "as in the table of recorded runs"}
     model, dataset, tokenizer = workload.model, workload.dataset, workload.tokenizer
-    source = dataset.builtin or dataset.name_or_path or ", ".join(Path(file).name for file in dataset.train_files or ())
-    rows = {
-        "Model": model.name_or_path or f"random weights, {json.dumps(model.from_config)}",
-        "Data set": f"{source}, {dataset.config}" if dataset.config else source,
-        "Sequence length": f"{workload.sequence_length} tokens",
-    }
+    rows = {"Task": workload.task}
+    if model is not None:
+        rows["Model"] = model.name_or_path or f"random weights, {json.dumps(model.from_config)}"
+    if dataset is not None:
+        files = ", ".join(Path(file).name for file in dataset.train_files or ())
+        source = dataset.builtin or dataset.name_or_path or files
+        rows["Data set"] = f"{source}, {dataset.config}" if dataset.config else source
+    if workload.sequence_length is not None:
+        rows["Sequence length"] = f"{workload.sequence_length} tokens"
     if tokenizer is not None:
         bpe = f"byte-level BPE of {tokenizer.train_bpe} tokens" if tokenizer.train_bpe else None
         rows["Tokenizer"] = tokenizer.name_or_path or bpe or f"one token a {tokenizer.kind}"
     if (prepared := data.prepared) is not None:
-        rows["Parameters"] = f"{prepared.model_parameters:,}"
-        rows["Training data"] = f"{prepared.train_tokens:,} tokens in {prepared.train_sequences:,} sequences"
-        rows["Evaluation data"] = f"{prepared.eval_tokens:,} target tokens"
+        if prepared.model_parameters is not None:
+            rows["Parameters"] = f"{prepared.model_parameters:,}"
+        noun = "examples" if prepared.sequence_length is None else "sequences"
+        rows["Training data"] = _amount(prepared.train_tokens, "tokens", prepared.train_examples, noun)
+        rows["Evaluation data"] = _amount(prepared.eval_tokens, "target tokens", prepared.eval_examples, noun)
+        rows["Data left out or cut"] = " ".join(prepared.notes)
     return rows
+
+
+def _amount(tokens: int | None, unit: str, examples: int, noun: str) -> str:
+    return f"{examples:,} {noun}" if tokens is None else f"{tokens:,} {unit} in {examples:,} {noun}"
 
 
 def _machine(data: StudyData) -> dict[str, str]:

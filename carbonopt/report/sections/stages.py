@@ -57,10 +57,12 @@ def _speeds(stages: Stages) -> Table:
     if known:
         note += f" {UTILISATION_NOTE}"
     kernels = word("Kernels", lambda row: MISSING if row.kernels is None else row.kernels.value)
+    in_tokens = all(row.tokens_per_s is not None for row in stages.speeds)
+    unit, name = ("Tokens", "token") if in_tokens else ("Examples", "example")
     columns = [
         num("Trial", "trial"),
-        num("Tokens/s", "tokens_per_s", lambda rate: f"{rate:,.0f}"),
-        num("mJ a token", "millijoules_per_token", fmt.rate_text),
+        num(f"{unit}/s", f"{name}s_per_s", lambda rate: f"{rate:,.0f}"),
+        num(f"mJ {'a' if in_tokens else 'an'} {name}", f"millijoules_per_{name}", fmt.rate_text),
         kernels if any(row.kernels for row in stages.speeds) else None,
         num("First step (s)", "first_step_s", fmt.seconds_text),
         scaled("Its excess", "first_step_excess_kwh", fmt.energy_scale, stages.speeds),

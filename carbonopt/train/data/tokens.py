@@ -8,7 +8,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from carbonopt.core.config import Workload
+from carbonopt.core.config import ModelWorkload
 from carbonopt.train.data.packing import Tokens
 from carbonopt.train.model import unloadable
 
@@ -36,7 +36,7 @@ class Encoder:
         return np.concatenate(parts)
 
 
-def make_encoder(workload: Workload, train: list[str], evaluation: list[str]) -> Encoder:
+def make_encoder(workload: ModelWorkload, train: list[str], evaluation: list[str]) -> Encoder:
     """The workload's tokenizer; what has to be learnt from text is learnt from the training text alone. Raises BadInput
     if a tokenizer can't be loaded."""
     chosen, model = workload.tokenizer, workload.model

@@ -4,16 +4,19 @@ is started: torch, transformers and the like are imported inside methods."""
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from carbonopt.core.config import Space, Workload
 from carbonopt.core.errors import BadInput, hint
 from carbonopt.core.files import PreparedFolder
-from carbonopt.core.quality import Quality
+from carbonopt.core.quality import QUALITIES, Quality
 from carbonopt.core.trial import EvalPoint, Prepared, TrialSpec
 from carbonopt.train.client import Speaker
+
+if TYPE_CHECKING:
+    from carbonopt.train.data.packing import Division
 
 # By the name that `workload.task` has in a study file. As text: whoever needs one task imports that one alone, and the
 # winner's folder has a copy of no other.
@@ -29,7 +32,16 @@ class Card:
     pipeline_tag: str  # https://huggingface.co/docs/hub/models-tasks
     pipeline_name: str
     trains: str  # "a causal language model"
-    metric: str  # its quality, as the card names it
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation found: the quality's sum and count over all evaluation data and all ranks, which carbonopt
+    divides once, and values of other qualities, by name."""
+
+    sum: float
+    count: int
+    others: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -41,9 +53,26 @@ class TrialRun:
     total_steps: int
 
     @property
-    def tokens_per_step(self) -> int:
-        """Over all ranks."""
-        return self.spec.params.global_batch_size * self.prepared.sequence_length
+    def sequence_length(self) -> int:
+        """Of tasks whose examples have one."""
+        assert self.prepared.sequence_length is not None
+        return self.prepared.sequence_length
+
+    @property
+    def tokens_per_step(self) -> int | None:
+        """Over all ranks; None: examples differ in length, or are no tokens."""
+        length = self.prepared.sequence_length
+        return None if length is None else self.spec.params.global_batch_size * length
+
+    @property
+    def division(self) -> "Division":
+        """Of the training examples, for this rank."""
+        from carbonopt.train import ranks
+        from carbonopt.train.data.packing import Division
+
+        params = self.spec.params
+        sizes = (params.global_batch_size, params.micro_batch_size_per_gpu, self.total_steps)
+        return Division(*sizes, self.spec.seed, ranks.rank(), params.world_size)
 
     @property
     def eval_batch_size_per_gpu(self) -> int:
@@ -64,11 +93,16 @@ class Task(ABC):
     are not here: a trial's parameters are one record, whatever the task."""
 
     settings: ClassVar[type[Workload]]  # its part of the study file, under `workload`
-    quality: ClassVar[Quality]  # by which it is judged
+    qualities: ClassVar[tuple[Quality, ...]]  # by one of which it is judged; the first, if the study file names none
     card: ClassVar[Card]
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
+
+    @property
+    def quality(self) -> Quality:
+        """By which this study judges it."""
+        return self.qualities[0] if self.workload.quality is None else QUALITIES[self.workload.quality]
 
     @abstractmethod
     def prepare(self, space: Space, folder: PreparedFolder, fingerprint: str) -> Prepared:

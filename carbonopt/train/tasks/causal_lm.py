@@ -4,14 +4,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from carbonopt.core.config import Space, Workload, values_of
+from carbonopt.core.config import ModelWorkload, SequenceLength, Space, values_of
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import PreparedFolder
 from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.trial import Prepared
 from carbonopt.train.data.text import TextDataset
 from carbonopt.train.failures import as_bad_input
-from carbonopt.train.tasks.base import Card, TrialRun
+from carbonopt.train.tasks.base import Card, Evaluation, TrialRun
 from carbonopt.train.tasks.trainer_task import ModelKind, TrainerTask
 
 if TYPE_CHECKING:
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from carbonopt.train.loop import TrialTrainer
 
 
-class CausalLMWorkload(Workload, extra="forbid"):
+class CausalLMWorkload(ModelWorkload, extra="forbid"):
     task: Literal["causal_lm"] = "causal_lm"
     dataset: TextDataset
+    sequence_length: SequenceLength
 
     def faults(self) -> dict[str, bool]:
         untokenized = self.tokenizer is None and self.model.name_or_path is None
@@ -33,8 +34,8 @@ class CausalLMWorkload(Workload, extra="forbid"):
 class CausalLM(TrainerTask):
     settings = CausalLMWorkload
     workload: CausalLMWorkload
-    quality = PERPLEXITY
-    card = Card("text-generation", "Text Generation", "a causal language model", "Perplexity a token")
+    qualities = (PERPLEXITY,)
+    card = Card("text-generation", "Text Generation", "a causal language model")
     model_kind = ModelKind(
         "AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "CAUSAL_LM", "causal language model"
     )
@@ -57,29 +58,29 @@ class CausalLM(TrainerTask):
                 model.check_output_layer(kind, config, str(layer), workload.model.trust_remote_code)
             model.fetch_weights(kind, workload.model)
             parameters = model.parameter_count(kind, config, workload.model.trust_remote_code)
-        train_sequences = packing.sequence_count(len(train), length, keep_tail=False)
-        if train_sequences == 0:
+        train_examples = packing.sequence_count(len(train), length, keep_tail=False)
+        if train_examples == 0:
             rule = f"the training text must have at least one sequence of {length} tokens and one token more"
             more = "give more text or a smaller workload.sequence_length"
             raise BadInput(f"{rule}, but has {len(train)} tokens; {more}.")
         if len(evaluation) < 2:
             raise BadInput(f"the evaluation text must have at least 2 tokens, but has {len(evaluation)}.")
-        eval_sequences = packing.sequence_count(len(evaluation), length, keep_tail=True)
+        eval_examples = packing.sequence_count(len(evaluation), length, keep_tail=True)
         eval_batch_size = None
         if torch.cuda.is_available():
             memory_bytes, vocab_size = (
                 torch.cuda.get_device_properties(0).total_memory,
                 config.get_text_config().vocab_size,
             )
-            eval_batch_size = packing.batch_size_that_fits(memory_bytes, vocab_size, length, eval_sequences)
+            eval_batch_size = packing.batch_size_that_fits(memory_bytes, vocab_size, length, eval_examples)
         np.save(folder.train, train, allow_pickle=False)
         np.save(folder.evaluation, evaluation, allow_pickle=False)
         encoder.tokenizer.save_pretrained(folder.tokenizer)
         config.save_pretrained(folder.model_config)
         return Prepared(
             fingerprint=fingerprint,
-            train_sequences=train_sequences,
-            eval_sequences=eval_sequences,
+            train_examples=train_examples,
+            eval_examples=eval_examples,
             train_tokens=len(train),
             eval_tokens=len(evaluation) - 1,
             sequence_length=length,
@@ -94,16 +95,16 @@ class CausalLM(TrainerTask):
 
         return TokenTrainer(run, model, arguments)
 
-    def evaluate(self, run: TrialRun, trainer: "TrialTrainer") -> tuple[float, int]:
+    def evaluate(self, run: TrialRun, trainer: "TrialTrainer") -> Evaluation:
         """Negative log-likelihood in nats, and target tokens."""
         from carbonopt.train.token_loss import evaluate
 
-        return evaluate(run, trainer)
+        return Evaluation(*evaluate(run, trainer))
 
-    def example_loss(self, model: "PreTrainedModel", prepared: Prepared) -> "torch.Tensor":
+    def example_loss(self, model: "PreTrainedModel", folder: PreparedFolder) -> "torch.Tensor":
         import torch
 
         from carbonopt.train.token_loss import token_nll
 
-        tokens = torch.zeros(2, prepared.sequence_length, dtype=torch.int64, device=model.device)
+        tokens = torch.zeros(2, self.workload.sequence_length, dtype=torch.int64, device=model.device)
         return token_nll(model(input_ids=tokens).logits, tokens, "sum")

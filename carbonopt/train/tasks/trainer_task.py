@@ -2,17 +2,21 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from carbonopt.core.trial import Prepared
+from carbonopt.core.config import ModelWorkload
+from carbonopt.core.files import PreparedFolder
 from carbonopt.train.client import Speaker
-from carbonopt.train.tasks.base import Task, Trained, TrialRun
+from carbonopt.train.tasks.base import Evaluation, Task, Trained, TrialRun
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, TrainingArguments
 
+    from carbonopt.train.data.examples import Examples
     from carbonopt.train.loop import TrialTrainer
+
+Part = Literal["train", "eval"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class TrainerTask(Task):
     """What a task says of its model, its loss and its quality; the rest of a training is the same for all. `trainer` is
     one method for data and loss, since a trainer of another library (TRL's) has both inside."""
 
+    workload: ModelWorkload
     model_kind: ClassVar[ModelKind]
 
     @abstractmethod
@@ -47,15 +52,53 @@ class TrainerTask(Task):
         last loss."""
 
     @abstractmethod
-    def evaluate(self, run: TrialRun, trainer: "TrialTrainer") -> tuple[float, int]:
-        """The quality's sum and count over all evaluation data and all ranks: summed first, so that neither the size of
-        a batch nor the number of ranks weighs anything. Leaves the model in training mode."""
+    def evaluate(self, run: TrialRun, trainer: "TrialTrainer") -> Evaluation:
+        """Summed over all evaluation data and all ranks first, so that neither the size of a batch nor the number of
+        ranks weighs anything. Leaves the model in training mode."""
 
     @abstractmethod
-    def example_loss(self, model: "PreTrainedModel", prepared: Prepared) -> "torch.Tensor":
+    def example_loss(self, model: "PreTrainedModel", folder: PreparedFolder) -> "torch.Tensor":
         """Of a micro batch of the right shape, whatever is in it: by it a waiting process loads the kernels."""
 
     def train(self, run: TrialRun, speaker: Speaker | None) -> Trained:
         from carbonopt.train.loop import train
 
         return train(self, run, speaker)
+
+
+class ExampleTask(TrainerTask):
+    """A task whose examples stand for themselves: a row of text with its class, a pair of answers, an image. It says
+    what is in them, what their loss is and what an evaluation adds up; order, batches, ranks and scales are here."""
+
+    @abstractmethod
+    def examples(self, folder: PreparedFolder, part: Part) -> "Examples":
+        """Those that `prepare` has written into the folder."""
+
+    @abstractmethod
+    def loss_sum(self, model: Any, batch: dict[str, "torch.Tensor"]) -> "torch.Tensor":
+        """The loss of a micro batch of `examples`, summed over what their weights count."""
+
+    @abstractmethod
+    def sums(self, model: Any, batch: dict[str, "torch.Tensor"]) -> "torch.Tensor":
+        """What `evaluation` is made of, float64 [any number], summed over a batch: of an example whose weight is 0,
+        nothing."""
+
+    @abstractmethod
+    def evaluation(self, sums: list[float]) -> Evaluation:
+        """Of those sums over all evaluation data and all ranks."""
+
+    def trainer(self, run: TrialRun, model: Any, arguments: "TrainingArguments") -> "TrialTrainer":
+        from carbonopt.train.example_loss import ExampleTrainer
+
+        return ExampleTrainer(self, run, model, arguments)
+
+    def evaluate(self, run: TrialRun, trainer: "TrialTrainer") -> Evaluation:
+        from carbonopt.train.example_loss import summed
+
+        return self.evaluation(summed(self, run, trainer.model_wrapped))
+
+    def example_loss(self, model: "PreTrainedModel", folder: PreparedFolder) -> "torch.Tensor":
+        import numpy as np
+
+        batch = self.examples(folder, "train").batch(np.zeros(2, np.int64))
+        return self.loss_sum(model, {name: tensor.to(model.device) for name, tensor in batch.items()})

@@ -1,0 +1,156 @@
+"""Rows of a data set, of which a task names the columns: from files (jsonl, json, csv, parquet), a folder or a hub."""
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from carbonopt.core.config import Dataset
+from carbonopt.core.errors import BadInput
+from carbonopt.train.failures import refused
+
+
+class Row(NamedTuple):
+    values: dict[str, Any]  # by column; None: the row has no value there
+    where: str  # it stands, for errors
+
+    def text(self, column: str) -> str:
+        """A missing value is an empty text. Raises BadInput for what is no text."""
+        value = self.values[column]
+        if value is not None and not isinstance(value, str):
+            kind = type(value).__name__
+            raise BadInput(f"column {column!r} must hold text, but {self.where} has the {kind} {value!r:.40}.")
+        return value or ""
+
+
+class SplitRows(NamedTuple):
+    train: list[Row]
+    evaluation: list[Row]
+
+
+def read_rows(dataset: Dataset, columns: Sequence[str]) -> SplitRows:
+    """Those for training and those for evaluation; what is not split already is split by `eval_fraction`, always at the
+    end. Raises BadInput if a source can't be read, has no such split or column, or is too short to be split."""
+    if dataset.name_or_path is not None:
+        return hub_rows(dataset, columns)
+    train = _of_files(dataset.train_files or (), columns)
+    if dataset.eval_files is not None:
+        return SplitRows(train, _of_files(dataset.eval_files, columns))
+    cut = len(train) - max(1, round(len(train) * dataset.eval_fraction))
+    if cut < 1:
+        aside = f"to set eval_fraction={dataset.eval_fraction:g} of them aside for evaluation, but are {len(train)}"
+        raise BadInput(f"the rows of train_files must be enough {aside}; give more or eval_files.")
+    return SplitRows(train[:cut], train[cut:])
+
+
+def _of_files(paths: Sequence[str], columns: Sequence[str]) -> list[Row]:
+    rows = []
+    for path in map(Path, paths):
+        if path.suffix.lower() not in READERS:
+            raise BadInput(f"the data file {path} must be one of {', '.join(READERS)}, since it has to have columns.")
+        rows += list(file_rows(path, columns))
+        if not rows:
+            raise BadInput(f"the data file {path} must have rows in it, but is empty.")
+    return rows
+
+
+def file_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    """Of a file whose suffix is one of READERS'. Raises BadInput if it can't be read or lacks a column."""
+    with readable(path):
+        yield from READERS[path.suffix.lower()](path, columns)
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Raises BadInput where the file can't be read or is no UTF-8."""
+    try:
+        yield
+    except OSError as error:
+        raise BadInput(f"can't read the data file {path}: {error.strerror or error}.") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"the data file {path} must be UTF-8 text, but isn't at byte {error.start}.") from error
+
+
+def _jsonl(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            where = f"{path}, line {number}"
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise BadInput(f"{where}, must be one JSON object, but isn't: {error.msg}.") from error
+            yield _of_json(row, columns, where)
+
+
+def _json(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    must = f"the data file {path} must be a JSON list of objects, but"
+    with refused(f"{must} isn't JSON: {{}}.", json.JSONDecodeError, RecursionError):
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(rows, list):
+        raise BadInput(f"{must} is a {type(rows).__name__}.")
+    for number, row in enumerate(rows, start=1):
+        yield _of_json(row, columns, f"{path}, item {number}")
+
+
+def _of_json(row: Any, columns: Sequence[str], where: str) -> Row:
+    if not isinstance(row, dict):
+        raise BadInput(f"{where}, must be one JSON object, but is a {type(row).__name__}.")
+    require_columns(columns, list(row), f"{where},")
+    return Row({column: row[column] for column in columns}, where)
+
+
+def _csv(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    csv.field_size_limit(2**31 - 1)  # characters; the module's own 131,072 is shorter than many documents
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = csv.DictReader(file)
+        require_columns(columns, list(rows.fieldnames or ()), str(path))
+        for number, row in enumerate(rows, start=1):
+            yield Row({column: row[column] for column in columns}, f"{path}, row {number}")
+
+
+def _parquet(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    import pyarrow.parquet
+
+    with refused(f"the data file {path} must be Parquet, but isn't: {{}}.", pyarrow.ArrowInvalid):
+        file = pyarrow.parquet.ParquetFile(path)
+    with file:
+        require_columns(columns, file.schema_arrow.names, str(path))
+        for batch in file.iter_batches(columns=list(columns)):
+            yield from (Row(values, str(path)) for values in batch.to_pylist())
+
+
+READERS = {".jsonl": _jsonl, ".ndjson": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}
+
+
+def require_columns(columns: Sequence[str], present: Sequence[str], where: str) -> None:
+    """Raises BadInput if one is missing."""
+    for column in columns:
+        if column not in present:
+            raise BadInput(f"{where} has no column {column!r}; its columns are {', '.join(present) or 'none'}.")
+
+
+def hub_rows(dataset: Dataset, columns: Sequence[str]) -> SplitRows:
+    """Of a hub's data set, or of a local folder of one. Raises BadInput if there is none, or it has no such split or
+    column."""
+    import datasets
+
+    name = dataset.name_or_path
+    unreachable = f"can't reach the Hugging Face hub for the data set {name!r}, and it is not in the local cache"
+    with (
+        refused(f"can't load the data set {name!r}: {{}}.", datasets.exceptions.DatasetsError, OSError, ValueError),
+        refused(f"{unreachable}; give a local folder or train_files.", ConnectionError),
+    ):
+        loaded = datasets.load_dataset(name, dataset.config)
+    splits = (dataset.train_split, dataset.eval_split)
+    if missing := [split for split in splits if split not in loaded]:
+        raise BadInput(f"the data set {name!r} has no split {missing[0]!r}; its splits are {', '.join(loaded)}.")
+    parts = []
+    for split in splits:
+        where = f"the data set {name!r}, split {split},"
+        require_columns(columns, loaded[split].column_names, where)
+        parts.append([Row(values, where) for values in loaded[split].select_columns(list(columns))])
+    return SplitRows(*parts)
