@@ -17,6 +17,7 @@ ALLOWED = {
     "energy": {"core"},
     "storage": {"core"},
     "train": {"core"},
+    "script": {"core", "train"},  # for the users' own training scripts
     "engines": {"core", "storage", "energy"},
     "analysis": {"core"},
     "search": {"core", "analysis"},
@@ -29,7 +30,7 @@ ALLOWED = {
 
 HEAVY = {
     "torch": {"train"},
-    "transformers": {"train"},
+    "transformers": {"train", "script"},  # for its callback alone, where the user's script has imported it
     "deepspeed": {"train"},
     "datasets": {"train"},
     "peft": {"train"},

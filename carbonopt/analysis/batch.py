@@ -45,8 +45,8 @@ def batch_effect(data: StudyData) -> BatchEffect | None:
     """By trials of any state whose training energy and duration are known; None: of fewer than two batch sizes."""
     by_size: defaultdict[int, list[tuple[TrialRecord, float]]] = defaultdict(list)
     for record in data.records:
-        if epochs := _epochs(record):
-            by_size[record.params.global_batch_size].append((record, epochs))
+        if (size := record.params.global_batch_size) is not None and (epochs := _epochs(record)):
+            by_size[size].append((record, epochs))
     if len(by_size) < 2:
         return None
     batches = tuple(_at_batch(data, size, by_size[size]) for size in sorted(by_size))
@@ -61,14 +61,15 @@ def batch_effect(data: StudyData) -> BatchEffect | None:
 
 def _epochs(record: TrialRecord) -> float | None:
     """How many epochs a trial has trained; None where that is not known, or too few to say anything."""
-    if record.energy_kwh is None or record.duration_s is None:
+    epochs = record.params.epochs
+    if record.energy_kwh is None or record.duration_s is None or epochs is None:
         return None
     if record.state is TrialState.COMPLETE:
-        return record.params.epochs
+        return epochs
     steps = record.steps_done or max((point.step for point in record.evals), default=0)
     if not record.total_steps or steps < LEAST_STEPS or steps < LEAST_SHARE * record.total_steps:
         return None
-    return record.params.epochs * steps / record.total_steps
+    return epochs * steps / record.total_steps
 
 
 def _at_batch(data: StudyData, size: int, trained: Sequence[tuple[TrialRecord, float]]) -> AtBatch:

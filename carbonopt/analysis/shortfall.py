@@ -58,11 +58,15 @@ def shortfall(data: StudyData, trial: int, value: float, target: Target) -> Shor
         return None
     space, params, trend = data.config.search.space, closest.params, _trend(closest)
     # Fixed epochs can be raised, too; that the trial would gain by it, its curve alone has to say.
-    most = _at_end(space.domains()["epochs"], params.epochs) == "highest" or isinstance(space["epochs"], Fixed)
+    epochs = space["epochs"]
+    most = params.epochs is not None and epochs is not None and _at_end(epochs, params.epochs) == "highest"
+    most = most or isinstance(epochs, Fixed)
     edges = []
     for name in ("global_batch_size", "learning_rate"):
-        setting = getattr(params, name)
-        end = _at_end(space.domains()[name], setting)
+        setting, domain = getattr(params, name), space[name]
+        if setting is None or domain is None:
+            continue  # a script's study need not have it
+        end = _at_end(domain, setting)
         tried_others = any(record.evals and getattr(record.params, name) != setting for record in data.records)
         if end is not None and tried_others and not (name == "global_batch_size" and setting == 1):
             edges.append(Edge(dimension=name, end=end, value=setting))

@@ -185,9 +185,10 @@ def _shares(trials: Sequence[Mapping[Stage, StageCost]]) -> Iterator[StageShare]
 def _speed(record: TrialRecord, data: StudyData) -> Speed | None:
     parts, others = record.stages or {}, (record.steps_done or 0) - 1
     steps, first = parts.get(Stage.STEPS), parts.get(Stage.COMPILE)
-    if data.prepared is None or steps is None or first is None or others < 1 or steps.duration_s <= 0:
+    batch = record.params.global_batch_size
+    if batch is None or data.prepared is None or steps is None or first is None or others < 1 or steps.duration_s <= 0:
         return None
-    examples, length = others * record.params.global_batch_size, data.prepared.sequence_length
+    examples, length = others * batch, data.prepared.sequence_length
     tokens = None if length is None else examples * length
     excess_kwh = max(0.0, first.energy_kwh - steps.energy_kwh / others)
     training_kwh = first.energy_kwh + steps.energy_kwh

@@ -10,7 +10,7 @@ from rich.text import Text
 from carbonopt.analysis import confirmation as confirm
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core.config import StudyConfig
-from carbonopt.core.dimensions import DIMENSIONS, TrialParams
+from carbonopt.core.dimensions import TrialParams, label
 from carbonopt.core.format import count_text, emissions_text, energy_text
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import LARGEST_DISAGREEMENT, EvalPoint, StopReason, TrialRecord, TrialSpec, TrialState
@@ -113,12 +113,14 @@ class LiveDisplay:
 def short(params: TrialParams) -> str:
     """A configuration in one short line."""
     ranks = f"×{params.world_size} ranks" if params.world_size > 1 else ""
-    batch = f"{params.micro_batch_size_per_gpu}×{params.gradient_accumulation_steps}{ranks}"
-    words = [f"{DIMENSIONS['global_batch_size'].label} {params.global_batch_size} ({batch})"]
-    in_the_batch = {"global_batch_size", "micro_batch_size_per_gpu", "world_size"}
+    words, in_the_batch = [], {"world_size"}
+    if (accumulation_steps := params.gradient_accumulation_steps) is not None:
+        batch = f"{params.micro_batch_size_per_gpu}×{accumulation_steps}{ranks}"
+        words.append(f"{label('global_batch_size')} {params.global_batch_size} ({batch})")
+        in_the_batch |= {"global_batch_size", "micro_batch_size_per_gpu"}
     for name, value in params.model_dump(exclude_none=True, exclude=in_the_batch).items():
         if (name, value) != ("offload", "none"):
-            words.append(f"{DIMENSIONS[name].label} {f'{value:.3g}' if isinstance(value, float) else value}")
+            words.append(f"{label(name)} {f'{value:.3g}' if isinstance(value, float) else value}")
     return ", ".join(words)
 
 

@@ -4,7 +4,15 @@ import math
 import re
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, create_model, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    create_model,
+    model_validator,
+)
 
 from carbonopt.core import values
 from carbonopt.core.dimensions import DIMENSIONS, SEARCHED
@@ -203,19 +211,27 @@ def may_be_other_than(domain: Domain | None, value: Scalar) -> bool:
 
 def _space_field(name: str) -> tuple[Any, Any]:
     default = DIMENSIONS[name].default
-    optional = (Domain | None, None if default is None else Fixed(value=default))
-    return (Domain, ...) if DIMENSIONS[name].required else optional
+    return Domain | None, None if default is None else Fixed(value=default)
 
 
 class Space(create_model("Space", __base__=Frozen, **{name: _space_field(name) for name in SEARCHED})):  # type: ignore[misc]
-    """The dimensions of the search. One that is left out takes its default; a single value fixes it."""
+    """The dimensions of the search. One that is left out takes its default; a single value fixes it. Beside the
+    table's, a script's user has dimensions of their own; which ones have to be there is the task's to say."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Domain]
 
     def __getitem__(self, name: str) -> Domain | None:
-        return getattr(self, name)  # type: ignore[no-any-return]
+        return getattr(self, name, None)
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The names of dimensions that the user has invented."""
+        return tuple(self.__pydantic_extra__)
 
     def domains(self) -> dict[str, Domain]:
-        """Of every dimension that has a value, in the table's order."""
-        return {name: domain for name in SEARCHED if (domain := self[name]) is not None}
+        """Of every dimension that has a value, in the table's order, then the user's own."""
+        return {name: domain for name in (*SEARCHED, *self.own) if (domain := self[name]) is not None}
 
     def free(self) -> dict[str, Choices | Range]:
         """Of those that the search may move."""

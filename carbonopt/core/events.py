@@ -13,6 +13,12 @@ GATE_FD = "CARBONOPT_GATE_FD"  # of a pipe that ends once it does
 PREPARED = "CARBONOPT_PREPARED"  # the folder of the tokenized data and the model's configuration
 FINGERPRINT = "CARBONOPT_FINGERPRINT"  # of the workload that this folder is made for
 LIKELY_SEED = "CARBONOPT_LIKELY_SEED"  # of the random model that a waiting trial will most likely train; empty: none
+# Of a user's script, which a launcher of its own may start: then no descriptor is passed on.
+CHANNEL_PATH = "CARBONOPT_CHANNEL"  # a socket that rank 0 connects to; without it no study runs the script
+QUALITY = "CARBONOPT_QUALITY"  # of the study's target
+DIRECTION = "CARBONOPT_QUALITY_DIRECTION"  # of what is better
+WORKLOAD = "CARBONOPT_WORKLOAD"  # whose script is forked, as JSON
+TOTAL_STEPS = "CARBONOPT_TOTAL_STEPS"  # by the study file; empty: the script says
 GPU_UUIDS = "CARBONOPT_GPU_UUIDS"  # the measured GPUs, as NVML names them, with commas
 
 FailureKind = Literal["out_of_memory", "diverged", "bad_input", "crash"]

@@ -55,9 +55,13 @@ class Quality:
         """Whether it counts examples: the loss is then a share of errors."""
         return self.direction == "maximize" and math.isfinite(self.highest)
 
+    def mean_of(self, value: float) -> float:
+        """The sum ÷ count that makes a value."""
+        return math.log(value) if self.value_of_mean == "exp" else value
+
     def loss_of(self, value: float) -> float:
         """Of a value, such as the target's."""
-        return self.loss(math.log(value) if self.value_of_mean == "exp" else value)
+        return self.loss(self.mean_of(value))
 
     def rank(self, value: float) -> float:
         """For sorting and comparing: lower is better. Its own inverse."""

@@ -25,6 +25,7 @@ class SearchSpace:
     space: Space
     world_size: int
     on_gpu: bool  # CPU training lacks fp16
+    own: bool = False  # a script's: nothing is filled in for what its user has left out
 
     def __post_init__(self) -> None:
         for name, domain in self.space.domains().items():
@@ -58,9 +59,10 @@ class SearchSpace:
     def start_values(self, start: dict[str, Scalar]) -> dict[str, Scalar]:
         """Values of the free dimensions for the user's own first configuration. Raises BadInput if it names an unknown
         domain, leaves a free one out, lies outside the space or can't exist."""
+        known = self.space.domains() if self.own else SEARCHED
         for name, value in start.items():
-            if name not in SEARCHED:
-                raise BadInput(f"search.start: unknown dimension {name}; known: {_listed(SEARCHED)}.")
+            if name not in known:
+                raise BadInput(f"search.start: unknown dimension {name}; known: {_listed(known)}.")
             domain = self.space[name]
             if domain is None or not _holds(domain, value):
                 place = f"search.space.{name} ({describe(domain)})"
@@ -93,6 +95,8 @@ class SearchSpace:
     def _filled(self, values: dict[str, Scalar]) -> dict[str, Any]:
         fixed = {name: domain.value for name, domain in self.space.domains().items() if isinstance(domain, Fixed)}
         filled: dict[str, Any] = {**fixed, **values, "world_size": self.world_size}
+        if self.own:
+            return {"zero_stage": None, "offload": None, **filled}
         # Rounded down here; a remainder then breaks the rule of gradient accumulation, which names the values.
         filled.setdefault("micro_batch_size_per_gpu", max(1, int(filled["global_batch_size"]) // self.world_size))
         return filled
@@ -115,6 +119,8 @@ class SearchSpace:
     def _check_batches(self) -> None:
         """Every global batch that is named must be divisible by some micro batch × world size."""
         micro, ranks = self.space["micro_batch_size_per_gpu"], self.world_size
+        if self.own and micro is None:
+            return
         micros = None if micro is None else _values("micro_batch_size_per_gpu", micro)
         product = ("micro_batch_size_per_gpu × world_size", f"{_listed(micros)} × {ranks}") if micros else None
         factor, given = product or ("the world size", str(ranks))
@@ -136,6 +142,8 @@ def describe(domain: Domain | None) -> str:
 
 
 def _check_values(name: str, domain: Domain) -> None:
+    if name not in DIMENSIONS:
+        return  # a user's own can have any value
     where, dimension, values = f"search.space.{name}", DIMENSIONS[name], values_of(domain)
     if isinstance(domain, Range):
         if dimension.choices and not dimension.integer:
@@ -150,11 +158,18 @@ def _check_values(name: str, domain: Domain) -> None:
             raise BadInput(f"{where}: {problem}, but got {value!r}.")
 
 
+def is_integer(name: str, domain: Range) -> bool:
+    """Whether a range has whole numbers only; of a user's own, where its step and its lowest value are."""
+    if name in DIMENSIONS:
+        return DIMENSIONS[name].integer
+    return domain.step is not None and not domain.step % 1 and not domain.low % 1
+
+
 def _values(name: str, domain: Domain) -> list[Scalar] | None:
     """Those that it can have; None: too many."""
     if not isinstance(domain, Range):
         return list(values_of(domain))
-    low, high, integer = domain.low, domain.high, DIMENSIONS[name].integer
+    low, high, integer = domain.low, domain.high, is_integer(name, domain)
     step = domain.step or (1 if integer else None)
     if step is None or (high - low) / step >= ENUMERATION_LIMIT:
         return None

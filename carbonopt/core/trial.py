@@ -81,6 +81,16 @@ class Prepared(Frozen):
     files: dict[str, int] = Field(default_factory=dict)  # bytes of each, by its name in the folder, to see damage
 
 
+class Program(Frozen):
+    """What each rank runs in the place of carbonopt's own training: a user's script."""
+
+    argv: tuple[str, ...]
+    folder: str  # in which it runs; absolute
+    environment: dict[str, str]  # beside the launch's
+    starts_ranks: bool = False  # by itself, as torchrun does: it is started once
+    warm: bool = False  # it is a Python script, which a process that has imported what it imports can be forked for
+
+
 class TrialSpec(Frozen):
     """All that a trial's process needs to know, sent to it as JSON. Paths are absolute."""
 
@@ -92,6 +102,7 @@ class TrialSpec(Frozen):
     workload: dict[str, Any]  # config.Workload, dumped
     prepared_dir: str  # the tokenized, memory-mapped data set and its tokenizer
     trial_dir: str  # for what the trial writes: log, DeepSpeed configuration, optionally its model
+    program: Program | None = None  # None: carbonopt trains
 
 
 class EvalPoint(Frozen):

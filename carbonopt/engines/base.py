@@ -32,8 +32,8 @@ class RunningTrial(Protocol):
     def end(self) -> None:
         """Ends what is left of it and returns when nothing is: the next trial finds free memory."""
 
-    def log_tail(self) -> str:
-        """The last lines of its log."""
+    def log_tail(self, lines: int = ...) -> str:
+        """The last lines of its log; a few, unless more are asked for."""
 
 
 class EngineObserver(Protocol):

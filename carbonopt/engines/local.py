@@ -63,7 +63,7 @@ class LocalEngine(Engine):
             raise
         self.meter = NodeMeters({Node(name=socket.gethostname(), devices=uuids or ("cpu",)): meter})
 
-    def prepare(self, interrupted: Callable[[], bool]) -> Prepared:
+    def prepare(self, interrupted: Callable[[], bool]) -> Prepared | None:
         return self._launcher.prepare(interrupted)
 
     def await_free(self, interrupted: Callable[[], bool]) -> str | None:

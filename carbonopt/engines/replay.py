@@ -136,7 +136,7 @@ class ReplayedTrial:
     def end(self) -> None:
         self._events.close()
 
-    def log_tail(self) -> str:
+    def log_tail(self, lines: int = 0) -> str:
         return ""
 
     def _play(self, run: RecordedRun) -> Generator[Event]:

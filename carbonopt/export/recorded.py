@@ -23,6 +23,8 @@ Files = dict[str, list[dict[str, Any]]]
 def recorded(study: dict[str, Any], noted: Iterable[InputFile]) -> Files:
     """Gives a dumped study the names of its files and folders in place of their paths, and returns their files by name,
     as the first trial found them (`noted`); none for an input that isn't noted."""
+    if (folder := _value(study, "workload.folder")) is not None:
+        return _of_script(study["workload"], folder, noted)
     names: dict[str, str] = {}  # by path
     for place in (*_FILES, *_FOLDERS):
         if given := _value(study, place):
@@ -31,6 +33,23 @@ def recorded(study: dict[str, Any], noted: Iterable[InputFile]) -> Files:
             part, _, key = place.rpartition(".")
             _value(study, part)[key] = new[0] if isinstance(given, str) else new
     return {name: list(_files(PurePath(path), noted)) for path, name in names.items()}
+
+
+def _of_script(workload: dict[str, Any], folder: str, noted: Iterable[InputFile]) -> Files:
+    """Of a script: what lies in its folder keeps its place there, anything else lies directly in data/."""
+    roots = [PurePath(folder), *(PurePath(file).parent for file in workload.get("files", ()))]
+
+    def below(path: str) -> str:
+        root = next((root for root in roots if PurePath(path).is_relative_to(root)), PurePath(path).parent)
+        return PurePath(path).relative_to(root).as_posix()
+
+    workload["folder"] = f"./{inputs.DATA}"
+    if "files" in workload:
+        workload["files"] = [f"{inputs.DATA}/{below(file)}" for file in workload["files"]]
+    return {
+        f"{inputs.DATA}/{below(file.path)}": [{"path": "", "bytes": file.bytes, "sha256": file.sha256}]
+        for file in noted
+    }
 
 
 def _named(path: str, names: dict[str, str], *, folder: bool) -> str:
@@ -47,9 +66,10 @@ def _named(path: str, names: dict[str, str], *, folder: bool) -> str:
     return f"./{names[path]}" if folder else names[path]
 
 
-def of_workload(study: dict[str, Any]) -> set[str]:
-    """The names that the workload of a study with names has for files and folders, and for what is on the hub."""
-    names: set[str] = set()
+def of_workload(study: dict[str, Any], files: Files) -> set[str]:
+    """The names that the workload of a study with names has for files and folders, and for what is on the hub; of a
+    script all of `files`."""
+    names = set(files) if _value(study, "workload.folder") else set[str]()
     for place in (*_FILES, *_FOLDERS):
         value = _value(study, place) if place.startswith("workload.") else None
         names |= {value} if isinstance(value, str) else set(value or ())

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from carbonopt.core.config import StudyConfig
-from carbonopt.core.dimensions import DIMENSIONS, TrialParams
+from carbonopt.core.dimensions import DIMENSIONS, TrainingParams, TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.trial import Prepared, TrialRecord
 from carbonopt.export import recorded
@@ -156,7 +156,7 @@ def deepspeed_settings(config: StudyConfig, record: TrialRecord, own: str | None
     it isn't what DeepSpeed reads; a disk that was full or a copy that broke off can have cut it."""
     if own is None:
         assert config.workload is not None
-        made = deepspeed_config(record.params, config.workload, bool(config.launch.gpus))
+        made = deepspeed_config(TrainingParams.of(record.params), config.workload, bool(config.launch.gpus))
         return json.dumps(made, indent=2) + "\n"
     with suppress(ValueError, RecursionError):
         if isinstance(json.loads(own), dict):

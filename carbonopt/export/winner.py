@@ -1,16 +1,20 @@
 """What one needs to train with the recommended configuration again: by itself, with other scripts, with carbonopt."""
 
 import json
+import shlex
 from collections.abc import Sequence
 
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core.study import StudyData
+from carbonopt.core.trial import TrialRecord
 from carbonopt.export import copies, inputs, model_card, recorded, settings
 from carbonopt.train import rerun
-from carbonopt.train.tasks.base import task_module
+from carbonopt.train.tasks.base import task_for, task_module
+from carbonopt.train.tasks.script import Script
 
 STUDY, CARD, SCRIPT, TRAIN, CHECK = "rerun.yaml", "model_card.md", "run.sh", "train.py", "inputs.py"
 TRAINING_ARGUMENTS, ACCELERATE, REQUIREMENTS = "training_args.yaml", "accelerate.yaml", "requirements.txt"
+_OUTPUT = "CARBONOPT_OUTPUT"  # stands in a script's command for the folder that it writes into
 COPIES = f"{copies.PACKAGE}/"  # a folder with all that is in it
 NAMES = (
     *(rerun.PARAMS, STUDY, CARD, SCRIPT, TRAIN, rerun.WORKLOAD, TRAINING_ARGUMENTS, ACCELERATE, REQUIREMENTS, CHECK),
@@ -33,7 +37,7 @@ def winner_files(
         return {}
     study, versions = settings.rerun(data.config, record), data.provenance.versions
     files = recorded.recorded(study, data.inputs or ())
-    needed = {name: parts for name, parts in files.items() if name in recorded.of_workload(study)}
+    needed = {name: parts for name, parts in files.items() if name in recorded.of_workload(study, files)}
     texts = {
         rerun.PARAMS: json.dumps(record.params.as_record(), indent=2) + "\n",
         STUDY: settings.STUDY_HEAD + recorded.comment(files) + settings.as_yaml(study),
@@ -46,6 +50,10 @@ def winner_files(
     if needed:
         listed = json.dumps(needed, indent=2, ensure_ascii=False) + "\n"
         texts |= {inputs.LIST: listed, CHECK: settings.filled(CHECK)}
+    task = task_for(workload.model_dump(mode="json"))
+    if isinstance(task, Script):
+        del texts[TRAINING_ARGUMENTS]
+        return {**texts, SCRIPT: _script(task, record, launch.world_size), **copies.copies("carbonopt.script").files}
     copied = copies.copies(rerun.__name__, task_module(workload.task))
     own, zero3 = (given or {}).get(settings.DEEPSPEED_CONFIG), record.params.zero_stage == 3
     return {
@@ -59,3 +67,19 @@ def winner_files(
         TRAIN: settings.TRAIN,
         **copied.files,
     }
+
+
+def _script(task: Script, record: TrialRecord, world_size: int) -> str:
+    """run.sh of a script: its command for the recommended configuration."""
+    words = task.argv(record.params, record.seed, record.trial, _OUTPUT)
+    if world_size > 1 and not task.starts_ranks:
+        launcher = ("python3", "-m", "torch.distributed.run", f"--nproc_per_node={world_size}", "--no-python")
+        words = [*launcher, *words]
+    return settings.filled("run_script.sh", RANKS=world_size, COMMAND=" ".join(map(_quoted, words)))
+
+
+def _quoted(word: str) -> str:
+    """For a shell, with its variable OUTPUT where a word has `_OUTPUT`."""
+    quoted = shlex.quote(word)
+    variable = '"$OUTPUT"'
+    return quoted.replace(_OUTPUT, f"'{variable}'" if quoted.startswith("'") else variable)

@@ -106,10 +106,15 @@ def baseline_text(baseline: Baseline) -> str:
 
 def short_params(params: TrialParams) -> str:
     """What decides most, with two digits of the learning rate: `batch 64, lr 1.3e-3, 25 epochs, ZeRO 0`."""
-    mantissa, _, exponent = f"{params.learning_rate:.1e}".partition("e")
-    rate = f"{mantissa.removesuffix('.0')}e{int(exponent)}"
-    epochs = f"{fmt.value_text(params.epochs)} epoch{'' if params.epochs == 1 else 's'}"
-    return f"batch {fmt.value_text(params.global_batch_size)}, lr {rate}, {epochs}, ZeRO {params.zero_stage}"
+    batch, rate, epochs, stage = params.global_batch_size, params.learning_rate, params.epochs, params.zero_stage
+    parts = [] if batch is None else [f"batch {fmt.value_text(batch)}"]
+    if rate is not None:
+        mantissa, _, exponent = f"{rate:.1e}".partition("e")
+        parts.append(f"lr {mantissa.removesuffix('.0')}e{int(exponent)}")
+    if epochs is not None:
+        parts.append(f"{fmt.value_text(epochs)} epoch{'' if epochs == 1 else 's'}")
+    parts += [] if stage is None else [f"ZeRO {stage}"]
+    return ", ".join([*parts, *(f"{name} {fmt.value_text(value)}" for name, value in params.own.items())])
 
 
 def trials_text(rec: Recommendation) -> str:

@@ -9,9 +9,9 @@ from optuna.trial import FrozenTrial
 from optuna.trial import TrialState as OptunaState
 from pydantic import Field, ValidationError
 
-from carbonopt.core.dimensions import LR_SCHEDULERS, TrialParams
+from carbonopt.core.dimensions import LR_SCHEDULERS, TrainingParams
 from carbonopt.core.quality import Quality
-from carbonopt.core.trial import TrialRecord, TrialState
+from carbonopt.core.trial import EvalPoint, TrialRecord, TrialState
 from carbonopt.core.values import Finite, Frozen
 
 Values = Mapping[str, Any]  # of a configuration, by its dimensions' names
@@ -23,6 +23,8 @@ TOTAL_STEPS = "total_steps"
 COST_PER_STEP = "cost_per_step"  # in the unit of the first objective
 PEAK_MEMORY_GIB = "peak_memory_gib"
 OUT_OF_MEMORY = "out_of_memory"
+
+UNTOLD_EXAMPLES = 1000
 
 # What the models look into, and what stands in for it where it is missing.
 NEEDED = {"global_batch_size": 1, "learning_rate": 1.0, "epochs": 1, "lr_scheduler": None, "warmup_ratio": None}
@@ -126,17 +128,25 @@ def of_record(record: TrialRecord) -> Observation:
         complete=complete,
         out_of_memory=record.state == TrialState.INFEASIBLE,
         peak_memory_gib=record.peak_memory_gib,
-        examples=record.evals[-1].count if record.evals and quality.is_share else math.inf,
+        examples=examples(record.evals[-1], quality) if record.evals else math.inf,
     )
 
 
-def trial_params(values: Values) -> TrialParams:
+def examples(point: EvalPoint, quality: Quality) -> float:
+    """That a share of errors is of; infinite where the loss is none. A script that reports a share alone has counted
+    it over some: taken for UNTOLD_EXAMPLES."""
+    if not quality.is_share:
+        return math.inf
+    return point.count if point.count > 1 else UNTOLD_EXAMPLES
+
+
+def trial_params(values: Values) -> TrainingParams:
     """The configuration as far as the models look into it."""
     known = {name: values.get(name, default) for name, default in NEEDED.items()}
     if known["lr_scheduler"] not in LR_SCHEDULERS:  # of another library: taken for one that falls linearly
         known["lr_scheduler"] = None
     micro = values.get("micro_batch_size_per_gpu", known["global_batch_size"])
-    return TrialParams(**known, micro_batch_size_per_gpu=micro)
+    return TrainingParams(**known, micro_batch_size_per_gpu=micro)
 
 
 def _finite(curve: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:

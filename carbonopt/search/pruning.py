@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from carbonopt.core.quality import Quality
 from carbonopt.core.trial import EvalPoint
 from carbonopt.search.models.curves import one_blas_thread
-from carbonopt.search.observation import Observation, Values
+from carbonopt.search.observation import Observation, Values, examples
 from carbonopt.search.proposal import Knowledge
 
 Evals = Sequence[EvalPoint]  # of one trial, in order
@@ -65,8 +65,7 @@ def should_prune(
     if line is None or line <= target_loss:
         return False
     curve = tuple((point.step / total_steps, point.loss(quality)) for point in evals)
-    examples = now.count if quality.is_share else math.inf
-    own = Observation(number, params, curve, total_steps, examples=examples)
+    own = Observation(number, params, curve, total_steps, examples=examples(now, quality))
     model = knowledge.curves.given(knowledge.encoder.points([own]))
     mean, spread = model.predict(knowledge.encoder.curve_rows([params]), [number])
     return bool((mean[0] - model.linked(target_loss)) / spread[0] > LIKELY)

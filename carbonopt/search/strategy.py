@@ -15,9 +15,9 @@ from optuna.trial import TrialState as OptunaState
 
 from carbonopt.analysis.confirmation import refuted
 from carbonopt.core.config import Choices, StudyConfig
-from carbonopt.core.dimensions import DIMENSIONS, TrialParams
+from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.format import energy_text
-from carbonopt.core.space import SearchSpace
+from carbonopt.core.space import SearchSpace, is_integer
 from carbonopt.core.trial import TrialRecord
 from carbonopt.search.candidates import Distributions, draw
 from carbonopt.search.pruning import Evals, should_prune
@@ -133,7 +133,7 @@ def distributions(space: SearchSpace) -> Distributions:
     for name, domain in space.space.free().items():
         if isinstance(domain, Choices):
             by_name[name] = CategoricalDistribution(domain.choices)
-        elif DIMENSIONS[name].integer:
+        elif is_integer(name, domain):
             by_name[name] = IntDistribution(int(domain.low), int(domain.high), domain.log, int(domain.step or 1))
         else:
             by_name[name] = FloatDistribution(domain.low, domain.high, domain.log, domain.step)

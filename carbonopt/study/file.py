@@ -12,7 +12,8 @@ import yaml
 from pydantic import BaseModel, ValidationError, create_model
 
 from carbonopt.core.config import LAUNCHES, Fixed, LocalLaunch, Range, StudyConfig, Workload
-from carbonopt.core.errors import BadInput, first_fault, shortened
+from carbonopt.core.dimensions import DIMENSIONS, REQUIRED, SEARCHED
+from carbonopt.core.errors import BadInput, first_fault, hint, shortened
 from carbonopt.core.files import read_text
 from carbonopt.train.tasks.base import task_class
 
@@ -79,6 +80,8 @@ def load_study(path: Path) -> StudyConfig:
     folder = path.resolve().parent
     if isinstance(raw.get("launch"), dict):
         raw["launch"].setdefault("kind", "local")
+    if isinstance(workload := raw.get("workload"), dict) and "folder" in _settings(workload).model_fields:
+        workload.setdefault("folder", ".")
     try:
         for piece in PIECES:
             raw = _changed(raw, piece, partial(_piece, folder=folder, name=".".join(piece)))
@@ -109,6 +112,7 @@ def parse_study(raw: dict[str, Any], origin: str) -> StudyConfig:
     """Checks a study given as plain data; `origin` names it in errors. Raises as `load_study`."""
     try:
         workload = _checked_workload(raw)
+        raw = _with_space(raw)
         # As JSON: strictly, a text is no number and true is not 1, while a list may still stand for a tuple.
         return _with_quality(StudyConfig.model_validate_json(json.dumps(raw | workload), strict=True))
     except (TypeError, RecursionError) as error:
@@ -129,6 +133,25 @@ def _checked_workload(raw: dict[str, Any]) -> dict[str, Any]:
     return study.model_validate_json(json.dumps({"workload": given}), strict=True).model_dump(mode="json")
 
 
+def _with_space(raw: dict[str, Any]) -> dict[str, Any]:
+    """Raises BadInput where the search space lacks a dimension that the task needs, or has one that is not in the
+    table; a script's user knows their own."""
+    workload, search = raw.get("workload"), raw.get("search")
+    space = search.get("space") if isinstance(search, dict) else None
+    if not isinstance(space, dict):
+        return raw
+    if isinstance(workload, dict) and task_class(str(workload.get("task", "causal_lm"))).own_dimensions:
+        own: dict[Any, Any] = dict.fromkeys(name for name in SEARCHED if DIMENSIONS[name].default is not None)
+        return {**raw, "search": {**raw["search"], "space": own | space}}
+    for name in map(str, space):
+        if name not in SEARCHED:
+            raise BadInput(f"unknown key search.space.{name}; {hint(name, SEARCHED)}")
+    for name in REQUIRED:
+        if space.get(name) is None:
+            raise BadInput(f"search.space.{name} is missing.")
+    return raw
+
+
 def _with_quality(config: StudyConfig) -> StudyConfig:
     """With the target's quality in its workload, where that is not the first of its task's. Raises BadInput for one by
     which the task can't be judged."""
@@ -136,12 +159,12 @@ def _with_quality(config: StudyConfig) -> StudyConfig:
     if workload is None or not config.launch.trains:
         return config
     names = [quality.name for quality in task_class(workload.task).qualities]
-    if target not in names:
+    if names and target not in names:
         judged = f"target must be {' or '.join(names)}, by which the task {workload.task} is judged"
         raise BadInput(f"{judged}, but is {target}.")
     if workload.quality not in (None, target):
         raise BadInput(f"workload.quality must be the target's, {target}, but got {workload.quality}; leave it out.")
-    quality = None if target == names[0] else target
+    quality = None if target in names[:1] else target
     return config.model_copy(update={"workload": workload.model_copy(update={"quality": quality})})
 
 
@@ -169,8 +192,9 @@ def _hub_name_or_folder(folder: Path, value: Any) -> Any:
 
 PATHS: dict[tuple[str, ...], Callable[[Path, Any], Any]] = {
     **{("workload", part, "name_or_path"): _hub_name_or_folder for part in ("model", "tokenizer", "dataset")},
-    **dict.fromkeys((("workload", "dataset", "train_files"), ("workload", "dataset", "eval_files")), _files),
-    **dict.fromkeys((("launch", "table"), ("carbon", "trace")), _absolute),
+    **{("workload", "dataset", key): _files for key in ("train_files", "eval_files")},
+    ("workload", "files"): _files,
+    **dict.fromkeys((("launch", "table"), ("carbon", "trace"), ("workload", "folder")), _absolute),
 }
 
 

@@ -9,6 +9,7 @@ import carbonopt
 from carbonopt.core.config import StudyConfig
 from carbonopt.core.errors import BEFORE_FIRST_TRIAL, BadInput, StudyInterrupted
 from carbonopt.core.study import InputFile
+from carbonopt.train.tasks.base import task_for
 
 _PIECE_BYTES = 2**20
 # The weights of a model can have 100 GB, which nobody wants to wait for before a study begins. Another training of it
@@ -37,7 +38,10 @@ def _input_files(config: StudyConfig) -> Iterator[InputFile]:
     yield from (_input_file(Path(file)) for file in config.launch.files)
     if (workload := config.workload) is None or not config.launch.trains:
         return
-    yield from (_input_file(Path(file)) for file in workload.data_files)
+    for path in map(Path, task_for(workload.model_dump(mode="json")).input_files()):
+        for file in sorted(path.rglob("*")) if path.is_dir() else (path,):
+            if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts):
+                yield _input_file(file)
     for key, name in workload.names_or_paths.items():
         folder, whole = Path(name), key == "dataset"  # with all its folders; of models what lies directly in theirs
         for path in (

@@ -27,6 +27,7 @@ from carbonopt.storage.workers import Lease, leased
 from carbonopt.study.check import Checked
 from carbonopt.study.inputs import check_unchanged, input_files, with_sha256, workload_fingerprint
 from carbonopt.study.supervisor import Rules, TrialObserver, TrialWatch
+from carbonopt.train.tasks.base import task_for
 
 if TYPE_CHECKING:
     from carbonopt.search.strategy import Strategy
@@ -191,6 +192,9 @@ class _Call:
             prepared_dir=str(self.paths.prepared.resolve()),
             trial_dir=str(self.paths.trial(number).resolve()),
         )
+        if config.workload is not None and config.launch.trains:
+            task = task_for(config.workload.model_dump(mode="json"))
+            spec = spec.model_copy(update={"program": task.program(spec, config.quality)})
         for observer in self.observers:
             observer.trial_started(spec)
         self.engine.meter.enter(Phase.SETUP)

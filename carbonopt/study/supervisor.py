@@ -1,6 +1,7 @@
 """One trial from its start to its record: hears its processes, keeps the meter's phases, applies the rules."""
 
 import contextlib
+import json
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from carbonopt.core import events
+from carbonopt.core.quality import Quality
 from carbonopt.core.trial import (
     TRIAL_PHASES,
     EvalPoint,
@@ -25,10 +27,12 @@ from carbonopt.energy.codecarbon import FRESH_AFTER_S
 from carbonopt.energy.meter import Meter, Reading, disagreement, largest
 from carbonopt.engines.base import RunningTrial
 from carbonopt.search.cap import passes_cap
+from carbonopt.train.failures import ran_out_of_memory
 
 TICK_S = 0.5  # how long to wait for an event before looking at the clock, the cap and the budget again
 STORE_EVERY_S = 2.0  # what a running trial has used is stored so often: that much is lost when the study is killed
 SIGNALLED = 128
+PRINTED_LINES = 200  # in which a script without carbonopt's lines may say its quality
 # Of kinds of failure; of all others it is FAILED.
 _STATES = {"out_of_memory": TrialState.INFEASIBLE, "diverged": TrialState.DIVERGED, "timeout": TrialState.TIMEOUT}
 
@@ -72,6 +76,8 @@ class TrialWatch:
     _first_progress: tuple[int, float] | None = None  # step and energy in kWh: what is before has compilation in it
     _projected: tuple[float, float] = (0.0, 0.0)  # share of the steps that it is told from; kWh of all steps
     _phase: Phase = Phase.SETUP
+    _phase_untold: bool = True
+    _log_size: tuple[int, float] = (0, -math.inf)  # in bytes; since when
     _stage: Stage = Stage.IMPORTS
     _stages: dict[Stage, dict[str, float]] = field(default_factory=dict)  # fields of StageCost
     _closed_at_s: float = 0.0  # when the last stage that has ended did
@@ -96,6 +102,9 @@ class TrialWatch:
             self._listen()
         self._enter(Phase.GAP)
         readings = self.meter.take(*TRIAL_PHASES)
+        if self.spec.program is not None and self._phase_untold:
+            # It has told no phases: all of it is taken for training, set-up and evaluations in it.
+            readings[Phase.TRAIN], readings[Phase.SETUP] = readings[Phase.SETUP], readings[Phase.TRAIN]
         if self._so_far.state == TrialState.COMPLETE and (text := _unmeasured(readings[Phase.TRAIN])):
             self._fail("unmeasured", text, with_tail=False)
         return self._record(readings)
@@ -118,11 +127,19 @@ class TrialWatch:
                 self.trial.answer(stop=reason)
                 state = TrialState.FAILED if reason == StopReason.INTERRUPTED else TrialState.PRUNED
                 self._note(state=state, stop_reason=reason)
-            elif time.monotonic() - heard > self.rules.timeout_s:
+            elif time.monotonic() - max(heard, self._said_at()) > self.rules.timeout_s:
                 self._fail("timeout", f"no sign of progress for {self.rules.timeout_s:g} s (launch.timeout_s)")
             elif time.monotonic() - self._stored_at > STORE_EVERY_S:
                 self._stored_at = time.monotonic()
                 self.store(self._record({phase: self.meter.running(phase) for phase in TRIAL_PHASES}))
+
+    def _said_at(self) -> float:
+        """When a script has last written to its log, by the monotonic clock: it may have no other sign of life."""
+        if self.spec.program is None:
+            return -math.inf
+        if (size := self.trial.log.stat().st_size) != self._log_size[0]:
+            self._log_size = size, time.monotonic()
+        return self._log_size[1]
 
     def _on_event(self, event: events.Event) -> None:
         match event:
@@ -130,6 +147,7 @@ class TrialWatch:
                 # The trial's device is idle and waits. Reading the meter takes a few ms, the counters tick every 0.1 s:
                 # going on first moves a window's edge by less than can be seen, and costs the trial nothing.
                 self.trial.answer()
+                self._phase_untold = False
                 self._enter(phase)
             case events.StageBegun(stage=stage, kernels=kernels):
                 self._note(kernels=kernels)
@@ -147,6 +165,8 @@ class TrialWatch:
             case events.Failed(kind=kind, text=text, peak_memory_gib=peak):
                 self._note(peak_memory_gib=peak)
                 self._fail(kind, text)
+            case events.Exited(code=0) if self.spec.program is not None:
+                self._on_program_end()
             case events.Exited(code=code):
                 self._on_exit(code)
 
@@ -204,9 +224,25 @@ class TrialWatch:
     def _finished_training(self) -> bool:
         return bool(self._so_far.evals) and self._so_far.evals[-1].step == self._so_far.total_steps
 
+    def _on_program_end(self) -> None:
+        """A script is complete with its last report; one that has none of carbonopt's lines may print it."""
+        if not self._so_far.evals:
+            point = printed_evaluation(self.trial.log_tail(PRINTED_LINES), self.quality.of)
+            self._note(**({} if point is None else {"evals": (point,), "steps_done": point.step}))
+        if not self._so_far.evals:
+            name = self.quality.name
+            report = f'report it by carbonopt.script, or print {{"{name}": VALUE}} as the last line'
+            self._fail("no_quality", f"the script ended without saying its {name}, the quality of the target; {report}")
+        elif self._so_far.evals[-1].value is None:
+            self._fail("diverged", f"the script's last {self.quality.name} is not finite")
+        else:  # by its own will perhaps earlier than it had said
+            self._note(state=TrialState.COMPLETE, total_steps=self._so_far.steps_done or self._so_far.evals[-1].step)
+
     def _on_exit(self, code: int) -> None:
         """Processes that ended without a word of why."""
-        if code == events.OUT_OF_MEMORY_EXIT:
+        if self.spec.program is not None and ran_out_of_memory(self.trial.log_tail()):
+            self._fail("out_of_memory", f"the script ran out of memory and ended with code {code}")
+        elif code == events.OUT_OF_MEMORY_EXIT:
             self._fail("out_of_memory", "a rank other than the first ran out of memory")
         elif code == SIGNALLED + 9 and _host_oom_kills() > self._oom_kills:
             self._fail("out_of_memory", "the kernel killed it because the host ran out of memory")
@@ -294,3 +330,15 @@ def _host_oom_kills() -> int:
     vmstat = Path("/proc/vmstat")
     lines = vmstat.read_text().splitlines() if vmstat.exists() else []  # not Linux
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
+def printed_evaluation(said: str, quality: Quality) -> EvalPoint | None:
+    """Of the last line that is a JSON object with the quality in it, and `step` and `count` where it has them."""
+    for line in reversed(said.splitlines()):
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
+            printed = json.loads(line)
+            if isinstance(printed, dict) and isinstance(value := printed.get(quality.name), int | float):
+                count, step = max(1, int(printed.get("count", 1))), max(1, int(printed.get("step", 1)))
+                mean = quality.mean_of(value) if math.isfinite(value) else math.nan
+                return EvalPoint.of(quality, mean * count, count, step=step, tokens=None)
+    return None

@@ -3,7 +3,7 @@
 from typing import Any
 
 from carbonopt.core.config import Workload
-from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.dimensions import TrainingParams
 from carbonopt.core.errors import BadInput
 from carbonopt.train.deepspeed_keys import check_deepspeed_keys
 
@@ -11,7 +11,7 @@ from carbonopt.train.deepspeed_keys import check_deepspeed_keys
 _BUCKET_ELEMENTS = 50_000_000
 
 
-def deepspeed_config(params: TrialParams, workload: Workload, on_gpu: bool) -> dict[str, Any]:
+def deepspeed_config(params: TrainingParams, workload: Workload, on_gpu: bool) -> dict[str, Any]:
     """DeepSpeed's settings for these parameters, the study's own (`workload.deepspeed`) merged in; plain numbers all.
     Raises BadInput as `check_deepspeed_keys` does, and if the offload doesn't go with the ZeRO stage."""
     check_deepspeed_keys(workload.deepspeed)

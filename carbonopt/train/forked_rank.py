@@ -18,7 +18,7 @@ from carbonopt.core.trial import Prepared
 from carbonopt.train import worker
 from carbonopt.train.imports import import_all
 from carbonopt.train.model import parameter_count, prefetch_model
-from carbonopt.train.tasks.base import task_for
+from carbonopt.train.tasks.base import training_task
 from carbonopt.train.tasks.trainer_task import TrainerTask
 
 _LOOK_EVERY_S = 0.05
@@ -61,7 +61,7 @@ def _prepared(folder: PreparedFolder, gate: int) -> Prepared | None:
 def _prefetch(folder: PreparedFolder, prepared: Prepared, device: torch.device) -> None:
     """Loads the kernels, and draws the random model that the trial will most likely train."""
     try:
-        task = task_for(json.loads(folder.workload.read_text(encoding="utf-8")))
+        task = training_task(json.loads(folder.workload.read_text(encoding="utf-8")))
         if isinstance(task, TrainerTask):
             _warm_up_kernels(task, folder, device)
             if seed := os.environ[LIKELY_SEED]:

@@ -133,7 +133,7 @@ class Evaluations(TrainerCallback):
 
 def train(task: TrainerTask, run: TrialRun, speaker: Speaker | None) -> Trained:
     """As `Task.train`. The order is what each kind of model needs (see `random_model` and `pretrained_model`)."""
-    spec, params, workload, kind = run.spec, run.spec.params, task.workload, task.model_kind
+    spec, params, workload, kind = run.spec, run.params, task.workload, task.model_kind
     on_gpu, attention = torch.cuda.is_available(), params.attention_implementation
     if speaker is not None:
         speaker.stage(Stage.MODEL)

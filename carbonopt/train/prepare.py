@@ -19,7 +19,7 @@ from carbonopt.core.values import Frozen
 from carbonopt.train.client import Speaker
 from carbonopt.train.deepspeed_ops import op_builders
 from carbonopt.train.failures import reported
-from carbonopt.train.tasks.base import task_for
+from carbonopt.train.tasks.base import training_task
 
 # What takes seconds to import.
 _IMPORTED_AHEAD = ("deepspeed.runtime.config", "transformers.training_args", "transformers.models.auto.modeling_auto")
@@ -47,7 +47,7 @@ def prepare(spec: PrepareSpec) -> Prepared:
     if folder.root.exists() and not folder.summary.is_file() and any(folder.root.iterdir()):
         raise BadInput(f"{folder.root} must be empty or a prepared data set, but holds other files; move them away.")
     ranks.check_devices()
-    task = task_for(spec.workload)
+    task = training_task(spec.workload)
     deepspeed_keys.check_deepspeed_keys(task.workload.deepspeed)
     arguments.check_training_arguments(task.workload.training_arguments, spec.space)
     aside, old = (folder.root.with_name(f".{folder.root.name}.{os.getpid()}.{kind}") for kind in ("part", "old"))

@@ -36,7 +36,7 @@ class TokenTrainer(TrialTrainer):
     def __init__(self, run: TrialRun, model: Any, arguments: TrainingArguments) -> None:
         length = run.sequence_length
         batches = TextMicroBatches(open_tokens(run.folder.train), length, run.division)
-        self._loss_scale = run.spec.params.world_size / (run.spec.params.global_batch_size * length)
+        self._loss_scale = run.params.world_size / (run.params.global_batch_size * length)
         self._output_layer = model.get_output_embeddings()
         # Compiled, it never writes the logits in float32: for a vocabulary of 50,304 six times the model's activations.
         self.token_nll = torch.compile(token_nll) if arguments.torch_compile else token_nll

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from carbonopt.core.config import Fixed, Space
-from carbonopt.core.dimensions import DIMENSIONS, LARGEST_INT, SEARCHED, TrialParams, affecting
+from carbonopt.core.dimensions import (
+    DIMENSIONS,
+    LARGEST_INT,
+    REQUIRED,
+    SEARCHED,
+    TrainingParams,
+    TrialParams,
+    affecting,
+)
 from carbonopt.core.errors import BadInput
 from carbonopt.core.values import Scalar
 
@@ -74,15 +82,15 @@ def test_a_default_is_allowed_and_the_same_everywhere(name: str) -> None:
         assert (field.default, Space(**SPACE)[name]) == (default, Fixed(value=default))
     elif name in Space.model_fields and name not in SPACE:
         assert Space(**SPACE)[name] is None
-        # A micro batch left out follows from the global one; of the rest the libraries decide.
-        assert field.is_required() if name == "micro_batch_size_per_gpu" else field.default is None
+        assert field.default is None  # a micro batch follows from the global one; of the rest the libraries decide
 
 
-def test_a_space_has_to_name_what_has_no_default() -> None:
-    assert {name for name in SEARCHED if DIMENSIONS[name].required} == set(SPACE)
+def test_what_carbonopt_trains_needs_what_has_no_default() -> None:
+    assert set(REQUIRED) == set(SPACE)
+    values = {"global_batch_size": 8, "micro_batch_size_per_gpu": 8, "learning_rate": 1e-3, "epochs": 1}
     for name in SPACE:
         with pytest.raises(ValidationError, match=f"(?s){name}.*Field required"):
-            Space(**{key: value for key, value in SPACE.items() if key != name})
+            TrainingParams(**{key: value for key, value in values.items() if key != name})
 
 
 @pytest.mark.parametrize("name", [name for name, dimension in DIMENSIONS.items() if dimension.feature])

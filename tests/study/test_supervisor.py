@@ -10,7 +10,7 @@ import pytest
 
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import PERPLEXITY
-from carbonopt.core.trial import EvalPoint, Phase, StopReason, TrialRecord, TrialSpec, TrialState
+from carbonopt.core.trial import EvalPoint, Phase, QualityResult, StopReason, TrialRecord, TrialSpec, TrialState
 from carbonopt.energy.meter import ReplayMeter
 from carbonopt.engines.process.processes import WorkProcesses
 from carbonopt.search.cap import passes_cap
@@ -67,7 +67,7 @@ def watched(script: str, tmp_path: Path, meter: ReplayMeter | None = None, **rul
     stored: list[TrialRecord] = []
     watch = TrialWatch(
         spec=spec,
-        quality=PERPLEXITY.name,
+        quality=QualityResult.named(PERPLEXITY),
         trial=WorkProcesses(argv, [{}], dict(os.environ), tmp_path / "log.txt"),
         meter=meter,
         rules=Rules(**settings),

@@ -86,12 +86,12 @@ class PrelaunchedTrial(WorkProcesses):
     """A trial's processes that wait to be told which trial they are; what any trial needs they do meanwhile. `log`
     takes their output until then. Raises CannotFork as the fork server does."""
 
-    def __init__(self, fork_server: ForkServer, ranks: list[dict[str, str]], log: Path) -> None:
+    def __init__(self, fork_server: ForkServer, ranks: list[dict[str, str]], log: Path, invites: bool = False) -> None:
         log.unlink(missing_ok=True)  # of a study that was killed
         self._fork_server, self._spec = fork_server, tempfile.TemporaryFile()  # noqa: SIM115, until the trial is told
         self._start_barrier = os.pipe()
         try:
-            super().__init__([], ranks, fork_server.environment, log)
+            super().__init__([], ranks, fork_server.environment, log, invites=invites)
         except BaseException:
             self._lift_barrier()
             raise

@@ -8,7 +8,8 @@ themselves.
 As a program (standard library only: it starts in 30 ms) it starts programs; as a fork, forks (see `fork_server`).
 
     python guard.py LIFELINE_FD CHANNEL_FD '{"argv": [...], "ranks": [{"RANK": "0", ...}, ...],
-                                             "extensions": "/folder", "scratch": ["/folder", ".pattern*"] or []}'
+                                             "extensions": "/folder", "scratch": ["/folder", ".pattern*"] or [],
+                                             "folder": "/where/it/runs" or null}'
 
 Exits with the first non-zero exit code of a rank (a signal as 128 + its number), else 0.
 """
@@ -156,6 +157,8 @@ if __name__ == "__main__":
     job = json.loads(sys.argv[3])
 
     def program(environment: dict[str, str]) -> int:
+        if job["folder"] is not None:
+            os.chdir(job["folder"])
         os.execvpe(job["argv"][0], job["argv"], {**os.environ, **environment})  # noqa: S606, it shall be no shell's
 
     sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), job, program))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from carbonopt.core.config import LocalLaunch, StudyConfig
 from carbonopt.core.errors import BEFORE_FIRST_TRIAL, BadInput, CarbonoptError, StudyInterrupted
-from carbonopt.core.events import FINGERPRINT, LIKELY_SEED, PREPARED, Exited, Failed, Finished, PhaseChanged
+from carbonopt.core.events import FINGERPRINT, LIKELY_SEED, PREPARED, WORKLOAD, Exited, Failed, Finished, PhaseChanged
 from carbonopt.core.files import PreparedFolder, write_json
-from carbonopt.core.trial import Prepared, TrialSpec
+from carbonopt.core.trial import Prepared, Program, TrialSpec
 from carbonopt.engines.process.environment import check_environment, rank_environments, work_environment
 from carbonopt.engines.process.extensions import missing_operators, needed_operators, wait_for
 from carbonopt.engines.process.forking import CannotFork, ForkServer, PrelaunchedTrial
@@ -28,9 +28,13 @@ class Preparation:
         self, config: StudyConfig, launch: LocalLaunch, gpu_uuids: Sequence[str], paths: StudyPaths, fingerprint: str
     ) -> None:
         assert config.workload is not None
+        self.work: WorkProcesses | None = None  # None: there is nothing to prepare
+        self._operators: tuple[str, ...] = ()
+        self._made_before: Prepared | None = None
+        if config.workload.dataset is None:  # a script reads its own
+            return
         self._operators = needed_operators(launch, config.search.space)
         self._made_before = PreparedFolder(paths.prepared).made_for(fingerprint)
-        self.work: WorkProcesses | None = None  # None: there is nothing to prepare
         # Else the first trial would compile them, in what it measures, or every trial would die of a missing compiler.
         if self._made_before is not None and not missing_operators(self._operators):
             return
@@ -47,8 +51,9 @@ class Preparation:
             scratch=(str(prepared.parent), f".{prepared.name}.*"),  # what is half made
         )
 
-    def result(self, interrupted: Callable[[], bool]) -> Prepared:
-        """Waits for it; nothing is left running afterwards. Asks `interrupted` ten times a second.
+    def result(self, interrupted: Callable[[], bool]) -> Prepared | None:
+        """Waits for it; nothing is left running afterwards; None where there is nothing to prepare. Asks `interrupted`
+        ten times a second.
 
         Raises:
             StudyInterrupted: soon after `interrupted` says so.
@@ -58,7 +63,6 @@ class Preparation:
         with closing(self):
             wait_for(self._operators, interrupted)
             if (work := self.work) is None:
-                assert self._made_before is not None
                 return self._made_before
             while not interrupted():
                 match work.receive(_TICK_S):
@@ -85,25 +89,34 @@ class ProcessLauncher:
     def __init__(self, launch: LocalLaunch, gpu_uuids: Sequence[str], note: Callable[[str], None]) -> None:
         check_environment()
         self._launch, self._gpu_uuids, self._note = launch, gpu_uuids, note
-        # The preparation has fetched what a hub has; a trial that went online would measure the network.
-        self._environment = {**work_environment(launch, gpu_uuids), "HF_HUB_OFFLINE": "1"}
+        self._environment = work_environment(launch, gpu_uuids)
         self._preparation: Preparation | None = None
         self._fork_server: ForkServer | None = None
         self._next: PrelaunchedTrial | None = None
         self._prelaunch_logs: Iterator[Path] = iter(())
+        self._is_script = False
         self._of_the_study: dict[str, str] = {}  # environment variables for what can be done before a trial is known
 
     def begin(self, config: StudyConfig, paths: StudyPaths, fingerprint: str) -> bool:
         """Starts the process that trials are forked from, and the one that prepares their data. Both import for
         seconds, while the study goes on, and leave the GPUs alone. Returns whether there is anything to prepare."""
+        workload = config.workload
+        assert workload is not None
         self._preparation = Preparation(config, self._launch, self._gpu_uuids, paths, fingerprint)
+        log = paths.template_log.resolve()
+        self._prelaunch_logs = (paths.waiting_log(number).resolve() for number in itertools.count())
+        self._is_script = workload.dataset is None
+        if self._is_script:
+            if self._launch.warm_start and (workload.model_extra or {}).get("warm"):
+                script = {WORKLOAD: workload.model_dump_json()}
+                self._fork_server = ForkServer("carbonopt.train.script_rank", self._environment | script, log)
+            return False
+        # The preparation has fetched what a hub has; a trial that went online would measure the network.
+        self._environment["HF_HUB_OFFLINE"] = "1"
         if self._launch.warm_start:
-            model = None if config.workload is None else config.workload.model
-            random_model = model is not None and model.from_config is not None
+            random_model = workload.model is not None and workload.model.from_config is not None
             self._of_the_study = {PREPARED: str(paths.prepared.resolve()), FINGERPRINT: fingerprint}
             self._of_the_study[LIKELY_SEED] = str(config.search.seed) if random_model else ""
-            self._prelaunch_logs = (paths.waiting_log(number).resolve() for number in itertools.count())
-            log = paths.template_log.resolve()
             self._fork_server = ForkServer("carbonopt.train.forked_rank", self._environment, log)
         return self._preparation.work is not None
 
@@ -129,19 +142,30 @@ class ProcessLauncher:
                 trial, self._next = self._next or self._prelaunch(self._fork_server), None
                 trial.begin(spec.model_dump_json(), log)
                 return trial
+        if (program := spec.program) is not None:
+            return self._start_program(program, log)
         argv = run_module("carbonopt.train.worker", str(spec_file))
         return WorkProcesses(argv, rank_environments(self._launch), self._environment, log)
+
+    def _start_program(self, program: Program, log: Path) -> WorkProcesses:
+        environment = self._environment | program.environment
+        ranks = [{}] if program.starts_ranks else self._ranks()
+        return WorkProcesses([*program.argv], ranks, environment, log, folder=program.folder, invites=True)
+
+    def _ranks(self) -> list[dict[str, str]]:
+        """What each rank has for itself. One rank alone of a script has nothing, as if its user had started it."""
+        alone = self._is_script and self._launch.world_size == 1
+        return [{}] if alone else [{**rank, **self._of_the_study} for rank in rank_environments(self._launch)]
 
     def prepare_next(self) -> None:
         """Has the next trial's processes open the GPUs: that takes longer than all the rest of a set-up. Called at
         every report of a trial's steps, and not before: two set-ups at once wait for each other in the driver."""
-        if self._fork_server is not None and self._next is None and self._launch.gpus:
+        if self._fork_server is not None and self._next is None and self._launch.gpus and not self._is_script:
             with self._cold_if_it_cannot_fork():
                 self._next = self._prelaunch(self._fork_server)
 
     def _prelaunch(self, fork_server: ForkServer) -> PrelaunchedTrial:
-        ranks = [{**rank, **self._of_the_study} for rank in rank_environments(self._launch)]
-        return PrelaunchedTrial(fork_server, ranks, next(self._prelaunch_logs))
+        return PrelaunchedTrial(fork_server, self._ranks(), next(self._prelaunch_logs), invites=self._is_script)
 
     def _drop_next(self) -> None:
         if self._next is not None:
@@ -156,7 +180,7 @@ class ProcessLauncher:
             self._note(f"each trial imports everything anew from now on: {error}")
             self._end_fork_server()
 
-    def prepare(self, interrupted: Callable[[], bool]) -> Prepared:
+    def prepare(self, interrupted: Callable[[], bool]) -> Prepared | None:
         """What `begin` has begun, when trials can be started. The first trial's processes open the GPUs as soon as
         they can, while the data is still prepared. Raises what a preparation's `result` raises."""
         assert self._preparation is not None

@@ -6,6 +6,7 @@ import os
 import select
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
@@ -14,7 +15,7 @@ from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
 from typing import Any, Protocol
 
 from carbonopt.core.errors import CarbonoptError
-from carbonopt.core.events import CHANNEL_FD, SPOKEN, Event, Exited
+from carbonopt.core.events import CHANNEL_FD, CHANNEL_PATH, SPOKEN, Event, Exited
 from carbonopt.core.trial import StopReason
 from carbonopt.engines.process import guard
 from carbonopt.engines.process.extensions import extensions_folder
@@ -56,28 +57,59 @@ def _is_found_elsewhere() -> bool:
 
 class Listener:
     """The study's end of a channel (see `carbonopt.core.events`) or of a forked guard's connection. It never blocks for
-    longer than it was told to."""
+    longer than it was told to. With `invites` nothing is said on the connection itself, whose end is the trial's, but
+    on one that is made to the socket at `path`."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, invites: bool = False) -> None:
         connection.setblocking(False)
         self._connection, self._buffer, self._ended = connection, b"", False
+        self._inviting = contextlib.ExitStack()
+        self._server: socket.socket | None = None
+        self._speaker: socket.socket | None = None if invites else connection
+        if invites:
+            # A folder that only this user can enter; the study's own can have a path that is too long for a socket.
+            folder = self._inviting.enter_context(tempfile.TemporaryDirectory(prefix="carbonopt-"))
+            self.path = Path(folder) / "channel"
+            self._server = self._inviting.enter_context(socket.socket(socket.AF_UNIX))
+            self._server.bind(str(self.path))
+            self._server.listen()
 
     def read(self, timeout_s: float) -> bytes | None:
         """The next line, or None: none came in time, or the other end is closed (see `closed`)."""
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._buffer and not self._ended:
-            if not select.select([self._connection], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            sources = {source for source in (self._server, self._speaker, self._connection) if source is not None}
+            ready = select.select(sources, [], [], max(0.0, deadline - time.monotonic()))[0]
+            if not ready:
                 return None
-            try:
-                data = self._connection.recv(65536)
-            except ConnectionError:
-                data = b""
-            self._buffer += data
-            self._ended = not data
+            if self._server in ready and self._server is not None:
+                self._hang_up()
+                self._speaker = self._server.accept()[0]
+            elif self._speaker in ready:
+                self._hear()
+            else:
+                self._ended = True  # nothing is said on it: it is closed
         if self.closed:
             return None
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
+
+    def _hear(self) -> None:
+        assert self._speaker is not None
+        try:
+            data = self._speaker.recv(65536)
+        except ConnectionError:
+            data = b""
+        self._buffer += data
+        if not data and self._speaker is self._connection:
+            self._ended = True
+        elif not data:
+            self._hang_up()  # the program may go on, or another may speak for it
+
+    def _hang_up(self) -> None:
+        if self._speaker not in (None, self._connection):
+            self._speaker.close()
+            self._speaker = None
 
     @property
     def closed(self) -> bool:
@@ -92,12 +124,17 @@ class Listener:
 
     def answer(self, stop: StopReason | None = None) -> None:
         """Go on, or stop and why. A trial that died meanwhile can't hear it; its exit is the next event."""
+        if self._speaker is None:
+            return
         try:
-            self._connection.sendall(json.dumps({"stop": stop}).encode() + b"\n")
+            self._speaker.sendall(json.dumps({"stop": stop}).encode() + b"\n")
         except ConnectionError:
-            self._ended = True
+            self._ended |= self._speaker is self._connection
+            self._hang_up()
 
     def close(self) -> None:
+        self._hang_up()
+        self._inviting.close()
         self._connection.close()
 
 
@@ -108,6 +145,9 @@ class WorkProcesses:
         argv: the command of every rank, whose output goes to `log`.
         ranks: what each has in its environment beside `environment`; the first one gets the channel.
         scratch: a folder and a pattern of what in it is removed when all have ended, however they did.
+        folder: in which they run; None: in this process's.
+        invites: the first rank's channel is a socket that whoever speaks for the trial connects to, since a program
+            that starts the ranks passes no descriptors on.
     """
 
     def __init__(
@@ -117,26 +157,33 @@ class WorkProcesses:
         environment: Mapping[str, str],
         log: Path,
         scratch: Sequence[str] = (),
+        folder: str | None = None,
+        invites: bool = False,
     ) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
         ours, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
-        ranks = [{**ranks[0], CHANNEL_FD: str(theirs.fileno())}, *ranks[1:]]
+        self._listener = Listener(ours, invites=invites)
+        if invites:
+            ranks = [{**rank, CHANNEL_PATH: str(self._listener.path)} for rank in ranks]
+        else:
+            ranks = [{**ranks[0], CHANNEL_FD: str(theirs.fileno())}, *ranks[1:]]
         self._extensions, self._scratch = str(extensions_folder(environment).resolve()), list(scratch)
         job = {"argv": argv, "ranks": ranks, "extensions": self._extensions, "scratch": self._scratch}
+        job["folder"] = folder
         try:
             with log.open("ab") as output:
                 self._log_begins = output.tell()
                 self._guard = self._start_guard(job, environment, lifeline, theirs.fileno(), output.fileno())
         except BaseException:
             os.close(self._lifeline)
-            ours.close()
+            self._listener.close()
             raise
         finally:
             os.close(lifeline)
             theirs.close()
-        self._listener, self._ended = Listener(ours), False
+        self._ended = False
 
     def _start_guard(
         self, job: dict[str, Any], environment: Mapping[str, str], lifeline: int, channel: int, log: int
@@ -176,9 +223,9 @@ class WorkProcesses:
         if left:
             raise CarbonoptError(f"processes {left} survive SIGKILL; see {self.log} and `ps -s {session}`.")
 
-    def log_tail(self) -> str:
+    def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
         """The last lines of the log, for the user to read beside the error."""
-        return "\n".join(said_since(self._log_begins, self.log).splitlines()[-LOG_TAIL_LINES:])
+        return "\n".join(said_since(self._log_begins, self.log).splitlines()[-lines:])
 
 
 def said_since(begins: int, log: Path) -> str:

@@ -153,7 +153,7 @@ def bibliography(config: StudyConfig, *, learned: bool) -> str:
     """The BibTeX file: what the text cites, so that a replay has no tools of training. `learned`: what each parameter
     does is known."""
     wanted = {"carbonopt", "akiba2019optuna", "courty2024codecarbon", _OF_SAMPLER[config.search.sampler]}
-    if config.workload is not None:
+    if config.workload is not None and config.workload.model is not None:
         wanted |= {*_OF_TRAINING, _dataset_key(config) or ""}
     if learned:
         wanted.add("pedregosa2011scikit")

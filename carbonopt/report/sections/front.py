@@ -2,13 +2,13 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from carbonopt.analysis.confidence import Configuration, configurations
 from carbonopt.analysis.recommend import TargetRange, target_range_for
 from carbonopt.core import format as fmt
-from carbonopt.report.document import Block, Paragraph, Section, Step, Steps, Table, num, scaled, table
+from carbonopt.report.document import Block, Maker, Paragraph, Section, Step, Steps, Table, num, scaled, table
 from carbonopt.report.figures.pareto import interactive_pareto, pareto
 from carbonopt.report.figures.points import GROUPS
 from carbonopt.report.sections.trials import ALL_TRIALS, shared_settings
@@ -115,9 +115,7 @@ def _trade_offs(study: StudyView) -> Table:
         ),
         scaled("Emissions of a run", "emissions_kg_co2e", fmt.emissions_scale, front, strong=chosen),
         num("Saves against the most accurate", saves, fmt.percent_text),
-        num("Global batch", "first.params.global_batch_size"),
-        num("Learning rate", "first.params.learning_rate", fmt.value_text),
-        num("Epochs", "first.params.epochs", fmt.value_text),
+        *_settings(front),
     ]
     beyond = f"Beyond the knee, trial {study.knee}, either improves only at a high price in the other."
     notes = [] if study.knee is None else [beyond]
@@ -126,3 +124,12 @@ def _trade_offs(study: StudyView) -> Table:
     caption = "Pareto front: no other trial is better in one objective without being worse in the other"
     caption += "; means where repeated" if any(row.n > 1 for row in front) else ""
     return table("pareto", caption, front, columns, note=" ".join(notes), paper="pareto")
+
+
+def _settings(front: Sequence[Configuration]) -> Iterator[Maker]:
+    """A column for each of the settings that decide most, and for those that the user has invented."""
+    names = {"global_batch_size": "Global batch", "learning_rate": "Learning rate", "epochs": "Epochs"}
+    names |= {name: name for row in front for name in row.first.params.own}
+    for name, label in names.items():
+        if any(getattr(row.first.params, name) is not None for row in front):
+            yield num(label, f"first.params.{name}", fmt.value_text)

@@ -42,6 +42,8 @@ def _workload(data: StudyData) -> dict[str, str]:
         files = ", ".join(Path(file).name for file in dataset.train_files or ())
         source = dataset.builtin or dataset.name_or_path or files
         rows["Data set"] = f"{source}, {dataset.config}" if dataset.config else source
+    if (command := (workload.model_extra or {}).get("command")) is not None:
+        rows["Command"] = command
     if workload.sequence_length is not None:
         rows["Sequence length"] = f"{workload.sequence_length} tokens"
     if tokenizer is not None:

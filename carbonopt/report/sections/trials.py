@@ -27,8 +27,9 @@ def section(study: StudyView) -> Section:
     records, rec, quality = study.data.records, study.recommendation, study.quality
     if not records:
         return Section(key="trials", title="Every trial", blocks=(Paragraph(text="No trial has been started."),))
-    order = [*TrialParams.model_fields, "gradient_accumulation_steps"]
     settings = {record.trial: record.params.as_record() for record in records}
+    own = [name for params in settings.values() for name in params]
+    order = [*TrialParams.model_fields, "gradient_accumulation_steps", *own]
     names = {name for params in settings.values() for name in params} - _shared(list(settings.values())).keys()
     energy = fmt.energy_scale(record.energy_kwh.total for record in records if record.energy_kwh)
     columns = [

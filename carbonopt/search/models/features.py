@@ -12,7 +12,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from pydantic import ValidationError
 
 from carbonopt.core.arrays import Array
-from carbonopt.core.dimensions import DEFAULT_LR_SCHEDULER, DIMENSIONS, Affects, TrialParams, affecting, rate_decays
+from carbonopt.core.dimensions import DEFAULT_LR_SCHEDULER, DIMENSIONS, Affects, TrainingParams, affecting, rate_decays
 from carbonopt.search.models.curves import CORE, Points
 from carbonopt.search.observation import NEEDED, Observation, Values, trial_params
 
@@ -115,7 +115,7 @@ def _can_be(name: str, value: Any) -> bool:
     if name not in DIMENSIONS or DIMENSIONS[name].choices:
         return True
     try:
-        TrialParams.model_validate({**NEEDED, "micro_batch_size_per_gpu": 1, name: value})
+        TrainingParams.model_validate({**NEEDED, "micro_batch_size_per_gpu": 1, name: value})
     except ValidationError:
         return False
     return True
@@ -145,7 +145,7 @@ def _thinned(curve: Sequence[tuple[float, float]], count: int) -> list[tuple[flo
     return [curve[place] for place in sorted(set(places.tolist()))]
 
 
-def progress(params: TrialParams, fraction: float) -> tuple[float, float]:
+def progress(params: TrainingParams, fraction: float) -> tuple[float, float]:
     """Where a trial is after a share of its steps, whatever its schedule (arXiv 2408.11029; S1 is the rate's area): of
     two whose rate decays the shorter one has, at the same step, the lower rate, and a lower loss for it.
 

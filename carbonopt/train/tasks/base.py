@@ -5,14 +5,16 @@ import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from carbonopt.core.config import Space, Workload
+from carbonopt.core.dimensions import TrainingParams
 from carbonopt.core.errors import BadInput, hint
 from carbonopt.core.files import PreparedFolder
 from carbonopt.core.quality import QUALITIES, Quality
-from carbonopt.core.trial import EvalPoint, Prepared, TrialSpec
+from carbonopt.core.trial import EvalPoint, Prepared, Program, TrialSpec
 from carbonopt.train.client import Speaker
 
 if TYPE_CHECKING:
@@ -20,7 +22,10 @@ if TYPE_CHECKING:
 
 # By the name that `workload.task` has in a study file. As text: whoever needs one task imports that one alone, and the
 # winner's folder has a copy of no other.
-TASKS = {"causal_lm": "carbonopt.train.tasks.causal_lm:CausalLM"}
+TASKS = {
+    "causal_lm": "carbonopt.train.tasks.causal_lm:CausalLM",
+    "script": "carbonopt.train.tasks.script:Script",
+}
 
 _SMALLEST_EVAL_BATCH = 8  # examples; no gradients are kept, so more than the micro batch always fits
 
@@ -52,6 +57,10 @@ class TrialRun:
     prepared: Prepared
     total_steps: int
 
+    @cached_property
+    def params(self) -> TrainingParams:
+        return TrainingParams.of(self.spec.params)
+
     @property
     def sequence_length(self) -> int:
         """Of tasks whose examples have one."""
@@ -62,7 +71,7 @@ class TrialRun:
     def tokens_per_step(self) -> int | None:
         """Over all ranks; None: examples differ in length, or are no tokens."""
         length = self.prepared.sequence_length
-        return None if length is None else self.spec.params.global_batch_size * length
+        return None if length is None else self.params.global_batch_size * length
 
     @property
     def division(self) -> "Division":
@@ -70,7 +79,7 @@ class TrialRun:
         from carbonopt.train import ranks
         from carbonopt.train.data.packing import Division
 
-        params = self.spec.params
+        params = self.params
         sizes = (params.global_batch_size, params.micro_batch_size_per_gpu, self.total_steps)
         return Division(*sizes, self.spec.seed, ranks.rank(), params.world_size)
 
@@ -78,7 +87,7 @@ class TrialRun:
     def eval_batch_size_per_gpu(self) -> int:
         """Examples in a forward pass of an evaluation."""
         chosen = self.workload.eval_batch_size_per_gpu or self.prepared.eval_batch_size_per_gpu
-        return chosen or max(self.spec.params.micro_batch_size_per_gpu, _SMALLEST_EVAL_BATCH)
+        return chosen or max(self.params.micro_batch_size_per_gpu, _SMALLEST_EVAL_BATCH)
 
 
 @dataclass(frozen=True)
@@ -87,17 +96,35 @@ class Trained:
     save_model: Callable[[Path], None]  # writes model and tokenizer into a folder; to be called on every rank
 
 
-class Task(ABC):
+class Task:
     """One kind of training, for one study's settings. A task that trains with a Trainer derives from
-    `trainer_task.TrainerTask`, which has `train`; one that doesn't, as a user's own script, brings its own. Dimensions
-    are not here: a trial's parameters are one record, whatever the task."""
+    `trainer_task.TrainerTask`."""
 
     settings: ClassVar[type[Workload]]  # its part of the study file, under `workload`
-    qualities: ClassVar[tuple[Quality, ...]]  # by one of which it is judged; the first, if the study file names none
+    qualities: ClassVar[
+        tuple[Quality, ...]
+    ]  # by one of which it is judged, the first unless the study file says; or any
     card: ClassVar[Card]
+    own_dimensions: ClassVar[bool] = False  # the search space is the user's: any names, none of them required
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
+
+    def check(self, space: Space) -> None:
+        """Raises BadInput for what can be known to be wrong before anything is started."""
+
+    def input_files(self) -> tuple[str, ...]:
+        """Files and folders that its trials read, beside models and tokenizers; absolute."""
+        return self.workload.data_files
+
+    def program(self, spec: TrialSpec, quality: Quality) -> Program | None:
+        """What the ranks of a trial run; None: carbonopt trains."""
+        return None
+
+
+class TrainingTask(Task, ABC):
+    """One that carbonopt prepares and trains. Dimensions are not here: a trial's parameters are one record, whatever
+    the task."""
 
     @property
     def quality(self) -> Quality:
@@ -134,3 +161,10 @@ def task_for(workload: dict[str, Any]) -> Task:
     pydantic's ValidationError if the settings aren't that task's."""
     kind = task_class(workload.get("task", Workload.model_fields["task"].default))
     return kind(kind.settings(**workload))
+
+
+def training_task(workload: dict[str, Any]) -> TrainingTask:
+    """Of a workload that carbonopt trains; raises as `task_for`."""
+    task = task_for(workload)
+    assert isinstance(task, TrainingTask)
+    return task

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from carbonopt.core.config import ModelWorkload
 from carbonopt.core.files import PreparedFolder
 from carbonopt.train.client import Speaker
-from carbonopt.train.tasks.base import Evaluation, Task, Trained, TrialRun
+from carbonopt.train.tasks.base import Evaluation, Trained, TrainingTask, TrialRun
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,7 @@ class ModelKind:
         return sorted(getattr(modeling_auto, self.mapping))
 
 
-class TrainerTask(Task):
+class TrainerTask(TrainingTask):
     """What a task says of its model, its loss and its quality; the rest of a training is the same for all. `trainer` is
     one method for data and loss, since a trainer of another library (TRL's) has both inside."""
 

@@ -1,0 +1,247 @@
+"""The lines that a training script of your own has for a study; outside one they do nothing. See docs/script.md.
+
+    trainer = Trainer(..., callbacks=[carbonopt.script.callback("eval_accuracy")])
+
+    with carbonopt.script.run(total_steps=N) as run:  # on every rank
+        for step, batch in enumerate(batches, start=1):
+            train(batch)
+            run.step(step)
+            if step % 500 == 0:
+                with run.evaluation():
+                    accuracy = evaluate(model)
+                if run.report(accuracy=accuracy):
+                    break
+
+Nothing heavy is imported here; PyTorch is used where the script has imported it.
+"""
+
+import math
+import os
+import resource
+import socket
+import sys
+from collections.abc import Iterator, Sized
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any, Self
+
+from carbonopt.core import events
+from carbonopt.core.errors import BadInput
+from carbonopt.core.quality import quality_of
+from carbonopt.core.trial import EvalPoint, Phase, Stage
+from carbonopt.core.units import BYTES_PER_GIB
+from carbonopt.train.client import Speaker
+from carbonopt.train.failures import ending
+
+if TYPE_CHECKING:
+    from transformers import TrainerCallback
+
+
+def in_study() -> bool:
+    """Whether a study runs this script."""
+    return events.CHANNEL_PATH in os.environ
+
+
+class Run:
+    """One training, as the study follows it. To be used on every rank, since all of them wait for each other where a
+    phase changes. Outside a study its methods do nothing.
+
+    Args:
+        total_steps: optimizer steps of the whole training. None: as `workload.steps` has it in the study file.
+    """
+
+    def __init__(self, total_steps: int | None = None) -> None:
+        self._total_steps = total_steps or int(os.environ.get(events.TOTAL_STEPS) or 0)
+        self._step, self._phase = 0, Phase.SETUP
+
+    def __enter__(self) -> Self:
+        self.begin()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception):
+            self._failed(error)
+        elif error is None:
+            self.end()
+
+    def begin(self) -> None:
+        """Model and optimizer are ready, and the first step comes next: from here on energy counts as training."""
+        if not in_study():
+            return
+        try:
+            if self._total_steps < 1:
+                raise BadInput("carbonopt.script.run needs total_steps, or the study file workload.steps.")
+            if _world_size() > 1 and _ranks() is None:
+                raise BadInput("torch.distributed must be initialised before carbonopt.script.run, but isn't.")
+            if (ranks := _ranks()) is not None:
+                ranks.check_devices()
+        except BadInput as error:
+            self._failed(error)
+            raise
+        self.enter(Phase.TRAIN)
+
+    def step(self, step: int | None = None) -> None:
+        """After each optimizer step, with its number from 1; None: the next one."""
+        if not in_study():
+            return
+        self._step = self._step + 1 if step is None else step
+        if (speaker := _speaker()) is None:
+            return
+        if self._step == 1:
+            if (ranks := _ranks()) is not None:
+                ranks.wait_for_device()
+            speaker.stage(Stage.STEPS)
+        speaker.progress(self._step, self._total_steps)
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Around what evaluates the model: its energy is not training's."""
+        self.enter(Phase.EVAL)
+        yield
+        self.enter(Phase.TRAIN)
+
+    def report(self, *, count: int | None = None, **qualities: float) -> bool:
+        """Reports an evaluation; True: the study says stop, and every rank is told the same.
+
+        Args:
+            count: of examples or tokens that the quality is a mean over. None: not known.
+            qualities: by name, the study's target among them: `accuracy=0.93`. Shares are from 0 to 1.
+
+        Raises:
+            BadInput: if the target's quality is not among them or can't have such a value.
+        """
+        if not in_study():
+            return False
+        quality = quality_of(os.environ[events.QUALITY], os.environ[events.DIRECTION])  # type: ignore[arg-type]
+        try:
+            if quality.name not in qualities:
+                got = ", ".join(qualities) or "nothing"
+                raise BadInput(f"run.report must be given {quality.name}, the quality of the target, but got {got}.")
+            value = float(qualities.pop(quality.name))
+            if fault := quality.beyond(value):
+                raise BadInput(f"run.report: {quality.name} {fault}.")
+        except BadInput as error:
+            self._failed(error)
+            raise
+        examples = max(1, count or 1)
+        mean = quality.mean_of(value) if math.isfinite(value) else math.nan
+        others = {name: float(other) for name, other in qualities.items()}
+        point = EvalPoint.of(quality, mean * examples, examples, step=self._step, tokens=None, **others)
+        return self._told(point)
+
+    def end(self) -> None:
+        """The training has ended: what comes now, such as saving the model, is no part of it."""
+        if in_study() and self._step and (speaker := _speaker()) is not None:
+            speaker.progress(self._step, max(self._total_steps, self._step), last=True)
+        self.enter(Phase.SETUP)
+
+    def enter(self, phase: Phase) -> None:
+        """Changes what energy counts as; every rank's device is idle then."""
+        if not in_study() or phase is self._phase:
+            return
+        self._phase, ranks = phase, _ranks()
+        if ranks is not None:
+            ranks.together()
+        if (speaker := _speaker()) is not None:
+            speaker.phase(phase)
+        if ranks is not None:
+            ranks.together()
+
+    def _told(self, point: EvalPoint) -> bool:
+        ranks, stop = _ranks(), False
+        peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / BYTES_PER_GIB
+        if ranks is not None:
+            peak_gib = ranks.largest(ranks.peak_memory_gib())
+        if (speaker := _speaker()) is not None:
+            total_steps = max(self._total_steps, self._step)
+            told = events.Evaluated(point=point, total_steps=total_steps, peak_memory_gib=peak_gib)
+            stop = bool(speaker.evaluated(told))
+        return stop if ranks is None else bool(ranks.largest(float(stop)))
+
+    def _failed(self, error: Exception) -> None:
+        """Tells the study why, as far as it can be told better than by a log."""
+        if in_study() and (speaker := _speaker()) is not None:
+            kind, _, text = ending(error)
+            speaker.failed(kind, text)
+
+
+def run(total_steps: int | None = None) -> Run:
+    """For `with`: the training loop, on every rank. Arguments as `Run`."""
+    return Run(total_steps)
+
+
+def callback(metric: str) -> "TrainerCallback":
+    """For Hugging Face's Trainer, and what derives from it: `Trainer(..., callbacks=[callback("eval_accuracy")])`.
+
+    Args:
+        metric: among those of `Trainer.evaluate`; without "eval_" its name is that of the target's quality.
+    """
+    from transformers import TrainerCallback
+
+    class StudyCallback(TrainerCallback):
+        run: Run | None = None
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.run = Run(state.max_steps)
+            self.run.begin()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            assert self.run is not None
+            self.run.step(state.global_step)
+            self.before_evaluation(control)
+
+        def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.before_evaluation(control)
+
+        def before_evaluation(self, control: Any) -> None:
+            """The Trainer has no hook where an evaluation begins; that one will is decided here already."""
+            if control.should_evaluate and self.run is not None:
+                self.run.enter(Phase.EVAL)
+
+        def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            metrics: dict[str, float] = kwargs["metrics"]
+            if self.run is None:  # before the training
+                return
+            if metric in metrics:
+                evaluated = getattr(kwargs.get("eval_dataloader"), "dataset", None)
+                count = len(evaluated) if isinstance(evaluated, Sized) else None
+                quality = {metric.removeprefix("eval_"): metrics[metric]}
+                control.should_training_stop |= self.run.report(count=count, **quality)
+            if state.global_step < state.max_steps and not control.should_training_stop:
+                self.run.enter(Phase.TRAIN)
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            assert self.run is not None
+            self.run.end()
+
+    return StudyCallback()
+
+
+@cache
+def _speaker() -> Speaker | None:
+    """Rank 0's connection to the study; None on the other ranks."""
+    if _rank() > 0:
+        return None
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(os.environ[events.CHANNEL_PATH])
+    return Speaker(connection)
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
+
+
+def _world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE") or 1)
+
+
+def _ranks() -> Any:
+    """What ranks do together, where the script uses PyTorch; None: there is one rank alone, on a CPU as far as is
+    known, or PyTorch's ranks don't know each other yet."""
+    if (torch := sys.modules.get("torch")) is None:
+        return None
+    if _world_size() > 1 and not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return None
+    from carbonopt.train import ranks
+
+    return ranks

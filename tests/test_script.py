@@ -1,0 +1,359 @@
+"""A user's own training script: what its lines tell the study, and how it ends without them."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import yaml
+from commands import carbonopt, within
+
+from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.errors import BadInput
+from carbonopt.core.quality import quality_of
+from carbonopt.core.trial import Phase, QualityResult, StopReason, TrialRecord, TrialSpec, TrialState
+from carbonopt.energy.meter import ReplayMeter
+from carbonopt.engines.process.processes import WorkProcesses
+from carbonopt.study.check import check
+from carbonopt.study.file import load_study
+from carbonopt.study.supervisor import Rules, TrialWatch
+from carbonopt.train.tasks.script import Script, ScriptWorkload
+
+LOOP = """
+import carbonopt.script as carbon
+with carbon.run(total_steps=6) as run:
+    for step in range(1, 7):
+        run.step(step)
+        if step % 2 == 0:
+            with run.evaluation():
+                accuracy = step / 8
+            if run.report(accuracy=accuracy, count=8, loss=1 - accuracy):
+                print("told to stop")
+                break
+"""
+PARAMS = TrialParams(learning_rate=0.5, my_width=3, zero_stage=None, offload=None)
+
+
+class JoulePerPhase(ReplayMeter):
+    """Charges 1 kWh in every window that is opened."""
+
+    def enter(self, phase: Phase) -> None:
+        super().enter(phase)
+        self.advance(phase, 1.0, 1.0)
+
+
+def watched(script: str, folder: Path, *, quality: str = "accuracy", steps: int | None = None, **rules) -> TrialRecord:
+    """The record of a trial that runs this script."""
+    (folder / "train.py").write_text(textwrap.dedent(script))
+    command = f"{shlex.quote(sys.executable)} train.py {{learning_rate}} {{my_width}}"
+    task = Script(ScriptWorkload(command=command, folder=str(folder), steps=steps))
+    spec = TrialSpec(
+        number=3, attempt=1, seed=7, params=PARAMS, workload={}, prepared_dir="", trial_dir=str(folder / "trial")
+    )
+    judged_by = quality_of(quality, "maximize")
+    program = task.program(spec, judged_by)
+    settings = {
+        **dict.fromkeys(("should_prune", "cap_kg_co2e")),
+        "audit": False,
+        "emissions_kg_co2e": lambda energy_kwh: energy_kwh,
+        "budget_spent": lambda: False,
+        "interrupted": lambda: False,
+        "timeout_s": 60.0,
+    } | rules
+    meter = JoulePerPhase()
+    meter.enter(Phase.SETUP)
+    environment = {**os.environ, **program.environment}
+    log = folder / "log.txt"
+    trial = WorkProcesses([*program.argv], [{}], environment, log, folder=program.folder, invites=True)
+    return TrialWatch(
+        spec=spec.model_copy(update={"program": program}),
+        quality=QualityResult.named(judged_by),
+        trial=trial,
+        meter=meter,
+        rules=Rules(**settings),
+        observers=[],
+        progress=lambda *_: None,
+        store=lambda record: None,
+    ).run()
+
+
+def test_a_loop_tells_its_phases_steps_and_evaluations(tmp_path: Path) -> None:
+    record = watched(LOOP, tmp_path)
+    assert (record.state, record.value, record.total_steps) == (TrialState.COMPLETE, 0.75, 6)
+    assert [(point.step, point.sum, point.count) for point in record.evals] == [(2, 2, 8), (4, 4, 8), (6, 6, 8)]
+    assert record.evals[-1].other_qualities == {"loss": 0.25}
+    # Training begins once and again after each of three evaluations; the set-up once before and once at its end.
+    energy = record.energy_kwh
+    assert (energy.train, energy.eval, energy.setup) == (4.0, 3.0, 2.0)
+    assert record.peak_memory_gib > 0
+
+
+def test_outside_a_study_the_lines_do_nothing(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOOP + "print(accuracy)\n")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("CARBONOPT")}
+    program = [sys.executable, str(tmp_path / "train.py")]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0.75\n", "")
+
+
+def test_the_lines_import_neither_torch_nor_transformers() -> None:
+    program = (
+        "import sys, carbonopt.script; print(sorted({'torch', 'transformers', 'optuna', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[]\n"
+
+
+def test_a_study_can_stop_it_at_an_evaluation(tmp_path: Path) -> None:
+    record = watched(LOOP, tmp_path, should_prune=lambda evals, total: evals[-1].step == 4 and total == 6)
+    assert (record.state, record.stop_reason) == (TrialState.PRUNED, StopReason.TARGET)
+    assert [point.step for point in record.evals] == [2, 4]
+
+
+def test_its_command_has_the_configuration(tmp_path: Path) -> None:
+    script = 'import json, os, sys; print(json.dumps({"accuracy": 0.5, "argv": sys.argv[1:], "cwd": os.getcwd()}))'
+    record = watched(script, tmp_path)
+    assert record.value == 0.5
+    said = json.loads((tmp_path / "log.txt").read_text())
+    assert said["argv"] == ["0.5", "3"] and said["cwd"] == str(tmp_path)
+
+
+def test_without_the_lines_a_last_json_line_is_enough_and_all_energy_counts_as_training(tmp_path: Path) -> None:
+    script = """
+        print("{not json")
+        print('{"accuracy": 0.25}')
+        print('{"accuracy": 0.75, "count": 200, "step": 40}')
+        print("bye")
+    """
+    record = watched(script, tmp_path)
+    assert (record.state, record.value, record.steps_done) == (TrialState.COMPLETE, 0.75, 40)
+    assert (record.quality.sum, record.quality.count) == (150, 200)
+    assert (record.energy_kwh.train, record.energy_kwh.setup, record.energy_kwh.eval) == (1.0, 0.0, 0.0)
+
+
+def test_a_report_after_the_end_is_the_last_evaluation(tmp_path: Path) -> None:
+    script = """
+        import carbonopt.script as carbon
+        with carbon.run(total_steps=3) as run:
+            for _ in range(3):
+                run.step()
+        run.report(accuracy=0.5)
+    """
+    record = watched(script, tmp_path)
+    assert (record.state, record.value, record.evals[-1].step) == (TrialState.COMPLETE, 0.5, 3)
+    assert record.energy_kwh.train == 1.0
+
+
+BEGIN = "import carbonopt.script as carbon\nwith carbon.run(total_steps=2) as run:\n    run.step()\n"
+ENDS = {
+    "no quality": ("print('done')", TrialState.FAILED, "no_quality", "without saying its accuracy"),
+    "garbage": ("import os; os.write(1, bytes(range(256)) * 99)", TrialState.FAILED, "no_quality", "accuracy"),
+    "no report": (BEGIN, TrialState.FAILED, "no_quality", "without saying its accuracy"),
+    "another quality": (BEGIN + "    run.report(acc=0.5)", TrialState.FAILED, "bad_input", "but got acc"),
+    "percents": (BEGIN + "    run.report(accuracy=87.5)", TrialState.FAILED, "bad_input", "at most 1, but is 87.5"),
+    "not a number": (BEGIN + "    run.report(accuracy=float('nan'))", TrialState.DIVERGED, "diverged", "not finite"),
+    "an error": (BEGIN + "    1 / 0", TrialState.FAILED, "crash", "ZeroDivisionError"),
+    "an exit code": ("import sys; sys.exit(7)", TrialState.FAILED, "crash", "code 7"),
+    "a signal": ("import os; os.kill(os.getpid(), 11)", TrialState.FAILED, "crash", "signal 11"),
+    "no memory": (
+        "raise RuntimeError('CUDA out of memory. Tried to allocate')", TrialState.INFEASIBLE, "out_of_memory", "memory"
+    ),
+    "no steps": (
+        "import carbonopt.script as carbon\nwith carbon.run() as run: pass", TrialState.FAILED, "bad_input", "steps"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ends", ENDS)
+def test_each_end_has_a_state_and_a_reason(ends: str, tmp_path: Path) -> None:
+    script, state, kind, said = ENDS[ends]
+    record = watched(script, tmp_path)
+    assert (record.state, record.failure.kind) == (state, kind)
+    assert said in record.failure.text.splitlines()[0] or said in record.failure.text
+    assert record.energy_kwh.total > 0
+
+
+def test_a_script_that_hangs_is_ended_and_one_that_writes_goes_on(tmp_path: Path) -> None:
+    hangs = watched(BEGIN + "    import time; time.sleep(600)", tmp_path, timeout_s=1.0)
+    assert (hangs.state, hangs.failure.kind) == (TrialState.TIMEOUT, "timeout")
+    writes = (
+        'import time\nfor _ in range(8):\n    print("on", flush=True)\n    time.sleep(0.3)\nprint(\'{"accuracy": 1}\')'
+    )
+    assert watched(writes, tmp_path, timeout_s=1.5).state == TrialState.COMPLETE
+
+
+def test_a_launcher_between_does_not_matter(tmp_path: Path) -> None:
+    (tmp_path / "inner.py").write_text(LOOP)
+    launcher = (
+        "import subprocess, sys; sys.exit(subprocess.run([sys.executable, 'inner.py'], close_fds=True).returncode)"
+    )
+    record = watched(launcher, tmp_path)
+    assert (record.state, record.value) == (TrialState.COMPLETE, 0.75)
+
+
+def test_a_quality_of_its_own_has_any_value(tmp_path: Path) -> None:
+    record = watched(BEGIN + "    run.report(bleu=-31.5)", tmp_path, quality="bleu")
+    assert record.quality.model_dump() == {
+        "name": "bleu", "value": -31.5, "sum": -31.5, "count": 1, "direction": "maximize"
+    }  # fmt: skip
+    assert TrialRecord.from_json(record.as_json()) == record
+
+
+def test_steps_can_stand_in_the_study_file(tmp_path: Path) -> None:
+    script = BEGIN.replace("total_steps=2", "") + "    run.report(accuracy=0.5)\n    run.step(2)\n"
+    assert watched(script, tmp_path, steps=2).total_steps == 2
+
+
+# --------------------------------------------------------------------------------------------------- whole studies
+
+
+def study_of(folder: Path, script: str = LOOP, command: str = "python train.py {learning_rate} {my_width}", **changes):
+    """Writes the script and a study of it; returns the study file's path."""
+    (folder / "train.py").write_text(textwrap.dedent(script))
+    space = {"learning_rate": {"low": 0.1, "high": 1.0, "log": True}, "my_width": {"choices": [1, 2, 4]}}
+    study = {
+        "name": "own",
+        "workload": {"task": "script", "command": command, **changes.pop("workload", {})},
+        "target": changes.pop("target", {"accuracy": 0.5}),
+        "search": {"space": {**space, **changes.pop("space", {})}, "sampler": "random"},
+        "budget": {"trials": 2},
+        "carbon": {"intensity_g_co2e_per_kwh": 500},
+        "launch": {"gpus": [], **changes.pop("launch", {})},
+        **changes,
+    }
+    (folder / "study.yaml").write_text(yaml.safe_dump(study))
+    return folder / "study.yaml"
+
+
+def exported(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in carbonopt("export", folder, "--format", "jsonl").stdout.splitlines()]
+
+
+SLOWLY = LOOP.replace("run.step(step)", "time.sleep(0.1); run.step(step)").replace("import", "import time\nimport", 1)
+
+
+@pytest.mark.slow
+def test_a_study_of_a_script_and_its_winner(tmp_path: Path) -> None:
+    study = study_of(tmp_path, SLOWLY)
+    done = carbonopt("run", study, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    records = [
+        json.loads(line) for line in carbonopt("export", tmp_path / "out", "--format", "jsonl").stdout.splitlines()
+    ]
+    assert [record["state"] for record in records] == ["complete"] * 2
+    assert all(record["params"].keys() == {"learning_rate", "my_width", "world_size"} for record in records)
+    winner = tmp_path / "out" / "report" / "winner"
+    listed = json.loads((winner / "inputs.json").read_text())
+    assert listed["data/train.py"][0]["bytes"] == (tmp_path / "train.py").stat().st_size
+    (winner / "data").mkdir()
+    (winner / "data" / "train.py").write_text(SLOWLY + "import sys; print(sys.argv[1:], accuracy)\n")
+    refused = subprocess.run([winner / "run.sh"], capture_output=True, text=True)
+    assert refused.returncode == 1 and "train.py is not the recorded file" in refused.stderr
+    listed["data/train.py"] = []
+    (winner / "inputs.json").write_text(json.dumps(listed))
+    again = subprocess.run([winner / "run.sh"], capture_output=True, text=True)
+    best = json.loads(carbonopt("recommend", tmp_path / "out", "--json").stdout)
+    expected = [str(best["params"][name]) for name in ("learning_rate", "my_width")]
+    assert again.stdout == f"{expected} 0.75\n", again.stderr
+
+
+@pytest.mark.slow
+def test_a_warm_script_is_run_from_its_first_line_by_a_fork(tmp_path: Path) -> None:
+    script = 'import decimal, sys\nprint("new" if "torch" not in sys.modules else "old", __name__, sys.argv)\n' + SLOWLY
+    study = study_of(tmp_path, script, workload={"warm": True})
+    done = carbonopt("run", study, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    logs = [path.read_text() for path in sorted((tmp_path / "out" / "trials").glob("*/log-1.txt"))]
+    assert len(logs) == 2 and all(" __main__ ['train.py', " in log for log in logs)
+    assert (tmp_path / "out" / "template-log.txt").exists()
+
+
+@pytest.mark.slow
+def test_every_rank_of_a_launch_stops_together(tmp_path: Path) -> None:
+    script = """
+        import os, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        import carbonopt.script as carbon
+        with carbon.run(total_steps=4) as run:
+            for step in range(1, 5):
+                total = torch.tensor(float(dist.get_rank() + 1))
+                dist.all_reduce(total)
+                run.step(step)
+                with run.evaluation():
+                    accuracy = float(total) / 4
+                if run.report(accuracy=accuracy):
+                    break
+        dist.destroy_process_group()
+    """
+    study = study_of(tmp_path, script, launch={"cpu_ranks": 2})
+    done = carbonopt("run", study, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    records = [
+        json.loads(line) for line in carbonopt("export", tmp_path / "out", "--format", "jsonl").stdout.splitlines()
+    ]
+    assert [record["quality"]["value"] for record in records] == [0.75, 0.75]
+    assert all(record["params"]["world_size"] == 2 for record in records)
+
+
+# --------------------------------------------------------------------------------------------------------- bad input
+
+REFUSED = {
+    "no program": ({"command": "no-such-program {learning_rate} {my_width}"}, "no program no-such-program"),
+    "no script": ({"command": "python missing.py {learning_rate} {my_width}"}, "missing.py"),
+    "unknown placeholder": ({"command": "python train.py {lr} {my_width}"}, "unknown placeholder {lr}"),
+    "unused dimension": ({"command": "python train.py {learning_rate}"}, "has none for my_width"),
+    "format": ({"command": "python train.py {learning_rate:.3f} {my_width}"}, "plain names in braces"),
+    "brace": ({"command": "python train.py {learning_rate {my_width}"}, "braces"),
+    "quotes": ({"command": "python 'train.py {learning_rate} {my_width}"}, "can't be split"),
+    "empty": ({"command": " "}, "workload.command"),
+    "a model": ({"model": {"name_or_path": "gpt2"}}, "a script has no model"),
+    "sequence length": ({"sequence_length": 8}, "a script has no sequence_length"),
+    "training arguments": ({"training_arguments": {"optim": "sgd"}}, "a script has no training_arguments"),
+    "unknown key": ({"comand": "x"}, "did you mean command?"),
+    "steps": ({"steps": 0}, "workload.steps"),
+    "warm shell": ({"command": "sh train.py {learning_rate} {my_width}", "warm": True}, "workload.warm"),
+    "no folder": ({"folder": "nowhere"}, "no folder"),
+    "no file": ({"files": ["nowhere.csv"]}, "nowhere.csv"),
+}
+
+
+@pytest.mark.parametrize("refused", REFUSED)
+def test_what_would_make_every_trial_fail_is_refused(refused: str, tmp_path: Path) -> None:
+    workload, said = REFUSED[refused]
+    study = study_of(tmp_path, workload=workload)
+    done = within("check", study)
+    assert done.returncode == 2 and said in done.stderr, done.stderr
+
+
+TARGETS = {
+    "direction": ({"quality": "bleu"}, "needs at_least or at_most"),
+    "both": ({"quality": "bleu", "at_least": 1, "at_most": 2}, "needs at_least or at_most"),
+    "known name": ({"quality": "accuracy", "at_least": 0.5}, "must be written as {accuracy: VALUE}"),
+    "bound alone": ({"accuracy": 0.5, "at_least": 0.5}, "at_least and at_most go with quality"),
+    "two": ({"accuracy": 0.5, "quality": "bleu", "at_least": 1}, "exactly one of"),
+    "no word": ({"quality": "my bleu", "at_least": 1}, "quality"),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_target_of_its_own_says_its_direction(target: str, tmp_path: Path) -> None:
+    given, said = TARGETS[target]
+    with pytest.raises(BadInput) as refused:
+        load_study(study_of(tmp_path, target=given))
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["seed", "my-width", "output_dir", "1st"])
+def test_a_dimension_is_called_by_a_word_that_is_free(name: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="a dimension's name must be a word"):
+        check(load_study(study_of(tmp_path, space={name: {"choices": [1, 2]}})))
+
+
+def test_other_tasks_take_no_dimension_that_they_do_not_know(tmp_path: Path, tiny_study: dict, write_study) -> None:
+    tiny_study["search"]["space"]["my_width"] = {"choices": [1, 2]}
+    done = within("check", write_study(tiny_study))
+    assert done.returncode == 2 and "unknown key search.space.my_width" in done.stderr
