@@ -81,7 +81,7 @@ def run() -> int:
     sys.argv = [*program.argv[1 if _KIND == "file" else 2 :]]
     try:
         if _KIND == "file":
-            runpy.run_path(_NAME, run_name="__main__")
+            runpy.run_path(program.argv[1], run_name="__main__")
         else:
             runpy.run_module(_NAME, run_name="__main__", alter_sys=True)
     except SystemExit as end:

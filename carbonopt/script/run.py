@@ -1,29 +1,14 @@
-"""The lines that a training script of your own has for a study; outside one they do nothing. See docs/script.md.
-
-    trainer = Trainer(..., callbacks=[carbonopt.script.callback("eval_accuracy")])
-
-    with carbonopt.script.run(total_steps=N) as run:  # on every rank
-        for step, batch in enumerate(batches, start=1):
-            train(batch)
-            run.step(step)
-            if step % 500 == 0:
-                with run.evaluation():
-                    accuracy = evaluate(model)
-                if run.report(accuracy=accuracy):
-                    break
-
-Nothing heavy is imported here; PyTorch is used where the script has imported it.
-"""
+"""One training as the study follows it."""
 
 import math
 import os
 import resource
 import socket
 import sys
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from carbonopt.core import events
 from carbonopt.core.errors import BadInput
@@ -32,9 +17,6 @@ from carbonopt.core.trial import EvalPoint, Phase, Stage
 from carbonopt.core.units import BYTES_PER_GIB
 from carbonopt.train.client import Speaker
 from carbonopt.train.failures import ending
-
-if TYPE_CHECKING:
-    from transformers import TrainerCallback
 
 
 def in_study() -> bool:
@@ -63,6 +45,11 @@ class Run:
             self._failed(error)
         elif error is None:
             self.end()
+
+    @property
+    def steps(self) -> int:
+        """Made so far."""
+        return self._step
 
     def begin(self) -> None:
         """Model and optimizer are ready, and the first step comes next: from here on energy counts as training."""
@@ -168,53 +155,6 @@ class Run:
 def run(total_steps: int | None = None) -> Run:
     """For `with`: the training loop, on every rank. Arguments as `Run`."""
     return Run(total_steps)
-
-
-def callback(metric: str) -> "TrainerCallback":
-    """For Hugging Face's Trainer, and what derives from it: `Trainer(..., callbacks=[callback("eval_accuracy")])`.
-
-    Args:
-        metric: among those of `Trainer.evaluate`; without "eval_" its name is that of the target's quality.
-    """
-    from transformers import TrainerCallback
-
-    class StudyCallback(TrainerCallback):
-        run: Run | None = None
-
-        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.run = Run(state.max_steps)
-            self.run.begin()
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            assert self.run is not None
-            self.run.step(state.global_step)
-            self.before_evaluation(control)
-
-        def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.before_evaluation(control)
-
-        def before_evaluation(self, control: Any) -> None:
-            """The Trainer has no hook where an evaluation begins; that one will is decided here already."""
-            if control.should_evaluate and self.run is not None:
-                self.run.enter(Phase.EVAL)
-
-        def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            metrics: dict[str, float] = kwargs["metrics"]
-            if self.run is None:  # before the training
-                return
-            if metric in metrics:
-                evaluated = getattr(kwargs.get("eval_dataloader"), "dataset", None)
-                count = len(evaluated) if isinstance(evaluated, Sized) else None
-                quality = {metric.removeprefix("eval_"): metrics[metric]}
-                control.should_training_stop |= self.run.report(count=count, **quality)
-            if state.global_step < state.max_steps and not control.should_training_stop:
-                self.run.enter(Phase.TRAIN)
-
-        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            assert self.run is not None
-            self.run.end()
-
-    return StudyCallback()
 
 
 @cache

@@ -1,0 +1,21 @@
+"""The lines that a training script of your own has for a study; outside one they do nothing. See docs/script.md.
+
+    trainer = Trainer(..., callbacks=[carbonopt.script.callback("eval_accuracy")])
+
+    with carbonopt.script.run(total_steps=N) as run:  # on every rank
+        for step, batch in enumerate(batches, start=1):
+            train(batch)
+            run.step(step)
+            if step % 500 == 0:
+                with run.evaluation():
+                    accuracy = evaluate(model)
+                if run.report(accuracy=accuracy):
+                    break
+
+Nothing heavy is imported here; PyTorch is used where the script has imported it.
+"""
+
+from carbonopt.script.callbacks import callback, lightning_callback
+from carbonopt.script.run import Run, in_study, run
+
+__all__ = ["Run", "callback", "in_study", "lightning_callback", "run"]
