@@ -215,11 +215,12 @@ def study_of(folder: Path, script: str = LOOP, command: str = "python train.py {
     """Writes the script and a study of it; returns the study file's path."""
     (folder / "train.py").write_text(textwrap.dedent(script))
     space = {"learning_rate": {"low": 0.1, "high": 1.0, "log": True}, "my_width": {"choices": [1, 2, 4]}}
+    space = {name: domain for name, domain in (space | changes.pop("space", {})).items() if domain is not None}
     study = {
         "name": "own",
         "workload": {"task": "script", "command": command, **changes.pop("workload", {})},
         "target": changes.pop("target", {"accuracy": 0.5}),
-        "search": {"space": {**space, **changes.pop("space", {})}, "sampler": "random"},
+        "search": {"space": space, "sampler": "random"},
         "budget": {"trials": 2},
         "carbon": {"intensity_g_co2e_per_kwh": 500},
         "launch": {"gpus": [], **changes.pop("launch", {})},

@@ -137,9 +137,8 @@ def test_accelerate_on_two_ranks(tmp_path: Path) -> None:
     assert [point["step"] for point in record["evals"]] == [15, 30]
 
 
-def test_accelerate_launch_starts_two_ranks_itself(tmp_path: Path) -> None:
-    command = "accelerate launch --cpu --num_processes {world_size} --num_machines 1 --mixed_precision no "
-    command += "--dynamo_backend no train.py {learning_rate}"
+def test_a_launcher_starts_two_ranks_itself(tmp_path: Path) -> None:
+    command = "torchrun --nproc_per_node {world_size} train.py {learning_rate}"
     (record,) = run(tmp_path, ACCELERATE, command=command, space=SPACE, launch={"cpu_ranks": 2})
     assert logged(tmp_path, "RANKS")[-1] == f"2 297 {record['quality']['value']}"
 

@@ -18,6 +18,7 @@ CHANNEL_PATH = "CARBONOPT_CHANNEL"  # a socket that rank 0 connects to; without 
 QUALITY = "CARBONOPT_QUALITY"  # of the study's target
 DIRECTION = "CARBONOPT_QUALITY_DIRECTION"  # of what is better
 WORKLOAD = "CARBONOPT_WORKLOAD"  # whose script is forked, as JSON
+RANKS = "CARBONOPT_RANKS"  # how many the study launches
 TOTAL_STEPS = "CARBONOPT_TOTAL_STEPS"  # by the study file; empty: the script says
 GPU_UUIDS = "CARBONOPT_GPU_UUIDS"  # the measured GPUs, as NVML names them, with commas
 

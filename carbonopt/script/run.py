@@ -58,10 +58,13 @@ class Run:
         try:
             if self._total_steps < 1:
                 raise BadInput("carbonopt.script.run needs total_steps, or the study file workload.steps.")
+            if _world_size() != (launched := int(os.environ[events.RANKS])):
+                ranks = f"the launch has {launched}, but WORLD_SIZE is {_world_size()}"
+                raise BadInput(f"a script must run on the ranks of the launch: {ranks}; use {{world_size}}.")
             if _world_size() > 1 and _ranks() is None:
                 raise BadInput("torch.distributed must be initialised before carbonopt.script.run, but isn't.")
-            if (ranks := _ranks()) is not None:
-                ranks.check_devices()
+            if (known := _ranks()) is not None:
+                known.check_devices()
         except BadInput as error:
             self._failed(error)
             raise

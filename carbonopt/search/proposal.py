@@ -28,7 +28,7 @@ from carbonopt.core.arrays import Array, Indices, Mask
 from carbonopt.core.quality import Quality
 from carbonopt.search.models.costs import SettingModel, chance_to_fit, distinct
 from carbonopt.search.models.curves import CurveModel, Points
-from carbonopt.search.models.features import Configurations, Encoder, sequences_per_epoch
+from carbonopt.search.models.features import Configurations, Encoder, steps_law
 from carbonopt.search.observation import Observation
 
 DRAWS = 256
@@ -58,7 +58,7 @@ class Knowledge:
 
     @cached_property
     def encoder(self) -> Encoder:
-        return Encoder(self.distributions, sequences_per_epoch(self.observations))
+        return Encoder(self.distributions, *steps_law(self.observations))
 
     @cached_property
     def points(self) -> Points:
@@ -100,9 +100,7 @@ class Knowledge:
         return sum(known) / len(known) if known else 0.0
 
     def steps(self, configurations: Configurations) -> Array:
-        numbers = [(values.get("epochs", 1), values.get("global_batch_size", 1)) for values in configurations]
-        epochs, batches = np.array(numbers, dtype=float).reshape(-1, 2).T
-        return np.asarray(epochs * self.encoder.sequences / batches)
+        return np.array([self.encoder.steps(values) for values in configurations])
 
     def _cost_per_step(self, trial: Observation) -> float | None:
         """Of a trial that says its whole cost but not its steps, by the steps that `steps` takes it to have."""

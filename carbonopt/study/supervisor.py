@@ -175,7 +175,8 @@ class TrialWatch:
         point = told.point.model_copy(update={"train_energy_kwh": train_kwh})
         self._note(
             **{name: getattr(told, name) for name in ("total_steps", "peak_memory_gib", "cpu_wait_fraction")},
-            evals=(*self._so_far.evals, point),
+            # A script may evaluate again after its last step: that one counts.
+            evals=(*(earlier for earlier in self._so_far.evals if earlier.step < point.step), point),
             steps_done=point.step,
         )
         finite = point.value is not None

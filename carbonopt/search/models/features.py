@@ -21,6 +21,12 @@ Configurations = Sequence[Values]
 _CURVE_CORE = ("global_batch_size", "learning_rate", "epochs", "lr_scheduler")  # in a row's first columns
 _LARGEST = 1e100  # logarithms and differences of larger numbers are not worth comparing
 POINTS = 240  # evaluations that a model is fitted to at most: its time goes with their third power
+STEPS_FOLLOW: tuple[str, ...] = (
+    "epochs",
+    "global_batch_size",
+)  # as they do where carbonopt trains: epochs × sequences ÷ batch
+_LAWS: tuple[tuple[str, ...], ...] = (STEPS_FOLLOW, ("epochs",), ("global_batch_size",), ())
+_PLAINLY, _HOLDS = 1.3, 1.02  # largest ÷ smallest; whole global batches make the usual law differ by little
 _PARTS = 512  # of a run, at whose ends its schedule is known
 
 
@@ -29,7 +35,8 @@ class Encoder:
     """Of a space with these free dimensions; dimensions that carbonopt does not know count for both forms."""
 
     distributions: Mapping[str, BaseDistribution]
-    sequences: float = 1.0  # in an epoch, see `sequences_per_epoch`
+    sequences: float = 1.0  # in an epoch, see `steps_law`
+    follows: tuple[str, ...] = STEPS_FOLLOW
 
     def curve_rows(self, configurations: Configurations) -> Array:
         """Rows of the configurations' ends, (n, CORE + others)."""
@@ -65,11 +72,14 @@ class Encoder:
         return batch, rate
 
     def _curve_row(self, values: Values, share: float) -> list[float]:
-        params = trial_params(values)
-        steps = params.epochs * self.sequences / params.global_batch_size
+        params, steps = trial_params(values), self.steps(values)
         area, rate_share = progress(params, share)
         core = [math.log(params.global_batch_size), math.log(params.learning_rate), math.log(steps * area), rate_share]
         return [*core, *self._others(values, "quality", *_CURVE_CORE)]
+
+    def steps(self, values: Values) -> float:
+        """Of a configuration's whole training."""
+        return self.sequences * _steps_by(values, self.follows)
 
     def _others(self, values: Values, what: Affects, *without: str) -> list[float]:
         """All dimensions that affect this, but for these."""
@@ -130,11 +140,24 @@ def _ends(distribution: BaseDistribution) -> tuple[float, float]:
     return distribution.low, distribution.high
 
 
-def sequences_per_epoch(observations: Sequence[Observation]) -> float:
-    """By the trials' numbers of steps; 1 before any has told: then only ratios between configurations are known."""
-    known = [(trial.total_steps, trial_params(trial.params)) for trial in observations if trial.total_steps]
-    told = [steps * params.global_batch_size / params.epochs for steps, params in known]
-    return float(np.median(told)) if told else 1.0
+def _steps_by(values: Values, follows: tuple[str, ...]) -> float:
+    epochs = values.get("epochs", 1) if "epochs" in follows else 1
+    batch = values.get("global_batch_size", 1) if "global_batch_size" in follows else 1
+    return float(epochs / batch)
+
+
+def steps_law(observations: Sequence[Observation]) -> tuple[float, tuple[str, ...]]:
+    """What the trials' numbers of steps are, divided by what they follow: sequences in an epoch. 1 before any has told:
+    then only ratios between configurations are known. A script may make as many steps whatever its batch, or count no
+    epochs: what its steps follow then is the law that holds where the usual one plainly doesn't."""
+    known = [(trial.total_steps, trial.params) for trial in observations if trial.total_steps]
+    if not known:
+        return 1.0, STEPS_FOLLOW
+    by_law = {law: [steps / _steps_by(values, law) for steps, values in known] for law in _LAWS}
+    spreads = {law: max(ratios) / min(ratios) for law, ratios in by_law.items()}
+    best = min(_LAWS, key=lambda law: spreads[law])
+    law = best if spreads[STEPS_FOLLOW] > _PLAINLY and spreads[best] < _HOLDS else STEPS_FOLLOW
+    return float(np.median(by_law[law])), law
 
 
 def _thinned(curve: Sequence[tuple[float, float]], count: int) -> list[tuple[float, float]]:

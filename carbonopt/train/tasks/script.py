@@ -91,6 +91,7 @@ class Script(Task):
             environment={
                 events.QUALITY: quality.name,
                 events.DIRECTION: quality.direction,
+                events.RANKS: str(spec.params.world_size),
                 events.TOTAL_STEPS: str(self.workload.steps or ""),
             },
             starts_ranks=self.starts_ranks,
