@@ -28,6 +28,7 @@ from threadpoolctl import threadpool_limits
 from carbonopt.core.arrays import Array
 from carbonopt.core.quality import Quality
 
+_TYPICAL_SPREAD = 0.3  # standard deviation of the logarithm of language models' losses over a study's curves
 _LEAST_LOSS = 1e-9  # that has a logarithm
 
 # Columns of a row.
@@ -65,15 +66,17 @@ class Points:
     trial: Array  # (points,)
     examples: float = math.inf  # that each loss is a share of, where it is one: half an error is the least it tells of
 
+    unit: float = 1.0  # of losses that can have any scale, see `spread_unit`
+
     def joined(self, others: "Points") -> "Points":
         pairs = (self.rows, others.rows), (self.losses, others.losses), (self.trial, others.trial)
         rows, losses, trial = map(np.concatenate, pairs)
-        return Points(rows, losses, trial, min(self.examples, others.examples))
+        return Points(rows, losses, trial, min(self.examples, others.examples), self.unit)
 
     def linked(self, losses: Array | float, quality: Quality) -> Array:
         """Losses, such as the target's, on the quality's link."""
         if quality.link == "identity":
-            return np.asarray(losses, dtype=float)
+            return np.asarray(losses, dtype=float) / self.unit
         return np.asarray(np.log(np.maximum(losses, max(_LEAST_LOSS, 0.5 / self.examples))))
 
     def variance(self, linked: Array) -> Array:
@@ -81,6 +84,12 @@ class Points:
         if math.isinf(self.examples):
             return np.zeros_like(linked)
         return np.asarray(np.maximum(0.0, np.exp(-linked) - 1) / self.examples)
+
+
+def spread_unit(losses: Array) -> float:
+    """What losses of any scale are divided by, so that they spread as the logarithms that the priors are of."""
+    spread = float(np.std(losses)) if len(losses) else 0.0
+    return spread / _TYPICAL_SPREAD if spread > 0 else 1.0
 
 
 class CurveModel:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from carbonopt.core.arrays import Array
 from carbonopt.core.dimensions import DEFAULT_LR_SCHEDULER, DIMENSIONS, Affects, TrainingParams, affecting, rate_decays
-from carbonopt.search.models.curves import CORE, Points
+from carbonopt.search.models.curves import CORE, Points, spread_unit
 from carbonopt.search.observation import NEEDED, Observation, Values, trial_params
 
 Configurations = Sequence[Values]
@@ -21,10 +21,8 @@ Configurations = Sequence[Values]
 _CURVE_CORE = ("global_batch_size", "learning_rate", "epochs", "lr_scheduler")  # in a row's first columns
 _LARGEST = 1e100  # logarithms and differences of larger numbers are not worth comparing
 POINTS = 240  # evaluations that a model is fitted to at most: its time goes with their third power
-STEPS_FOLLOW: tuple[str, ...] = (
-    "epochs",
-    "global_batch_size",
-)  # as they do where carbonopt trains: epochs × sequences ÷ batch
+# What a training's steps follow where carbonopt trains: epochs × sequences ÷ batch.
+STEPS_FOLLOW: tuple[str, ...] = ("epochs", "global_batch_size")
 _LAWS: tuple[tuple[str, ...], ...] = (STEPS_FOLLOW, ("epochs",), ("global_batch_size",), ())
 _PLAINLY, _HOLDS = 1.3, 1.02  # largest ÷ smallest; whole global batches make the usual law differ by little
 _PARTS = 512  # of a run, at whose ends its schedule is known
@@ -50,7 +48,7 @@ class Encoder:
         losses, numbers = np.array([loss for *_, loss in thinned]), np.array([trial.number for trial, *_ in thinned])
         examples = min((trial.examples for trial in observations), default=math.inf)
         width = CORE + len(self._others({}, "quality", *_CURVE_CORE))
-        return Points(rows.reshape(-1, width), losses, numbers, examples)
+        return Points(rows.reshape(-1, width), losses, numbers, examples, spread_unit(losses))
 
     def system_rows(self, configurations: Configurations) -> Array:
         """What a step costs by, (n, columns): the logarithm of the global batch, then the others."""
