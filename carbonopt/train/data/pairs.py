@@ -48,12 +48,10 @@ class Pair(NamedTuple):
         Raises BadInput if it has none or the template doesn't take them."""
         if not self.are_messages:
             return str(self.prompt), f"{self.prompt}{self.chosen}", f"{self.prompt}{self.rejected}"
-        from jinja2 import TemplateError
-
         if tokenizer.chat_template is None:
             rule = f"{self.where}: messages need a tokenizer with a chat template, but this one has none"
             raise BadInput(f"{rule}; choose another workload.tokenizer, or give texts.")
-        with refused(f"{self.where}: the tokenizer's chat template doesn't take its messages: {{}}.", TemplateError):
+        with refused(f"{self.where}: the tokenizer's chat template doesn't take its messages: {{}}.", Exception):
             beginning: Any = {"tokenize": False, "add_generation_prompt": True}
             prompt = tokenizer.apply_chat_template(self.prompt, **beginning) if self.prompt else ""
             whole = ([*self.prompt, *answer] for answer in (self.chosen, self.rejected))
