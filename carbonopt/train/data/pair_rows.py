@@ -24,9 +24,9 @@ def plain_texts(pairs: Sequence[Pair]) -> list[str]:
 
 
 def set_pad_token(tokenizer: PreTrainedTokenizerBase, can_grow: bool) -> int:
-    """The id of the token that fills up the shorter rows of a batch. By it decoders know a row's last token, whose score
-    is the text's: transformers takes the last one that is not this. A tokenizer that has none gets one where the model's
-    vocabulary can still grow; else it is the end-of-text token. Raises BadInput if there is neither."""
+    """The id of the token that fills up the shorter rows of a batch. By it decoders know a row's last token, whose
+    score is the text's: transformers takes the last one that is not this. A tokenizer that has none gets one where the
+    model's vocabulary can still grow; else it is the end-of-text token. Raises BadInput if there is neither."""
     if tokenizer.pad_token_id is None and can_grow:
         tokenizer.add_special_tokens({"pad_token": PAD})
     if tokenizer.pad_token_id is None:
@@ -62,9 +62,9 @@ class PairTokens:
 
 
 def tokenized(pairs: Sequence[Pair], encoder: Encoder, length: int, part: str) -> PairTokens:
-    """Of pairs with a row above `length` tokens, both rows lose the same beginning of their prompt; where that would cut
-    an answer, the pair is left out. `part`: its name in sentences. Raises BadInput for a pair whose rows are the same,
-    and if none is left."""
+    """Of pairs with a row above `length` tokens, both rows lose the same beginning of their prompt; where that would
+    cut an answer, the pair is left out. `part`: its name in sentences. Raises BadInput for a pair whose rows are the
+    same, and if none is left."""
     texts = [text for pair in pairs for text in pair.texts(encoder.tokenizer)]
     ids = map(np.ndarray.tolist, encoder.rows(texts))
     # A chat template brings its own special tokens.

@@ -46,8 +46,8 @@ class Pair(NamedTuple):
     def texts(self, tokenizer: "PreTrainedTokenizerBase") -> tuple[str, str, str]:
         """The prompt, and with each of its answers, as the model reads them: messages by the tokenizer's chat template.
         Raises BadInput if it has none or the template doesn't take them."""
-        if not self.are_messages:
-            return str(self.prompt), f"{self.prompt}{self.chosen}", f"{self.prompt}{self.rejected}"
+        if isinstance(self.prompt, str):
+            return self.prompt, f"{self.prompt}{self.chosen}", f"{self.prompt}{self.rejected}"
         if tokenizer.chat_template is None:
             rule = f"{self.where}: messages need a tokenizer with a chat template, but this one has none"
             raise BadInput(f"{rule}; choose another workload.tokenizer, or give texts.")
@@ -65,8 +65,8 @@ class SplitPairs(NamedTuple):
 
 
 def read_pairs(dataset: PairDataset) -> SplitPairs:
-    """Reads the whole data set; what is not split already is split by `eval_fraction`, always at the end. Raises BadInput
-    as `read_rows`, and for a row with an empty answer or without texts or messages."""
+    """Reads the whole data set; what is not split already is split by `eval_fraction`, always at the end. Raises
+    BadInput as `read_rows`, and for a row with an empty answer or without texts or messages."""
     if dataset.builtin is None:
         return SplitPairs(*([_pair(row, dataset) for row in rows] for rows in read_rows(dataset, dataset.columns)))
     pairs = list(_builtin_pairs())
@@ -82,7 +82,8 @@ def _pair(row: Row, dataset: PairDataset) -> Pair:
             if not row.text(column).strip():
                 raise BadInput(f"column {column!r} must hold an answer, but {row.where} has none.")
         text = "" if dataset.prompt_column is None else row.text(dataset.prompt_column)
-        return Pair(text, *map(row.text, answers), row.where)
+        chosen_text, rejected_text = map(row.text, answers)
+        return Pair(text, chosen_text, rejected_text, row.where)
     given = {} if prompt is None else {str(dataset.prompt_column): prompt}
     messages = {column: _messages(value, column, row.where) for column, value in {**given, **answers}.items()}
     for column in answers:
@@ -117,5 +118,5 @@ def _builtin_pairs() -> Iterator[Pair]:
             prompt, answer = (words[begin : begin + _BUILTIN_WORDS] for begin in (start, start + _BUILTIN_WORDS))
             misspelt = [word if place % _EVERY else word[::-1] for place, word in enumerate(answer)]
             if len(answer) == _BUILTIN_WORDS and misspelt != answer:
-                texts = (" ".join(prompt), *(f" {' '.join(part)}" for part in (answer, misspelt)))
-                yield Pair(*texts, f"paragraph {number}")
+                chosen, rejected = (f" {' '.join(part)}" for part in (answer, misspelt))
+                yield Pair(" ".join(prompt), chosen, rejected, f"paragraph {number}")

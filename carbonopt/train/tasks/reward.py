@@ -1,9 +1,7 @@
-"""Reward models on pairs of answers, judged by preference accuracy: a model with one score for a text learns to rate the
-chosen answer above the rejected one, by the loss −log σ(chosen − rejected) (arXiv 2203.02155, equation 1)."""
+"""Reward models on pairs of answers, judged by preference accuracy: a model with one score for a text learns to rate
+the chosen answer above the rejected one, by the loss −log σ(chosen − rejected) (arXiv 2203.02155, equation 1)."""
 
 from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
 
 from carbonopt.core.config import ModelWorkload, SequenceLength, Space, may_be_other_than
 from carbonopt.core.errors import BadInput
@@ -17,7 +15,6 @@ from carbonopt.train.tasks.trainer_task import ExampleTask, ModelKind, Part
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
     from carbonopt.train.data.pair_rows import PairExamples
 
@@ -113,6 +110,6 @@ class Reward(ExampleTask):
 
 def margins(model: Any, batch: dict[str, "torch.Tensor"]) -> "torch.Tensor":
     """By how much the chosen answer's score is above the rejected one's, float32 [pairs]."""
-    scores = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    scores: torch.Tensor = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
     chosen, rejected = scores.float().squeeze(-1).chunk(2)
     return chosen - rejected

@@ -2,6 +2,7 @@
 
 import json
 import math
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import carbonopt
 from small_studies import study
 from tokenizers import Tokenizer, models, pre_tokenizers
 from train.test_worker import Run, start
@@ -32,6 +34,7 @@ from carbonopt.train.prepare import PrepareSpec, prepare
 from carbonopt.train.tasks.base import task_for
 from carbonopt.train.tasks.reward import Reward
 
+ROOT = Path(__file__).parents[3]
 LENGTH, EVAL_PAIRS = 40, 21
 GPT2 = {
     "model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 32, "n_positions": LENGTH, "initializer_range": 0.1,
@@ -458,7 +461,11 @@ def test_a_new_head_is_drawn_from_the_seed_whatever_the_zero_stage(pretrained, t
     """At a learning rate of nothing the weights stay as they began."""
     begun = {"at": pretrained, "learning_rate": 1e-12, "epochs": 0.05}
     reference = trial(**begun)
-    for zero in ({"zero_stage": 0}, {"zero_stage": 3}, {"zero_stage": 3, "world_size": 2, "micro_batch_size_per_gpu": 4}):
+    for zero in (
+        {"zero_stage": 0},
+        {"zero_stage": 3},
+        {"zero_stage": 3, "world_size": 2, "micro_batch_size_per_gpu": 4},
+    ):
         assert found(trial(**begun, **zero)) == close(reference)
     assert abs(found(trial(**begun, seed=1))[0][1] / found(reference)[0][1] - 1) > 0.1
 
@@ -469,3 +476,28 @@ def test_adapters_learn_with_the_head(zero_stage, pretrained, trial):
     untrained = trial(at=pretrained, zero_stage=zero_stage, learning_rate=1e-12, lora_rank=4)
     trained = trial(at=pretrained, zero_stage=zero_stage, learning_rate=2e-2, lora_rank=4, epochs=3)
     assert trained.points[-1].other_qualities["mean_margin"] > untrained.points[-1].other_qualities["mean_margin"] + 0.5
+
+
+# ------------------------------------------------------------------------------------------------------------ the study
+
+
+@pytest.mark.slow
+def test_the_shipped_study_runs_to_its_end_and_its_winner_is_found_again(tmp_path):
+    done = carbonopt("run", ROOT / "studies" / "reward.yaml", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    exported = carbonopt("export", tmp_path / "out").stdout.splitlines()
+    records = {record["trial"]: record for record in map(json.loads, exported)}
+    recommended = json.loads(carbonopt("recommend", tmp_path / "out", "--json").stdout)
+    assert len(records) == 6 and recommended["met"]
+    quality = records[recommended["trial"]]["quality"]
+    assert quality["name"] == "preference_accuracy" and quality["value"] >= 0.9
+    assert quality["sum"] == round(quality["value"] * quality["count"])
+
+    winner = tmp_path / "out" / "report" / "winner"
+    again = subprocess.run(["sh", "run.sh"], cwd=winner, capture_output=True, text=True, timeout=200)
+    assert again.returncode == 0, again.stderr
+    result = json.loads((winner / "output" / "result.json").read_text())
+    assert result["quality"]["value"] == pytest.approx(quality["value"], abs=1e-3)
+    assert result["quality"]["count"] == quality["count"]
+    assert AutoModelForSequenceClassification.from_pretrained(winner / "output").config.num_labels == 1
+    assert "pipeline_tag: text-classification" in (winner / "model_card.md").read_text()
