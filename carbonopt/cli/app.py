@@ -6,6 +6,9 @@ import json
 import os
 import signal
 import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -16,6 +19,8 @@ from carbonopt.core.errors import BadInput, CarbonoptError
 
 if TYPE_CHECKING:
     from carbonopt.core.study import StudyData
+    from carbonopt.report.document import Document
+    from carbonopt.report.studies import StudiesView
     from carbonopt.storage.paths import StudyPaths
 
 # Other rooms are imported inside the commands, so that `--help` and a bad study file are answered at once.
@@ -104,12 +109,7 @@ def report(
 
     paths, data = _read(study_dir, storage)
     folder = out if out is not None else paths.report
-    try:
-        strange = folder.is_dir() and any(folder.iterdir()) and not (folder / REPORT_JSON).exists()
-    except OSError as error:
-        raise BadInput(f"--out {folder} can't be looked into: {error.strerror}; give another folder.") from error
-    if strange:
-        raise BadInput(f"--out {folder} holds other files and no report; give a new folder.")
+    _refuse_other_files(folder, REPORT_JSON, "report")
     print(_write_report(data, paths, folder))
 
 
@@ -150,6 +150,43 @@ def export(
         from carbonopt.report.data import csv_text
 
         sys.stdout.write(csv_text(records))
+
+
+@app.command()
+def compare(
+    study_dirs: Annotated[
+        list[Path], typer.Argument(metavar="DIR DIR ...", help="The folders of two or more studies.")
+    ],
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR2", help="Also write a page there.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show studies of the same task beside each other: other machines, models or data."""
+    from carbonopt.core.files import COMPARISON_JSON
+    from carbonopt.report.studies import StudiesView, compared
+    from carbonopt.report.study_view import StudyView
+
+    if len({folder.resolve() for folder in study_dirs}) < max(2, len(study_dirs)):
+        given = " ".join(map(str, study_dirs))
+        raise BadInput(f"compare needs the folders of two or more different studies, but got {given}.")
+    read = [(folder, _read(folder, None)[1]) for folder in study_dirs]
+    called = Counter(data.config.name for _, data in read)
+    names = [data.config.name if called[data.config.name] == 1 else f"{data.config.name} ({at})" for at, data in read]
+    view = StudiesView({name: StudyView(data) for name, (_, data) in zip(names, read, strict=True)})
+    document = compared(view)
+    if out is not None:
+        _refuse_other_files(out, COMPARISON_JSON, "comparison")
+        page = _write_comparison(view, document, out)
+    if as_json:
+        caveats = [caveat.as_json() for caveat in document.caveats]
+        print(json.dumps({**view.results(), "caveats": caveats}, indent=2, allow_nan=False))
+        return
+    from carbonopt.cli.display import print_tables
+    from carbonopt.report.render import terminal
+
+    print(_printable(terminal.render(document)))
+    print_tables([table for table in document.tables() if not table.folded], _printable)
+    if out is not None:
+        print(f"Page: {_printable(str(page))}")
 
 
 @app.command()
@@ -302,6 +339,16 @@ def _import_ahead() -> None:
         importlib.import_module(module)
 
 
+def _refuse_other_files(folder: Path, own: Path, what: str) -> None:
+    """Raises BadInput if the folder has files, but not the one that tells it is of this kind."""
+    try:
+        strange = folder.is_dir() and any(folder.iterdir()) and not (folder / own).exists()
+    except OSError as error:
+        raise BadInput(f"--out {folder} can't be looked into: {error.strerror}; give another folder.") from error
+    if strange:
+        raise BadInput(f"--out {folder} holds other files and no {what}; give a new folder.")
+
+
 def _write_report(data: "StudyData", paths: "StudyPaths", folder: Path) -> Path:
     from carbonopt.analysis.recommend import recommend as recommend_for
     from carbonopt.core.files import read_text
@@ -310,12 +357,26 @@ def _write_report(data: "StudyData", paths: "StudyPaths", folder: Path) -> Path:
     winner = recommend_for(data).trial
     settings = paths.trial(winner) / "ds_config.json" if winner is not None else None
     own = {settings.name: read_text(settings, "DeepSpeed's settings", 1)} if settings and settings.exists() else {}
-    try:
+    with _as_unwritable("report", folder):
         return write_report(data, folder, winner_files=own)
+
+
+def _write_comparison(view: "StudiesView", document: "Document", folder: Path) -> Path:
+    from carbonopt.report.build import write_comparison
+
+    with _as_unwritable("comparison", folder):
+        return write_comparison(view, document, folder)
+
+
+@contextmanager
+def _as_unwritable(what: str, folder: Path) -> Iterator[None]:
+    """Raises BadInput where the folder can't be written; a full disk stays one."""
+    try:
+        yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EAGAIN):
             raise
-        raise BadInput(f"the report can't be written to {folder}: {error.strerror}; give another --out.") from error
+        raise BadInput(f"the {what} can't be written to {folder}: {error.strerror}; give another --out.") from error
 
 
 def _print_recommendation(data: "StudyData", target: float | None = None, *, running: bool = False) -> bool:

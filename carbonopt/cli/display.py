@@ -2,9 +2,12 @@
 
 import math
 import time
+from collections.abc import Callable, Iterable
 
+from rich import box
 from rich.console import Console
 from rich.live import Live
+from rich.table import Table as Grid
 from rich.text import Text
 
 from carbonopt.analysis import confirmation as confirm
@@ -15,6 +18,7 @@ from carbonopt.core.format import count_text, emissions_text, energy_text
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import LARGEST_DISAGREEMENT, EvalPoint, StopReason, TrialRecord, TrialSpec, TrialState
 from carbonopt.core.units import human_duration
+from carbonopt.report.document import Table
 from carbonopt.report.sections.contention import is_contended
 
 
@@ -171,3 +175,15 @@ def _trial_line(record: TrialRecord) -> str:
         f"— {record.failure.text.splitlines()[0]} (log: {record.failure.log})" if record.failure else "",
     ]
     return "  ".join(filter(None, parts))
+
+
+def print_tables(tables: Iterable[Table], printable: Callable[[str], str]) -> None:
+    """Of a document, on standard output, as wide as the terminal; `printable` cleans each text."""
+    console = Console(highlight=False)
+    for table in tables:
+        grid = Grid(title=Text(printable(table.caption)), title_justify="left", box=box.SIMPLE)
+        for column in table.columns:
+            grid.add_column(Text(printable(column.label)), justify="right" if column.numeric else "left")
+        for row in table.rows:
+            grid.add_row(*(Text(printable(cell.text), "bold" if cell.strong else "") for cell in row))
+        console.print(grid)

@@ -15,6 +15,7 @@ from carbonopt.core.errors import BadInput
 from carbonopt.core.trial import Prepared
 
 REPORT_JSON = Path("data") / "report.json"  # in a report's folder: what tells it from any other
+COMPARISON_JSON = Path("data") / "comparison.json"  # likewise, of several studies beside each other
 
 
 @dataclass

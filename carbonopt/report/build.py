@@ -9,23 +9,25 @@ from typing import Any
 from pydantic_core import to_json  # many times as fast as Python's own where lines are indented
 
 from carbonopt.core.errors import BadInput
-from carbonopt.core.files import REPORT_JSON, replaced, write_bytes
+from carbonopt.core.files import COMPARISON_JSON, REPORT_JSON, replaced, write_bytes
 from carbonopt.core.study import StudyData
 from carbonopt.export import winner
 from carbonopt.report.assemble import whole
 from carbonopt.report.data import NAMES as DATA_NAMES
 from carbonopt.report.data import data_files
-from carbonopt.report.document import Level
+from carbonopt.report.document import Document, Level
 from carbonopt.report.paper.files import NAMES as PAPER_NAMES
 from carbonopt.report.paper.files import paper_files
 from carbonopt.report.render import html, markdown
+from carbonopt.report.studies import StudiesView
 from carbonopt.report.study_view import StudyView
 
-INDEX, MARKDOWN = "index.html", "report.md"
+INDEX, MARKDOWN, COMPARISON = "index.html", "report.md", "comparison.md"
 DATA_FOLDER, PAPER_FOLDER, WINNER_FOLDER = str(REPORT_JSON.parent), "paper", "winner"
 FOLDERS = {DATA_FOLDER: DATA_NAMES, PAPER_FOLDER: PAPER_NAMES, WINNER_FOLDER: winner.NAMES}
 # Of all that a report may have; whatever else lies in its folder is not ours.
 NAMES = frozenset({INDEX, MARKDOWN, str(REPORT_JSON)} | {f"{at}/{name}" for at in FOLDERS for name in FOLDERS[at]})
+COMPARISON_NAMES = frozenset({INDEX, COMPARISON, str(COMPARISON_JSON), "figure-fronts.png", "figure-fronts.pdf"})
 
 
 def write_report(data: StudyData, folder: Path, *, winner_files: dict[str, str] | None = None) -> Path:
@@ -61,6 +63,25 @@ def write_report(data: StudyData, folder: Path, *, winner_files: dict[str, str] 
             write_bytes(new / name, content)
         if winner.SCRIPT in winner_texts:
             (new / WINNER_FOLDER / winner.SCRIPT).chmod(0o755)
+    return folder / INDEX
+
+
+def write_comparison(view: StudiesView, document: Document, folder: Path) -> Path:
+    """Writes the page of several studies into `folder`, with the figure and the data beside it, and returns its
+    index.html; it takes the place of an older one there. `document`: as `studies.compared` makes it. Raises BadInput if
+    the folder can't be replaced."""
+    pictures = {figure.name: f"figure-{figure.name}.png" for figure in document.paper_figures()}
+    results = {**view.results(), "document": document.as_json()}
+    files = {
+        INDEX: html.render(document).encode(),
+        COMPARISON: markdown.render(document, pictures).encode(),
+        str(COMPARISON_JSON): to_json(results, indent=2, inf_nan_mode="null") + b"\n",
+        **{pictures[figure.name]: figure.png for figure in document.paper_figures()},
+        **{f"figure-{figure.name}.pdf": figure.pdf for figure in document.paper_figures()},
+    }
+    with replaced(folder, COMPARISON_NAMES) as new:
+        for name, content in files.items():
+            write_bytes(new / name, content)
     return folder / INDEX
 
 

@@ -14,6 +14,7 @@ from transformers.trainer_utils import set_seed
 from carbonopt.core.config import Model, ModelWorkload
 from carbonopt.core.errors import BadInput, hint
 from carbonopt.core.files import PreparedFolder
+from carbonopt.core.format import count_text
 from carbonopt.core.trial import Prepared, TrialSpec
 from carbonopt.train.failures import refused
 from carbonopt.train.output_layer import FusedOutputLayer
@@ -104,6 +105,17 @@ def fetch_weights(kind: ModelKind, model: Model) -> None:
             _from_pretrained(kind.auto(), model, dtype="auto")
     elif not any(path.suffix in (".safetensors", ".bin") for path in Path(name).iterdir()):
         raise BadInput(f"workload.model.name_or_path must be a model's folder, but {name} has no weights in it.")
+
+
+def check_head(kind: ModelKind, model: Model, labels: int) -> None:
+    """Raises BadInput if the model has a head of another size, whose weights can't be taken over."""
+    if model.from_config is not None:
+        return
+    config = _from_pretrained(AutoConfig, model)
+    trained_so = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
+    if trained_so and config.num_labels != labels:
+        rule = f"the model's head must have {count_text(labels, 'output')}, as a {kind.name} here has"
+        raise BadInput(f"{rule}, but {model.name_or_path} has {config.num_labels}; give the model without its head.")
 
 
 def parameter_count(kind: ModelKind, config: PreTrainedConfig, trust_remote_code: bool) -> int:

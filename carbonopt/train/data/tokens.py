@@ -22,14 +22,14 @@ class Encoder:
     """A tokenizer in Hugging Face's form, to be saved with the data, and the way to encode many documents."""
 
     tokenizer: PreTrainedTokenizerBase
-    _ids: Callable[[list[str]], Iterable[np.ndarray]]
+    rows: Callable[[list[str]], Iterable[np.ndarray]]  # each document's token ids, without special tokens
 
     def encode(self, documents: list[str]) -> Tokens:
         """All documents in one array, with the end-of-text token between two of them where the tokenizer has one."""
         dtype = np.uint16 if len(self.tokenizer) <= 2**16 else np.uint32
         end = self.tokenizer.eos_token_id
         parts: list[np.ndarray] = []
-        for ids in self._ids(documents):
+        for ids in self.rows(documents):
             if parts and end is not None:
                 parts.append(np.array([end], dtype))
             parts.append(ids.astype(dtype))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 TASKS = {
     "causal_lm": "carbonopt.train.tasks.causal_lm:CausalLM",
     "script": "carbonopt.train.tasks.script:Script",
+    "reward": "carbonopt.train.tasks.reward:Reward",
 }
 
 _SMALLEST_EVAL_BATCH = 8  # examples; no gradients are kept, so more than the micro batch always fits

@@ -1,0 +1,192 @@
+"""Several studies beside each other, as a document: what each recommends, what that takes on its machine, and their
+fronts in one figure."""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+from carbonopt.analysis.studies import ComparedStudy, compare_studies
+from carbonopt.core import format as fmt
+from carbonopt.core.units import human_duration
+from carbonopt.report.assemble import top
+from carbonopt.report.document import Block, Caveat, Document, Level, Maker, Section, Table, num, scaled, table, word
+from carbonopt.report.figures.fronts import fronts
+from carbonopt.report.sections.provenance import stated
+from carbonopt.report.study_view import StudyView
+from carbonopt.report.summary import less_text, short_params
+
+_UNKNOWN = "not recorded"
+
+
+class StudiesView:
+    """What the document is made from. `studies`: by the name that each goes by, all different."""
+
+    def __init__(self, studies: Mapping[str, StudyView]) -> None:
+        self.by_name = dict(studies)
+        recommendations = {name: study.recommendation for name, study in self.by_name.items()}
+        self.comparison = compare_studies({name: study.data for name, study in self.by_name.items()}, recommendations)
+        self.quality = next(iter(self.by_name.values())).quality
+
+    stated = cached_property(lambda self: {name: stated(study.data) for name, study in self.by_name.items()})
+
+    @property
+    def at_common(self) -> str:
+        return f"at {fmt.intensity_text(self.comparison.g_co2e_per_kwh)} g CO2e/kWh"
+
+    def results(self) -> dict[str, Any]:
+        """In full precision, and what is stated of each study's machine, model and data."""
+        return {**self.comparison.as_json(), "provenance": self.stated}
+
+    def caveat(self, key: str, **numbers: Any) -> Caveat:
+        return next(iter(self.by_name.values())).caveat(key, **numbers)
+
+
+def compared(view: StudiesView) -> Document:
+    """Raises BadInput unless all are of one task and one quality."""
+    common, first = view.comparison, view.comparison.studies[0].name
+    figure = fronts(common, view.quality)
+    front_blocks: tuple[Block, ...] = () if figure is None else (figure,)
+    intensity = f"{fmt.intensity_text(common.g_co2e_per_kwh)} g CO2e/kWh"
+    priced = f"The common intensity, {intensity}, and PUE, {common.pue:.3g}, are those of {first}"
+    return Document(
+        name=", ".join(view.by_name),
+        headline=_headline(view),
+        details=(f"{priced}: at them emissions rank as joules do.",),
+        tiles=(),
+        caveats=tuple(sorted(_caveats(view), key=lambda caveat: caveat.level)),
+        sections=(
+            Section(key="studies", title="What is compared", blocks=(_studies(view),)),
+            Section(key="recommended", title="What each recommends", blocks=(_recommended(view),)),
+            Section(key="fronts", title="The front of each", blocks=(*front_blocks, _fronts(view))),
+            Section(key="spent", title="What the searches spent", blocks=(_spent(view),)),
+        ),
+    )
+
+
+def _headline(view: StudiesView) -> str:
+    ranked = view.comparison.by_emissions
+    if not ranked:
+        return "No study met its target"
+    if len(ranked) == 1:
+        return f"{ranked[0].name} alone met its target"
+    least, following = (study.recommended for study in ranked[:2])
+    assert least is not None and following is not None
+    least_kg, next_kg = least.common_emissions_kg_co2e or 0.0, following.common_emissions_kg_co2e or 0.0
+    saving = 1 - least_kg / next_kg if next_kg else 0.0
+    than = f"{ranked[1].name}{', the next' if len(ranked) > 2 else ''}"
+    return f"{ranked[0].name}: {less_text(saving)} CO2e a run, {view.at_common}, than {than}"
+
+
+def _caveats(view: StudiesView) -> Iterator[Caveat]:
+    common, quality = view.comparison, view.quality
+    if len({study.target.value for study in common.studies}) > 1:
+        targets = _listed({study.name: quality.text(study.target.value) for study in common.studies})
+        yield view.caveat("different_targets", targets=targets)
+    known = {name: rows for name, rows in view.stated.items() if "Data set" in rows}
+    evaluated = {name: f"{rows['Data set']}, {rows.get('Evaluation data', _UNKNOWN)}" for name, rows in known.items()}
+    if len(set(evaluated.values())) > 1:
+        yield view.caveat("different_data", data=_listed(evaluated), quality=quality.name)
+    counted = {name: study.data.config.carbon.objective for name, study in view.by_name.items()}
+    if len(set(counted.values())) > 1:
+        yield view.caveat("different_objectives", objectives=_listed(counted))
+    sources = {name: rows.get("Energy of", _UNKNOWN) for name, rows in view.stated.items()}
+    if len(set(sources.values())) > 1:
+        yield view.caveat("different_energy_sources", sources=_listed(sources))
+    for name, study in view.by_name.items():
+        if critical := [caveat.text for caveat in top(study).caveats if caveat.level is Level.CRITICAL]:
+            yield view.caveat("own_critical_caveats", study=name, count=len(critical), first=critical[0])
+    for name in (study.name for study in common.studies if not study.ended):
+        yield view.caveat("compared_before_its_end", study=name)
+    if once := [study.name for study in common.studies if study.recommended and study.recommended.seeds == 1]:
+        yield view.caveat("compared_single_runs", studies=", ".join(once))
+
+
+def _listed(text_by_study: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {text}" for name, text in text_by_study.items())
+
+
+def _of_run(name: str) -> Callable[[ComparedStudy], Any]:
+    """What a column reads of a study's recommended run; None where there is none."""
+    return lambda study: None if study.recommended is None else getattr(study.recommended, name)
+
+
+def _studies(view: StudiesView) -> Table:
+    def said(*labels: str) -> Callable[[ComparedStudy], str]:
+        """The first of these that is stated."""
+        return lambda study: next(filter(None, map(view.stated[study.name].get, labels)), _UNKNOWN)
+
+    columns = [
+        word("Study", "name"),
+        word("Machine", said("Hardware")),
+        word("Model", said("Model")),
+        word("Data", said("Data set", "Table")),
+        num(f"Target ({view.quality.bound_word})", "target.value", view.quality.text),
+        num("g CO2e/kWh", "g_co2e_per_kwh", fmt.intensity_text),
+        num("PUE", "pue", "{:.3g}".format),
+    ]
+    task = "" if view.comparison.task is None else f" of the task {view.comparison.task}"
+    return table("studies", f"Studies{task}, with their own intensity and PUE", view.comparison.studies, columns)
+
+
+def _recommended(view: StudiesView) -> Table:
+    studies, quality, ranked = view.comparison.studies, view.quality, view.comparison.by_emissions
+    common_kg = _of_run("common_emissions_kg_co2e")
+    least_kg = common_kg(ranked[0]) if ranked else None
+
+    def configuration(study: ComparedStudy) -> str:
+        return "no trial met the target" if study.recommended is None else short_params(study.recommended.params)
+
+    def ratio(study: ComparedStudy) -> float | None:
+        kg = common_kg(study)
+        return kg / least_kg if least_kg and kg is not None else None
+
+    def is_least(study: ComparedStudy) -> bool:
+        return bool(ranked) and study.name == ranked[0].name
+
+    columns: list[Maker] = [
+        word("Study", "name", strong=is_least),
+        word("Configuration", configuration),
+        num("Runs", _of_run("seeds")),
+        num(quality.label, _of_run("value"), quality.text),
+        scaled("Energy", _of_run("energy_kwh"), fmt.energy_scale, studies),
+        num("Time", _of_run("duration_s"), human_duration),
+        scaled("CO2e at its own intensity", _of_run("emissions_kg_co2e"), fmt.emissions_scale, studies),
+        scaled(f"CO2e {view.at_common}", common_kg, fmt.emissions_scale, studies, strong=is_least),
+        num("÷ the least", ratio, fmt.rate_text),
+    ]
+    caption = "A run of what each study recommends: its training; means where repeated"
+    return table("recommended", caption, studies, columns)
+
+
+def _spent(view: StudiesView) -> Table:
+    studies = view.comparison.studies
+    columns = [
+        word("Study", "name"),
+        num("Trials", "trials"),
+        num("Time", "spent_duration_s", human_duration),
+        scaled("Energy", "spent_energy_kwh", fmt.energy_scale, studies),
+        scaled("CO2e at its own intensity", "spent_emissions_kg_co2e", fmt.emissions_scale, studies),
+        scaled(f"CO2e {view.at_common}", "spent_common_emissions_kg_co2e", fmt.emissions_scale, studies),
+    ]
+    note = "All of a study: preparation, stopped and failed trials, repeats, evaluations, gaps."
+    return table("spent", "What each study spent", studies, columns, note=note)
+
+
+def _fronts(view: StudiesView) -> Table:
+    rows = [(study.name, run) for study in view.comparison.studies for run in study.front]
+
+    def of(name: str) -> Callable[[Any], Any]:
+        return lambda row: getattr(row[1], name)
+
+    columns = [
+        word("Study", 0),
+        num("Trial", of("trial")),
+        word("Configuration", lambda row: short_params(row[1].params)),
+        num("Runs", of("seeds")),
+        num(view.quality.label, of("value"), view.quality.text),
+        scaled("Energy", of("energy_kwh"), fmt.energy_scale, rows),
+        num("Time", of("duration_s"), human_duration),
+        scaled(f"CO2e {view.at_common}", of("common_emissions_kg_co2e"), fmt.emissions_scale, rows),
+    ]
+    caption = "The front of each study: none of its trials is better in one objective without being worse in the other"
+    return table("fronts", caption, rows, columns, folded=True)

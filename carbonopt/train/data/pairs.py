@@ -1,0 +1,122 @@
+"""Preference data: pairs of answers to the same prompt, one chosen, one rejected, as texts or as chat messages."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from carbonopt.core.config import Dataset, Name
+from carbonopt.core.errors import BadInput, shortened
+from carbonopt.train.data.rows import Row, read_rows
+from carbonopt.train.failures import refused
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Messages = list[dict[str, Any]]
+_BUILTIN_WORDS, _EVERY = 8, 4
+
+
+class PairDataset(Dataset, extra="forbid"):
+    prompt_column: Name | None = "prompt"  # None: chosen and rejected are whole texts
+    chosen_column: Name = "chosen"
+    rejected_column: Name = "rejected"
+
+    def faults(self) -> dict[str, bool]:
+        columns = self.columns
+        differ = f"prompt_column, chosen_column and rejected_column must differ, but are {', '.join(columns)}"
+        return {**super().faults(), differ: len({*columns}) < len(columns)}
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        prompt = () if self.prompt_column is None else (self.prompt_column,)
+        return (*prompt, self.chosen_column, self.rejected_column)
+
+
+class Pair(NamedTuple):
+    """All three are texts, or all three lists of messages with `role` and `content`."""
+
+    prompt: str | Messages  # empty: there is none
+    chosen: str | Messages
+    rejected: str | Messages
+    where: str  # it stands, for errors
+
+    @property
+    def are_messages(self) -> bool:
+        return not isinstance(self.chosen, str)
+
+    def texts(self, tokenizer: "PreTrainedTokenizerBase") -> tuple[str, str, str]:
+        """The prompt, and with each of its answers, as the model reads them: messages by the tokenizer's chat template.
+        Raises BadInput if it has none or the template doesn't take them."""
+        if isinstance(self.prompt, str):
+            return self.prompt, f"{self.prompt}{self.chosen}", f"{self.prompt}{self.rejected}"
+        if tokenizer.chat_template is None:
+            rule = f"{self.where}: messages need a tokenizer with a chat template, but this one has none"
+            raise BadInput(f"{rule}; choose another workload.tokenizer, or give texts.")
+        with refused(f"{self.where}: the tokenizer's chat template doesn't take its messages: {{}}.", Exception):
+            beginning: Any = {"tokenize": False, "add_generation_prompt": True}
+            prompt = tokenizer.apply_chat_template(self.prompt, **beginning) if self.prompt else ""
+            whole = ([*self.prompt, *answer] for answer in (self.chosen, self.rejected))
+            chosen, rejected = (tokenizer.apply_chat_template(messages, tokenize=False) for messages in whole)
+        return str(prompt), str(chosen), str(rejected)
+
+
+class SplitPairs(NamedTuple):
+    train: list[Pair]
+    evaluation: list[Pair]
+
+
+def read_pairs(dataset: PairDataset) -> SplitPairs:
+    """Reads the whole data set; what is not split already is split by `eval_fraction`, always at the end. Raises
+    BadInput as `read_rows`, and for a row with an empty answer or without texts or messages."""
+    if dataset.builtin is None:
+        return SplitPairs(*([_pair(row, dataset) for row in rows] for rows in read_rows(dataset, dataset.columns)))
+    pairs = list(_builtin_pairs())
+    cut = len(pairs) - max(1, round(len(pairs) * dataset.eval_fraction))
+    return SplitPairs(pairs[:cut], pairs[cut:])
+
+
+def _pair(row: Row, dataset: PairDataset) -> Pair:
+    answers = {column: row.values[column] for column in (dataset.chosen_column, dataset.rejected_column)}
+    prompt = None if dataset.prompt_column is None else row.values[dataset.prompt_column]
+    if any(isinstance(value, str) for value in answers.values()):
+        for column in answers:
+            if not row.text(column).strip():
+                raise BadInput(f"column {column!r} must hold an answer, but {row.where} has none.")
+        text = "" if dataset.prompt_column is None else row.text(dataset.prompt_column)
+        chosen_text, rejected_text = map(row.text, answers)
+        return Pair(text, chosen_text, rejected_text, row.where)
+    given = {} if prompt is None else {str(dataset.prompt_column): prompt}
+    messages = {column: _messages(value, column, row.where) for column, value in {**given, **answers}.items()}
+    for column in answers:
+        if not messages[column] or not messages[column][-1]["content"].strip():
+            raise BadInput(f"column {column!r} must hold an answer, but {row.where} has none.")
+    chosen, rejected = (messages[column] for column in answers)
+    return Pair(messages[str(dataset.prompt_column)] if given else [], chosen, rejected, row.where)
+
+
+def _messages(value: Any, column: str, where: str) -> Messages:
+    """Raises BadInput for what is no list of messages with texts."""
+    value = [] if value is None else value
+    parts = [message.get(key) for message in value for key in ("role", "content")] if _are_mappings(value) else [None]
+    if not all(isinstance(part, str) for part in parts):
+        rule = f"column {column!r} must hold text, or messages such as [{{role: user, content: ...}}]"
+        raise BadInput(f"{rule}, as the row's other columns, but {where} has {shortened(value)}.")
+    return list(value)
+
+
+def _are_mappings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(message, dict) for message in value)
+
+
+def _builtin_pairs() -> Iterator[Pair]:
+    """Of the paragraphs of the reference topics that every Python carries: how one goes on, and the same with some of
+    its words spelt backwards."""
+    from pydoc_data.topics import topics
+
+    paragraphs = [words for name in sorted(topics) for text in topics[name].split("\n\n") if (words := text.split())]
+    for number, words in enumerate(paragraphs, start=1):
+        for start in range(0, len(words), 2 * _BUILTIN_WORDS):
+            prompt, answer = (words[begin : begin + _BUILTIN_WORDS] for begin in (start, start + _BUILTIN_WORDS))
+            misspelt = [word if place % _EVERY else word[::-1] for place, word in enumerate(answer)]
+            if len(answer) == _BUILTIN_WORDS and misspelt != answer:
+                chosen, rejected = (f" {' '.join(part)}" for part in (answer, misspelt))
+                yield Pair(" ".join(prompt), chosen, rejected, f"paragraph {number}")

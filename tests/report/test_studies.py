@@ -1,0 +1,101 @@
+"""The page of several studies: its caveats, its tables and its figure."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from documents import rows_of, tables_of
+from pydantic_core import to_json
+from small_studies import REPLAY, gpu_study, on_gpu, study, trial
+
+from carbonopt.core.study import StudyData
+from carbonopt.core.trial import Prepared
+from carbonopt.report.build import COMPARISON_NAMES, write_comparison
+from carbonopt.report.document import Document
+from carbonopt.report.studies import StudiesView, compared
+from carbonopt.report.study_view import StudyView
+
+
+def document_of(**studies: StudyData) -> Document:
+    return compared(StudiesView({name: StudyView(data) for name, data in studies.items()}))
+
+
+def numbers_of(**studies: StudyData) -> dict[str, dict[str, Any]]:
+    """Of each caveat by its key."""
+    return {caveat.key: caveat.numbers for caveat in document_of(**studies).caveats}
+
+
+SMALL, LARGE = study(trial(0), trial(1, 2e-3, 4.0)), study(trial(0, 4e-3), trial(1, 8e-3, 4.0))
+PREPARED = Prepared(fingerprint="f", train_examples=9, eval_examples=3, eval_tokens=100, versions={})
+
+
+def test_the_headline_compares_the_least_with_the_next():
+    headline = document_of(small=SMALL, large=LARGE, largest=study(trial(0, 9e-3))).headline
+    assert headline == "small: 75 % less CO2e a run, at 230 g CO2e/kWh, than large, the next"
+    missed = study(trial(0, perplexity=9.0))
+    assert document_of(small=SMALL, missed=missed).headline == "small alone met its target"
+    assert document_of(missed=missed, other=missed).headline == "No study met its target"
+
+
+def test_tables_have_each_study_and_the_ratio_of_joules():
+    tables = tables_of(json.loads(to_json(document_of(small=SMALL, missed=study(), large=LARGE).as_json())))
+    rows = rows_of(tables["recommended"])
+    assert [row["Study"] for row in rows] == ["small", "missed", "large"]
+    assert [row["÷ the least"] for row in rows] == ["1.00", "–", "4.00"]
+    assert rows[1]["Configuration"] == "no trial met the target" and rows[0]["Perplexity"] == "5.000"
+    assert [row["Trials"] for row in rows_of(tables["spent"])] == ["2", "0", "2"]
+    assert [row["Trial"] for row in rows_of(tables["fronts"])] == ["0", "1", "0", "1"]
+    (first, *_) = rows_of(tables["studies"])
+    assert (first["Data"], first["Target (at most)"], first["PUE"]) == ("python-docs", "6.000", "1.1")
+
+
+def test_what_makes_a_comparison_doubtful_is_said():
+    alike = numbers_of(a=SMALL, b=LARGE)
+    assert not alike.keys() & {
+        "different_targets",
+        "different_data",
+        "different_objectives",
+        "different_energy_sources",
+    }
+    assert alike["compared_single_runs"] == {"studies": "a, b"}
+
+    other_target = study(trial(0), target=8.0)
+    assert numbers_of(a=SMALL, b=other_target)["different_targets"] == {"targets": "a: 6.000; b: 8.000"}
+    one, other = (SMALL.model_copy(update={"prepared": PREPARED.model_copy(update={"eval_tokens": n})}) for n in (9, 8))
+    assert numbers_of(a=one, b=other)["different_data"]["quality"] == "perplexity"
+    assert "different_data" not in numbers_of(a=one, b=one)
+    gpus = study(trial(0), raw={"carbon": {**SMALL.config.carbon.model_dump(exclude_none=True), "objective": "gpu"}})
+    assert numbers_of(a=SMALL, b=gpus)["different_objectives"] == {"objectives": "a: all; b: gpu"}
+    assert "different_energy_sources" in numbers_of(a=SMALL, b=gpu_study(on_gpu(0), on_gpu(1)))
+    running = SMALL.model_copy(update={"ended": None})
+    assert numbers_of(a=running, b=LARGE)["compared_before_its_end"] == {"study": "a"}
+    noisy = study(trial(0), trial(1, 2e-3, 4.0, cpu_wait_fraction=0.5))
+    assert numbers_of(a=SMALL, b=noisy)["own_critical_caveats"]["study"] == "b"
+
+
+def test_the_page_replaces_an_older_one_and_leaves_other_files(tmp_path: Path):
+    view = StudiesView({name: StudyView(data) for name, data in (("small", SMALL), ("<b>large", LARGE))})
+    page = write_comparison(view, compared(view), tmp_path / "page")
+    files = {str(path.relative_to(page.parent)): path.read_bytes() for path in page.parent.rglob("*") if path.is_file()}
+    assert files.keys() == COMPARISON_NAMES
+    assert b"<b>large" not in files["index.html"] and b"&lt;b&gt;large" in files["index.html"]
+    data = json.loads(files["data/comparison.json"])
+    assert data["studies"][0]["recommended"]["energy_kwh"] == 1e-3
+    assert data["provenance"]["small"]["Data set"] == "python-docs"
+    (page.parent / "notes.txt").write_text("mine")
+    write_comparison(view, compared(view), tmp_path / "page")
+    assert (page.parent / "notes.txt").read_text() == "mine"
+    assert {name: (page.parent / name).read_bytes() for name in files} == files, "the same data gives the same bytes"
+
+
+@pytest.mark.parametrize("count", [2, 9])
+def test_the_figure_has_every_front_and_every_study_in_its_legend(count: int):
+    studies = {f"machine {n}": study(trial(0, 1e-3 * (n + 1)), trial(1, 2e-3 * (n + 1), 4.0)) for n in range(count)}
+    (figure,) = document_of(**studies).paper_figures()
+    assert all(f"machine {n}" in figure.svg for n in range(count)) and "230 g CO₂e/kWh" in figure.svg
+    assert figure.pdf.startswith(b"%PDF") and figure.png.startswith(b"\x89PNG")
+
+
+def test_without_anything_complete_there_is_no_figure():
+    assert document_of(a=study(), b=study(raw=REPLAY)).paper_figures() == []
