@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 # By the name that `workload.task` has in a study file. As text: whoever needs one task imports that one alone, and the
 # winner's folder has a copy of no other.
-TASKS = {"causal_lm": "carbonopt.train.tasks.causal_lm:CausalLM"}
+TASKS = {
+    "causal_lm": "carbonopt.train.tasks.causal_lm:CausalLM",
+    "sft": "carbonopt.train.tasks.sft:SFT",
+}
 
 _SMALLEST_EVAL_BATCH = 8  # examples; no gradients are kept, so more than the micro batch always fits
 
