@@ -44,16 +44,18 @@ def keep(
     most = sequence_length + 1
     fitting = [example for example in whole if _targets_in_response(example)[:sequence_length].any()]
     examples = [Marked(example.tokens[:most], example.in_response[:most]) for example in fitting]
-    without, filled = len(chats) - len(answered), len(whole) - len(fitting)
-    longer = sum(len(example.tokens) > most for example in fitting)
-    counts = f"{without} had no response, the prompt of {filled} left no room for one"
+    counts = {
+        "{} had no response": len(chats) - len(answered),
+        "the prompt of {} left no room for a response": len(whole) - len(fitting),
+        f"{{}} were cut to {sequence_length} tokens": sum(len(example.tokens) > most for example in fitting),
+    }
+    said = ", ".join(words.format(count) for words, count in counts.items() if count)
     if not examples:
         rule = f"the {part} data must have rows with a response that begins within {sequence_length} tokens"
-        raise BadInput(f"{rule}, but of its {len(chats)} {counts}.")
-    if not (without or filled or longer):
-        return Kept(examples, "")
-    kept = f"Of {count_text(len(chats), f'{part} row')} {len(examples)} were kept: {counts}"
-    return Kept(examples, f"{kept}; {longer} were cut to {sequence_length} tokens.")
+        raise BadInput(f"{rule}, but of its {len(chats)} rows {said or 'there are none'}.")
+    return Kept(
+        examples, f"Of {count_text(len(chats), f'{part} row')} {len(examples)} are used: {said}." if said else ""
+    )
 
 
 def _targets_in_response(example: Marked) -> npt.NDArray[np.bool_]:
