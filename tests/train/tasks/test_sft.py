@@ -24,14 +24,9 @@ MODEL = {
     "model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": LENGTH, "initializer_range": 0.1,
     "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,  # or each division drops other activations
 }  # fmt: skip
-SMALL = {
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "intermediate_size": 16,
-}
-OPT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "ffn_dim": 16, "word_embed_proj_dim": 16}
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+OPT = {"model_type": "opt", **SMALL, "ffn_dim": 16, "word_embed_proj_dim": 16}
+GEMMA2 = {"model_type": "gemma2", **SMALL, "num_key_value_heads": 1, "intermediate_size": 16}
 PARAMS = {"global_batch_size": 16, "micro_batch_size_per_gpu": 8, "learning_rate": 1e-2, "epochs": 1}
 SPACE = {"global_batch_size": 16, "learning_rate": 1e-2, "epochs": 1}
 ROWS, EVAL_ROWS = 96, 13  # of the latter an odd number: ranks with unequal shares
