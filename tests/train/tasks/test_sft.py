@@ -1,11 +1,15 @@
 """Supervised fine-tuning: real trials of a tiny model on the CPU."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from commands import carbonopt
+from export.test_rerun import Rerun
 from small_studies import study
 from train.test_worker import Run, start
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -19,6 +23,7 @@ from carbonopt.study.file import parse_study
 from carbonopt.train.data.packing import IGNORED
 from carbonopt.train.tasks.base import task_for
 
+STUDIES = Path(__file__).parents[3] / "studies"
 LENGTH = 60  # tokens; no multiple of what batches are padded to
 MODEL = {
     "model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": LENGTH, "initializer_range": 0.1,
@@ -296,3 +301,64 @@ def test_data_and_models_with_which_every_trial_would_fail_are_refused(workload,
     with pytest.raises(BadInput) as refused:
         prepare(settings, tmp_path / "prepared", **space)
     assert said in str(refused.value) and str(refused.value).count(". ") == 0
+
+
+# --------------------------------------------------------------------------------------------------- shipped and copied
+
+
+@pytest.mark.slow
+def test_the_winner_s_copy_reaches_the_recorded_perplexity(tmp_path):
+    settings = {"task": "sft", "tokenizer": {"train_bpe": 300}, "dataset": {"builtin": "python-docs"}, "packing": True}
+    rerun = Rerun(tmp_path, settings, {"cpu_ranks": 2}, global_batch_size=8, micro_batch_size_per_gpu=2, epochs=2)
+    assert "carbonopt/train/tasks/sft.py" in rerun.files and "carbonopt/train/tasks/causal_lm.py" not in rerun.files
+    rerun.run()
+
+
+@pytest.mark.slow
+def test_the_small_study_runs_to_its_end(tmp_path):
+    done = carbonopt("run", STUDIES / "sft-small.yaml", "--out", tmp_path / "out", "--trials", "2")
+    assert done.returncode == 0, done.stderr
+    first, _ = map(json.loads, carbonopt("export", tmp_path / "out", "--format", "jsonl").stdout.splitlines())
+    assert first["state"] == "complete" and first["perplexity"] < 60
+    assert first["eval_tokens"] == first["quality"]["count"] > 500
+
+
+@pytest.mark.slow
+def test_the_small_batch_sweep_sets_everything_over_the_batch(tmp_path):
+    done = carbonopt("run", STUDIES / "sft-batch-sweep-small.yaml", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    effect = json.loads((tmp_path / "out" / "report" / "data" / "report.json").read_text())["batch"]
+    assert [at["global_batch_size"] for at in effect["batches"]] == [4, 8, 16, 32]
+    for at in effect["batches"]:
+        for what in ("duration_s", "peak_memory_gib", "energy_kwh", "emissions_kg_co2e", "quality"):
+            assert at[what]["lowest"] > 0
+    reached = [at["quality"]["lowest"] for at in effect["batches"]]
+    assert reached == sorted(reached) and effect["best_quality"] == 4, "at equal epochs fewer steps reach less"
+
+
+PLAY = """\
+All:
+Speak, speak.
+
+First Citizen:
+You are resolved?
+Are you not?
+
+Enter MENENIUS
+
+MENENIUS:
+
+All:
+Resolved.
+"""
+
+
+def test_a_play_becomes_prompts_and_responses(tmp_path):
+    (tmp_path / "play.txt").write_text(PLAY)
+    command = [sys.executable, str(STUDIES / "dialogue.py"), str(tmp_path / "play.txt")]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    citizen = "First Citizen:\nYou are resolved?\nAre you not?"
+    assert [json.loads(line) for line in lines] == [
+        {"prompt": "All:\nSpeak, speak.\n\n", "response": citizen},
+        {"prompt": f"{citizen}\n\n", "response": "All:\nResolved."},
+    ]
