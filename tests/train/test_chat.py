@@ -1,6 +1,7 @@
 """Prompts, responses and chats as tokens: which of them are a response's, against what was written by hand."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from carbonopt.core.config import Dataset
 from carbonopt.core.errors import BadInput
 from carbonopt.train.data.chat import Chat, chat_messages, marked, prompt_and_response
 from carbonopt.train.data.responses import keep
-from carbonopt.train.data.rows import Row, file_rows
+from carbonopt.train.data.rows import Row, file_rows, read_rows
 
 CHATML = """{%- for message in messages -%}
 {{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}
@@ -136,6 +138,13 @@ def test_lists_of_messages_come_through_the_readers(tmp_path: Path):
     for name in ("chats.jsonl", "chats.json", "chats.parquet"):
         read = [chat_messages(row, "messages") for row in file_rows(tmp_path / name, ("messages",))]
         assert [each.messages for each in read] == [row["messages"] for row in rows]
+
+    hub = tmp_path / "hub"
+    hub.mkdir()
+    for split in ("train", "validation"):
+        shutil.copy(tmp_path / "chats.jsonl", hub / f"{split}.jsonl")
+    for part in read_rows(Dataset(name_or_path=str(hub)), ("messages",)):
+        assert [chat_messages(row, "messages").messages for row in part] == [row["messages"] for row in rows]
 
 
 @pytest.mark.parametrize(

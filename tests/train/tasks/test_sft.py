@@ -12,7 +12,7 @@ from commands import carbonopt
 from export.test_rerun import Rerun
 from small_studies import study
 from train.test_worker import Run, start
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from carbonopt.core.config import Space
 from carbonopt.core.errors import BadInput
@@ -249,6 +249,17 @@ def test_the_built_in_pairs_need_no_file(workload, tmp_path):
     _, summary = prepare({**workload, "dataset": {"builtin": "python-docs"}}, tmp_path / "prepared")
     assert summary.train_examples > 50 and summary.eval_examples > 5
     assert summary.eval_tokens < summary.eval_examples * LENGTH
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_the_loss_by_which_kernels_are_loaded_is_one_of_examples(workload, packing, tmp_path):
+    task, _ = prepare({**workload, "packing": packing}, tmp_path / "prepared")
+    folder = PreparedFolder(tmp_path / "prepared")
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder.model_config)).eval()
+    loss = task.example_loss(model, folder)
+    loss.backward()
+    count = 2 * task.examples(folder, "train").weights[0]
+    assert loss.item() / count == pytest.approx(np.log(model.config.vocab_size), rel=0.2)
 
 
 def with_data(**dataset):
