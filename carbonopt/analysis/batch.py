@@ -1,4 +1,5 @@
-"""What the batch does to time, memory, energy and emissions of an epoch, whatever the learning rate and the length.
+"""What the batch does to time, memory, energy and emissions of an epoch, whatever the learning rate and the length; and
+to the quality, where all trials that completed have one length.
 
 A trial's first steps cost more than the others (memory is allocated, kernels are chosen), which a stopped one spreads
 over few: of a batch size that trials completed with, only those count; else those that were stopped after LEAST_STEPS
@@ -8,6 +9,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 
+from carbonopt.core.quality import Quality
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.core.values import Frozen
@@ -32,6 +34,7 @@ class AtBatch(Frozen):
     energy_kwh: Spanned
     emissions_kg_co2e: Spanned  # PUE in
     peak_memory_gib: Spanned | None  # None: not known of any
+    quality: Spanned | None = None  # that the complete trials reached; None: none did, or some trained longer
 
 
 class BatchEffect(Frozen):
@@ -39,6 +42,7 @@ class BatchEffect(Frozen):
     least_energy: int  # the batch sizes whose lowest figures are the minimum; of equal ones the smallest
     least_duration: int
     least_memory: int | None  # None: known of fewer than two batch sizes
+    best_quality: int | None = None  # whose best trial reached the best of all; None: as with memory
 
 
 def batch_effect(data: StudyData) -> BatchEffect | None:
@@ -49,13 +53,19 @@ def batch_effect(data: StudyData) -> BatchEffect | None:
             by_size[size].append((record, epochs))
     if len(by_size) < 2:
         return None
-    batches = tuple(_at_batch(data, size, by_size[size]) for size in sorted(by_size))
+    # Of trials of different lengths the quality would tell of these, not of the batch.
+    complete = [record for record in data.records if record.state is TrialState.COMPLETE]
+    equally_long = len({record.params.epochs for record in complete}) == 1
+    batches = tuple(_at_batch(data, size, by_size[size], equally_long) for size in sorted(by_size))
     peaks_gib = {at.global_batch_size: at.peak_memory_gib.lowest for at in batches if at.peak_memory_gib is not None}
+    quality = data.config.quality
+    best = {at.global_batch_size: _best(quality, at.quality) for at in batches if at.quality is not None}
     return BatchEffect(
         batches=batches,
         least_energy=min(batches, key=lambda at: at.energy_kwh.lowest).global_batch_size,
         least_duration=min(batches, key=lambda at: at.duration_s.lowest).global_batch_size,
         least_memory=min(peaks_gib, key=lambda size: peaks_gib[size]) if len(peaks_gib) > 1 else None,
+        best_quality=min(best, key=lambda size: quality.rank(best[size])) if len(best) > 1 else None,
     )
 
 
@@ -72,12 +82,17 @@ def _epochs(record: TrialRecord) -> float | None:
     return epochs * steps / record.total_steps
 
 
-def _at_batch(data: StudyData, size: int, trained: Sequence[tuple[TrialRecord, float]]) -> AtBatch:
-    """`trained`: trials, each with its epochs."""
+def _best(quality: Quality, of_trials: Spanned) -> float:
+    return of_trials.lowest if quality.direction == "minimize" else of_trials.highest
+
+
+def _at_batch(data: StudyData, size: int, trained: Sequence[tuple[TrialRecord, float]], equally_long: bool) -> AtBatch:
+    """`trained`: trials, each with its epochs; `equally_long`: whether all of the study that completed have as many."""
     complete = [(record, epochs) for record, epochs in trained if record.state is TrialState.COMPLETE]
     kept = complete or trained
     energies_kwh = [record.energy_kwh.train / epochs for record, epochs in kept if record.energy_kwh]
     peaks_gib = [record.peak_memory_gib for record, _ in kept if record.peak_memory_gib is not None]
+    reached = [record.value for record, _ in complete if equally_long and record.value is not None]
     return AtBatch(
         global_batch_size=size,
         trials=tuple(record.trial for record, _ in kept),
@@ -86,6 +101,7 @@ def _at_batch(data: StudyData, size: int, trained: Sequence[tuple[TrialRecord, f
         energy_kwh=_spanned(energies_kwh),
         emissions_kg_co2e=_spanned(list(map(data.emissions_kg_co2e, energies_kwh))),
         peak_memory_gib=_spanned(peaks_gib) if peaks_gib else None,
+        quality=_spanned(reached) if reached else None,
     )
 
 

@@ -91,9 +91,10 @@ class Tokenizer(Frozen):
 
 
 class Dataset(Frozen, extra="allow"):
-    """Built in, a hub name or folder, or files (text, jsonl, csv, parquet). Its columns are the task's to say."""
+    """Built in, a hub name or folder, or files (text, jsonl, csv, parquet). Its columns are the task's to say, and what
+    is built in."""
 
-    builtin: Literal["python-docs"] | None = None
+    builtin: Name | None = None
     name_or_path: Name | None = None
     config: str | None = None  # the hub data set's configuration
     train_split: str = "train"

@@ -27,6 +27,30 @@ def token_nll(logits: torch.Tensor, targets: torch.Tensor, reduction: str) -> to
     return F.cross_entropy(flat, targets.flatten(), reduction=reduction, ignore_index=IGNORED)
 
 
+class TokenLoss:
+    """The negative log-likelihood of target tokens by a model, whose output layer may compute it itself. Compiled, it
+    never writes the logits in float32: for a vocabulary of 50,304 six times the model's activations."""
+
+    def __init__(self, model: Any, compiled: bool) -> None:
+        self._output_layer = model.get_output_embeddings()
+        self._fused = isinstance(self._output_layer, FusedOutputLayer)
+        self._token_nll = torch.compile(token_nll) if compiled else token_nll
+
+    def expect(self, targets: torch.Tensor) -> None:
+        """To be called before a training step's forward pass, with the targets that it is judged by."""
+        if self._fused:
+            self._output_layer.targets = targets
+
+    def sum(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """In nats, of a training step's forward pass; its logits are the sum itself where the output layer is fused."""
+        return logits if self._fused else self._token_nll(logits, targets, "sum")
+
+    def of_each(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """In nats, of an evaluation's forward pass: float32 [targets], 0 where one is IGNORED."""
+        nll: torch.Tensor = self._token_nll(logits, targets, "none")
+        return nll
+
+
 class TokenTrainer(TrialTrainer):
     """Its loss is the cross entropy summed over a micro batch's targets and divided by the target tokens of a whole
     global batch. DeepSpeed averages gradients over ranks, so each rank's sum counts world-size-fold. Divided by a
@@ -37,20 +61,15 @@ class TokenTrainer(TrialTrainer):
         length = run.sequence_length
         batches = TextMicroBatches(open_tokens(run.folder.train), length, run.division)
         self._loss_scale = run.params.world_size / (run.params.global_batch_size * length)
-        self._output_layer = model.get_output_embeddings()
-        # Compiled, it never writes the logits in float32: for a vocabulary of 50,304 six times the model's activations.
-        self.token_nll = torch.compile(token_nll) if arguments.torch_compile else token_nll
+        self.token_loss = TokenLoss(model, arguments.torch_compile)
         super().__init__(model, arguments, train_dataset=batches, compute_loss_func=self._scaled_nll_sum)
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        if isinstance(self._output_layer, FusedOutputLayer):
-            self._output_layer.targets = inputs["labels"]
+        self.token_loss.expect(inputs["labels"])
         return super().compute_loss(model, inputs, *args, **kwargs)
 
     def _scaled_nll_sum(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any) -> torch.Tensor:
-        logits = outputs["logits"]  # of a fused output layer the sum itself
-        fused = isinstance(self._output_layer, FusedOutputLayer)
-        return (logits if fused else self.token_nll(logits, labels, "sum")) * self._loss_scale
+        return self.token_loss.sum(outputs["logits"], labels) * self._loss_scale
 
 
 @torch.no_grad()
@@ -66,7 +85,7 @@ def evaluate(run: TrialRun, trainer: Any) -> tuple[float, int]:
         inputs, targets = sequences(tokens, indices, length)
         target_count += int((targets != IGNORED).sum())
         logits = model(input_ids=inputs.to(device)).logits
-        nll_sum += trainer.token_nll(logits, targets.to(device), "none").double().sum()
+        nll_sum += trainer.token_loss.of_each(logits, targets.to(device)).double().sum()
     model.train()
     total_nll, total_targets = ranks.summed([float(nll_sum), float(target_count)])
     return total_nll, round(total_targets)

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from small_studies import study, trial
+from small_studies import pruned, study, trial
 
 from carbonopt.analysis.batch import batch_effect
 from carbonopt.core.quality import PERPLEXITY
-from carbonopt.core.trial import Durations, EvalPoint, Failure, StopReason, TrialState
+from carbonopt.core.trial import Durations, EvalPoint, Failure, QualityResult, StopReason, TrialRecord, TrialState
 from carbonopt.core.units import emissions_kg_co2e, joules_from_kwh, kwh_from_joules
 from carbonopt.engines.replay import read_table
 from carbonopt.report.document import Figure, Table
@@ -119,15 +119,64 @@ def test_table_and_figure_go_by_the_same_value_where_a_run_was_held_up() -> None
     figure, table = shown.blocks
     assert isinstance(figure, Figure) and isinstance(table, Table)
     assert [[cell.text for cell in row] for row in table.rows] == [
-        ["8", "2", "27.0 (388 to 750)", "–", "0.000450 (0.00648 to 0.0125)", "0.114 (1.64 to 3.16)"],
-        ["16", "2", "30.0 (31.5 to 33.0)", "–", "0.000500 (0.000525 to 0.000550)", "0.127 (0.133 to 0.139)"],
+        ["8", "2", "27.0 (388 to 750)", "–", "0.000450 (0.00648 to 0.0125)", "0.114 (1.64 to 3.16)", "5.000"],
+        ["16", "2", "30.0 (31.5 to 33.0)", "–", "0.000500 (0.000525 to 0.000550)", "0.127 (0.133 to 0.139)", "5.000"],
     ]
     assert [[cell.strong for cell in row] for row in table.rows] == [
-        [False, False, True, False, True, True],
-        [False] * 6,
+        [False, False, True, False, True, True, True],
+        [False] * 7,
     ]
     assert figure.alt.startswith("An epoch over batch sizes 8, 16: least energy at 8, least time at 8.")
     assert "least energy at 16, least time at 16" in table.note  # by the medians
+
+
+def sweep(**of_last) -> list[TrialRecord]:
+    """Two trials of each batch size, all of two epochs; `of_last`: parameters of the last one."""
+    reached = {8: (4.0, 5.0), 16: (3.0, 6.0), 32: (3.5, 3.5)}
+    runs = [(batch, value) for batch, values in reached.items() for value in values]
+    records = [trial(number, 1e-3, value, **at(batch), **WHOLE) for number, (batch, value) in enumerate(runs)]
+    last = records[-1]
+    return [*records[:-1], last.model_copy(update={"params": last.params.model_copy(update=of_last)})]
+
+
+def test_the_quality_is_compared_where_all_trained_equally_long() -> None:
+    data = study(*sweep(), pruned(6, 1.5).model_copy(update={"steps_done": 30, "total_steps": 40}))
+    effect = batch_effect(data)
+    assert effect is not None
+    spans = [(at.quality.lowest, at.quality.median, at.quality.highest) for at in effect.batches]
+    assert spans == [(4.0, 4.5, 5.0), (3.0, 4.5, 6.0), (3.5, 3.5, 3.5)] and effect.best_quality == 16
+    shown = section(StudyView(data))
+    assert shown is not None
+    figure, table = shown.blocks
+    assert table.columns[-1].label == "Perplexity"
+    assert [row[-1].text for row in table.rows] == ["4.000 (4.500 to 5.000)", "3.000 (4.500 to 6.000)", "3.500"]
+    assert [row[-1].strong for row in table.rows] == [False, True, False]
+    assert figure.svg.count("Perplexity") == 1
+    longer = batch_effect(study(*sweep(epochs=3)))
+    assert longer is not None
+    assert [at.quality for at in longer.batches] == [None] * 3 and longer.best_quality is None
+
+
+def test_of_a_quality_of_which_more_is_better_the_highest_is_marked() -> None:
+    accuracies = {8: (0.4, 0.5), 16: (0.3, 0.6), 32: (0.35, 0.45)}
+    runs = [(batch, value) for batch, values in accuracies.items() for value in values]
+    of_accuracy = [
+        trial(number, 1e-3, None, **at(batch), **WHOLE, evals=(), quality=QualityResult(name="accuracy", value=value))
+        for number, (batch, value) in enumerate(runs)
+    ]
+    replay = {"workload": None, "launch": {"kind": "replay", "table": "/runs.jsonl"}, "target": {"accuracy": 0.5}}
+    data = study(*of_accuracy, raw=replay)
+    effect = batch_effect(data)
+    assert effect is not None and effect.best_quality == 16
+    shown = section(StudyView(data))
+    assert shown is not None
+    cells = [row[-1] for row in shown.blocks[1].rows]
+    assert [cell.text for cell in cells] == [
+        "0.5000 (0.4500 to 0.4000)",
+        "0.6000 (0.4500 to 0.3000)",
+        "0.4500 (0.4000 to 0.3500)",
+    ]
+    assert [cell.strong for cell in cells] == [False, True, False]
 
 
 @pytest.mark.parametrize(

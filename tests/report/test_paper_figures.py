@@ -16,6 +16,7 @@ from small_studies import gpu_study, on_gpu, pruned, study, trial
 from carbonopt.analysis.batch import BatchEffect
 from carbonopt.analysis.comparison import DiminishingReturns
 from carbonopt.analysis.footprint import footprint
+from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialState
 from carbonopt.report import document
@@ -78,9 +79,9 @@ DRAWN: dict[str, document.Figure | None] = {
     "pareto": front(FULL, knee=1),
     "pareto far apart": front(FAR),
     "pareto one trial": front(study(trial(0))),
-    "batch": batch(batch_effect()),
-    "stopped batches": batch(some_stopped()),
-    "large batches": batch(batches(*(1024 * k for k in range(1, 9)))),
+    "batch": batch(batch_effect(), PERPLEXITY),
+    "stopped batches": batch(some_stopped(), PERPLEXITY),
+    "large batches": batch(batches(*(1024 * k for k in range(1, 9))), PERPLEXITY),
     "influence": importance(INFLUENCE),
     **{made.name: made for made in effects(INFLUENCE, QUALITY)},
     "one objective": effects([learned("emissions", 1e-6)], QUALITY)[0],

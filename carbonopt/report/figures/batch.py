@@ -1,4 +1,4 @@
-"""What the batch size does to an epoch: its time, memory, energy and emissions."""
+"""What the batch size does to an epoch's time, memory, energy and emissions, and to the quality where that is known."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,13 +6,14 @@ from typing import Any
 
 from carbonopt.analysis.batch import BatchEffect, Spanned
 from carbonopt.core.format import emissions_scale, energy_scale
+from carbonopt.core.quality import Quality
 from carbonopt.report import document
 from carbonopt.report.figures import style
 
 _DIGIT = 0.055  # of a batch size at its axis, as a share of that axis
 
 
-def batch(effect: BatchEffect) -> document.Figure:
+def batch(effect: BatchEffect, quality: Quality) -> document.Figure:
     sizes = [at_batch.global_batch_size for at_batch in effect.batches]
     stopped = frozenset(at_batch.global_batch_size for at_batch in effect.batches if at_batch.only_stopped)
     energy = energy_scale(at_batch.energy_kwh.highest for at_batch in effect.batches)
@@ -25,22 +26,29 @@ def batch(effect: BatchEffect) -> document.Figure:
         (energy.label("Energy"), "energy_kwh", energy.per_base, effect.least_energy),
         (emissions.label("Emissions"), "emissions_kg_co2e", emissions.per_base, effect.least_energy),
     ]
+    rows, height_in = 2, 3.1
+    if effect.best_quality is not None:
+        panels.append((quality.label, "quality", 1.0, effect.best_quality))
+        rows, height_in = 3, 4.5
 
     def draw(figure: "style.Figure") -> None:
-        grid = figure.subplots(2, 2, sharex=True)
-        for axes, (label, name, factor, minimum) in zip(grid.flat, panels, strict=True):
+        grid = figure.subplots(rows, 2, sharex=True)
+        for axes, (label, name, factor, minimum) in zip(grid.flat, panels, strict=False):
             spans = {at_batch.global_batch_size: getattr(at_batch, name) for at_batch in effect.batches}
             known = {size: span for size, span in spans.items() if span is not None}
             if len(known) > 1:
                 axes.set_ylabel(label)
-                _over_batch(axes, known, factor, minimum, stopped)
+                _over_batch(axes, known, factor, minimum, stopped, quality if name == "quality" else None)
             else:  # one value would be no effect of the batch
                 where = "".join(f"for batch {size:,} only" for size in known) or "for no batch"
                 text = f"{label.partition(' (')[0]} is known\n{where}"
                 axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes)
                 axes.set_axis_off()
         shown = _apart(sizes)
-        for axes in grid[1]:
+        for axes in grid.flat[len(panels) :]:
+            axes.set_axis_off()
+        for axes in list(grid.flat)[len(panels) - 2 : len(panels)]:  # the last one of each column
+            axes.tick_params(labelbottom=True)
             axes.set_xlabel("Global batch size")
             axes.set_xscale("log", base=2)
             style.ticks_at(axes.xaxis, shown, map(str, shown))
@@ -49,8 +57,9 @@ def batch(effect: BatchEffect) -> document.Figure:
 
     alt = f"An epoch over batch sizes {', '.join(map(str, sizes))}: least energy at {effect.least_energy}, least time "
     alt += f"at {effect.least_duration}. The table has the figures."
-    caption = "An epoch's training over the global batch size."
-    return style.drawn(draw, height_in=3.1, name="batch", caption=caption, alt=alt)
+    caption = "An epoch's training over the global batch size"
+    caption += "." if effect.best_quality is None else f", and the {quality.name} that its trials reached."
+    return style.drawn(draw, height_in=height_in, name="batch", caption=caption, alt=alt)
 
 
 def _apart(sizes: Sequence[int]) -> list[int]:
@@ -65,24 +74,31 @@ def _apart(sizes: Sequence[int]) -> list[int]:
 
 
 def _over_batch(
-    axes: "style.Axes", known: Mapping[int, Spanned], factor: float, minimum: int | None, stopped: frozenset[int]
+    axes: "style.Axes",
+    known: Mapping[int, Spanned],
+    factor: float,
+    marked: int | None,
+    stopped: frozenset[int],
+    quality: Quality | None = None,
 ) -> None:
     """Every value as it was, at its batch: the lowest joined by a line, the range above it, the minimum marked; hollow
-    where only stopped trials tell of a batch."""
+    where only stopped trials tell of a batch. Of a quality of which more is better, the highest and the maximum."""
     at = list(known)
     lowest = [span.lowest * factor for span in known.values()]
     highest = [span.highest * factor for span in known.values()]
-    above = [high - low for low, high in zip(lowest, highest, strict=True)]
-    axes.errorbar(at, lowest, yerr=[[0.0] * len(at), above], ecolor=style.BLUE, label="range", **style.ERROR_BARS)
-    axes.plot(at, lowest, "o-", color=style.BLUE, markersize=3, linewidth=1, label="lowest")
-    if hollow := [(size, low) for size, low in zip(at, lowest, strict=True) if size in stopped]:
+    best = highest if quality is not None and quality.direction == "maximize" else lowest
+    ranges = [[low - high for low, high in zip(values, best, strict=True)] for values in (lowest, highest)]
+    errors = [[-below for below in ranges[0]], ranges[1]]
+    axes.errorbar(at, best, yerr=errors, ecolor=style.BLUE, label="range", **style.ERROR_BARS)
+    axes.plot(at, best, "o-", color=style.BLUE, markersize=3, linewidth=1, label="lowest")
+    if hollow := [(size, value) for size, value in zip(at, best, strict=True) if size in stopped]:
         looks: dict[str, Any] = {"color": style.BLUE, "markersize": 3.5, "markerfacecolor": "white", "zorder": 4}
         axes.plot(*zip(*hollow, strict=True), "o", label="stopped trials only", **looks)
-    if minimum is not None:
-        looks = {"color": "white" if minimum in stopped else style.VERMILION, "markersize": 9, "zorder": 5}
-        axes.plot(minimum, known[minimum].lowest * factor, "*", label="minimum", **looks, **style.MILESTONE)
+    if marked is not None:
+        looks = {"color": "white" if marked in stopped else style.VERMILION, "markersize": 9, "zorder": 5}
+        axes.plot(marked, best[at.index(marked)], "*", label="minimum", **looks, **style.MILESTONE)
     if style.wants_log([*lowest, *highest]):
         axes.set_yscale("log")
-    else:
+    elif quality is None:
         axes.set_ylim(0, 1.1 * max(highest) or 1.0)
     style.plain_ticks(axes.yaxis)

@@ -5,6 +5,7 @@ from typing import Any
 
 from carbonopt.analysis.batch import AtBatch
 from carbonopt.core import format as fmt
+from carbonopt.core.quality import Quality
 from carbonopt.report.document import MISSING, Maker, Section, num, table
 from carbonopt.report.figures.batch import batch as batch_figure
 from carbonopt.report.study_view import StudyView
@@ -23,6 +24,8 @@ def section(study: StudyView) -> Section | None:
         _spanned(energy.label("Energy"), "energy_kwh", energy.text, effect.least_energy),
         _spanned(emissions.label("Emissions"), "emissions_kg_co2e", emissions.text, effect.least_energy),
     ]
+    if effect.best_quality is not None:
+        columns.append(_quality(study.quality, effect.best_quality))
     least_energy = min(effect.batches, key=lambda row: row.energy_kwh.median).global_batch_size
     least_time = min(effect.batches, key=lambda row: row.duration_s.median).global_batch_size
     small, large = effect.batches[0], effect.batches[-1]
@@ -37,8 +40,9 @@ def section(study: StudyView) -> Section | None:
     note += f"at {least_time}. Less energy an epoch is not less energy to the target: a larger batch takes fewer steps "
     note += "an epoch."
     caption = "An epoch's training by global batch size: the lowest of its trials (their median to their highest), the "
-    made = table("batch", f"{caption}minimum in bold", effect.batches, columns, note=note)
-    return Section(key="batch", title="The batch size", blocks=(batch_figure(effect), made))
+    reached = "; what its trials reached at their end: the best, the best of all in bold" if effect.best_quality else ""
+    made = table("batch", f"{caption}minimum in bold{reached}", effect.batches, columns, note=note)
+    return Section(key="batch", title="The batch size", blocks=(batch_figure(effect, study.quality), made))
 
 
 def _spanned(label: str, at: str, text: Callable[[Any], str], least: int | None) -> Maker:
@@ -52,3 +56,23 @@ def _spanned(label: str, at: str, text: Callable[[Any], str], least: int | None)
         return (span := getattr(row, at)) and span.lowest
 
     return num(label, lowest, shown=shown, strong=lambda row: row.global_batch_size == least)
+
+
+def _quality(quality: Quality, best: int) -> Maker:
+    def values(row: AtBatch) -> tuple[float, float, float] | None:
+        """The best, the median and the worst."""
+        if (span := row.quality) is None:
+            return None
+        ordered = (span.lowest, span.median, span.highest)
+        return ordered if quality.direction == "minimize" else ordered[::-1]
+
+    def shown(row: AtBatch) -> str:
+        texts = [quality.text(value) for value in values(row) or (None,)]
+        return f"{texts[0]} ({texts[1]} to {texts[-1]})" if texts[0] != texts[-1] else texts[0]
+
+    return num(
+        quality.label,
+        lambda row: values(row) and values(row)[0],  # type: ignore[index]
+        shown=shown,
+        strong=lambda row: row.global_batch_size == best,
+    )

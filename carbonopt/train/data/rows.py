@@ -39,11 +39,16 @@ def read_rows(dataset: Dataset, columns: Sequence[str]) -> SplitRows:
     train = _of_files(dataset.train_files or (), columns)
     if dataset.eval_files is not None:
         return SplitRows(train, _of_files(dataset.eval_files, columns))
-    cut = len(train) - max(1, round(len(train) * dataset.eval_fraction))
+    return split_rows(train, dataset.eval_fraction)
+
+
+def split_rows(rows: list[Row], eval_fraction: float) -> SplitRows:
+    """The last ones are for evaluation. Raises BadInput if there are too few."""
+    cut = len(rows) - max(1, round(len(rows) * eval_fraction))
     if cut < 1:
-        aside = f"to set eval_fraction={dataset.eval_fraction:g} of them aside for evaluation, but are {len(train)}"
+        aside = f"to set eval_fraction={eval_fraction:g} of them aside for evaluation, but are {len(rows)}"
         raise BadInput(f"the rows of train_files must be enough {aside}; give more or eval_files.")
-    return SplitRows(train[:cut], train[cut:])
+    return SplitRows(rows[:cut], rows[cut:])
 
 
 def _of_files(paths: Sequence[str], columns: Sequence[str]) -> list[Row]:

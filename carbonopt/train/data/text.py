@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from carbonopt.core.config import Dataset
 from carbonopt.core.errors import BadInput
@@ -17,6 +17,7 @@ class Text(NamedTuple):
 
 
 class TextDataset(Dataset, extra="forbid"):
+    builtin: Literal["python-docs"] | None = None
     text_column: str = "text"
 
 

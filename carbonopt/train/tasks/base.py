@@ -26,6 +26,7 @@ TASKS = {
     "causal_lm": "carbonopt.train.tasks.causal_lm:CausalLM",
     "script": "carbonopt.train.tasks.script:Script",
     "reward": "carbonopt.train.tasks.reward:Reward",
+    "sft": "carbonopt.train.tasks.sft:SFT",
 }
 
 _SMALLEST_EVAL_BATCH = 8  # examples; no gradients are kept, so more than the micro batch always fits

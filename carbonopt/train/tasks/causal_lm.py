@@ -41,8 +41,6 @@ class CausalLM(TrainerTask):
     )
 
     def prepare(self, space: Space, folder: PreparedFolder, fingerprint: str) -> Prepared:
-        import torch
-
         from carbonopt.train import imports, model
         from carbonopt.train.data import packing, text, tokens
 
@@ -66,13 +64,7 @@ class CausalLM(TrainerTask):
         if len(evaluation) < 2:
             raise BadInput(f"the evaluation text must have at least 2 tokens, but has {len(evaluation)}.")
         eval_examples = packing.sequence_count(len(evaluation), length, keep_tail=True)
-        eval_batch_size = None
-        if torch.cuda.is_available():
-            memory_bytes, vocab_size = (
-                torch.cuda.get_device_properties(0).total_memory,
-                config.get_text_config().vocab_size,
-            )
-            eval_batch_size = packing.batch_size_that_fits(memory_bytes, vocab_size, length, eval_examples)
+        vocab_size = config.get_text_config().vocab_size
         np.save(folder.train, train, allow_pickle=False)
         np.save(folder.evaluation, evaluation, allow_pickle=False)
         encoder.tokenizer.save_pretrained(folder.tokenizer)
@@ -87,7 +79,7 @@ class CausalLM(TrainerTask):
             vocab_size=len(encoder.tokenizer),
             model_parameters=parameters,
             versions=imports.package_versions(),
-            eval_batch_size_per_gpu=eval_batch_size,
+            eval_batch_size_per_gpu=packing.gpu_batch_size_that_fits(vocab_size, length, eval_examples),
         )
 
     def trainer(self, run: TrialRun, model: Any, arguments: "TrainingArguments") -> "TrialTrainer":

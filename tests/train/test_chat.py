@@ -1,0 +1,163 @@
+"""Prompts, responses and chats as tokens: which of them are a response's, against what was written by hand."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from carbonopt.core.config import Dataset
+from carbonopt.core.errors import BadInput
+from carbonopt.train.data.chat import Chat, chat_messages, marked, prompt_and_response
+from carbonopt.train.data.responses import keep
+from carbonopt.train.data.rows import Row, file_rows, read_rows
+
+CHATML = """{%- for message in messages -%}
+{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}"""
+GENERATION = """{%- for message in messages -%}
+{{ '<|im_start|>' + message.role + '\n' }}
+{%- if message.role == 'assistant' -%}{% generation %}{{ message.content + '<|im_end|>' }}{% endgeneration %}
+{%- else -%}{{ message.content + '<|im_end|>' }}{%- endif -%}{{ '\n' }}
+{%- endfor -%}"""
+WITHOUT_SPECIAL_TOKENS = """{%- for message in messages -%}{{ message.role + ': ' + message.content + '\n' }}
+{%- endfor -%}{%- if add_generation_prompt -%}{{ 'assistant: ' }}{%- endif -%}"""
+FORGETS = """{%- for message in messages -%}{%- if message.role == 'user' or loop.last -%}
+{{ message.role + ': ' + message.content + '\n' }}{%- endif -%}
+{%- endfor -%}{%- if add_generation_prompt -%}{{ 'assistant: ' }}{%- endif -%}"""
+ONLY_TURNS = CHATML + "{%- if messages[0].role == 'system' -%}{{ raise_exception('no system') }}{%- endif -%}"
+
+
+def tokenizer(template: str | None = None, begins: bool = False) -> PreTrainedTokenizerFast:
+    """Of bytes, with the words of CHATML, and with a token before each text if it `begins`."""
+    bytes_only = {character: byte for byte, character in bytes_to_unicode().items()}
+    fast = Tokenizer(models.BPE(bytes_only, []))
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    fast.decoder = decoders.ByteLevel()
+    special = ["<|im_start|>", "<|im_end|>", "<s>", "</s>"]
+    fast.add_special_tokens([AddedToken(text, special=True) for text in special])
+    if begins:
+        fast.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", fast.token_to_id("<s>"))])
+    made = PreTrainedTokenizerFast(tokenizer_object=fast, bos_token="<s>", eos_token="</s>")
+    made.chat_template = template
+    return made
+
+
+def chat(*said: tuple[str, str]) -> Chat:
+    return Chat([{"role": role, "content": content} for role, content in said], "row 1")
+
+
+def responses(one_chat: Chat, by: PreTrainedTokenizerFast, plain: bool = False) -> tuple[str, list[str]]:
+    """All of its text, and each run of tokens that are marked."""
+    (example,) = marked([one_chat], by, plain)
+    edges = np.flatnonzero(np.diff(example.in_response.astype(int), prepend=0, append=0)).reshape(-1, 2)
+    runs = [by.decode(example.tokens[first:last]) for first, last in edges]
+    return by.decode(example.tokens), runs
+
+
+TWO_TURNS = chat(
+    ("system", "Be kind."), ("user", "Hi"), ("assistant", "Hello ü"), ("user", "Bye"), ("assistant", "Ciao")
+)
+
+
+@pytest.mark.parametrize("template", [CHATML, GENERATION])
+def test_what_the_assistant_says_and_its_end_are_the_response(template):
+    whole, runs = responses(TWO_TURNS, tokenizer(template))
+    assert runs == ["Hello ü<|im_end|>", "Ciao<|im_end|>"]
+    turns = [f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in TWO_TURNS.messages]
+    assert whole == "".join(turns)
+
+
+def test_where_no_token_ends_a_turn_its_line_does():
+    assert responses(TWO_TURNS, tokenizer(WITHOUT_SPECIAL_TOKENS))[1] == ["Hello ü\n", "Ciao\n"]
+
+
+def test_what_answers_nothing_is_no_response():
+    greeted = chat(
+        ("assistant", "Welcome"), ("user", "Hi"), ("assistant", " "), ("user", "Well?"), ("assistant", "Yes")
+    )
+    assert responses(greeted, tokenizer(CHATML))[1] == ["Yes<|im_end|>"]
+    assert greeted.answers and not chat(("assistant", "Welcome"), ("user", "Hi")).answers
+    assert not chat(("user", "Hi"), ("assistant", "")).answers and not Chat([], "row 1").answers
+
+
+@pytest.mark.parametrize(("begins", "first"), [(False, ""), (True, "<s>")])
+def test_without_a_template_prompt_and_response_are_joined(begins, first):
+    row = Row({"q": "Name it: ", "a": "this\n", "n": None}, "row 1")
+    pair = prompt_and_response(row, "q", "a")
+    assert responses(pair, tokenizer(begins=begins), plain=True) == (f"{first}Name it: this\n</s>", ["this\n</s>"])
+    assert not prompt_and_response(row, "q", "n").answers
+    assert responses(prompt_and_response(row, "n", "a"), tokenizer(), plain=True) == ("this\n</s>", ["this\n</s>"])
+
+
+def test_a_prompt_and_its_response_by_the_model_s_own_template():
+    pair = prompt_and_response(Row({"prompt": "Hi", "response": "Ho"}, "row 1"), "prompt", "response")
+    whole, runs = responses(pair, tokenizer(CHATML))
+    assert whole == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHo<|im_end|>\n"
+    assert runs == ["Ho<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (FORGETS, "must write a chat's beginning as it writes the whole chat, but writes message 3 of row 1"),
+        (ONLY_TURNS, "chat template refuses row 1: no system."),
+        (CHATML + "{# {% generation %} #}", "marks no token of row 1 as the assistant's"),
+    ],
+)
+def test_a_template_that_does_not_say_what_is_the_assistant_s_is_refused(template, said):
+    with pytest.raises(BadInput) as refused:
+        responses(TWO_TURNS, tokenizer(template))
+    assert said in str(refused.value)
+
+
+def test_a_cut_example_keeps_the_beginning_of_its_response_and_one_more_token_to_predict():
+    long = chat(("user", "12345"), ("assistant", "abcdefgh"))
+    by = tokenizer()
+    kept = keep([long, chat(("user", "1" * 9), ("assistant", "a"))], by, True, 8, "training")
+    (example,) = kept.examples
+    assert by.decode(example.tokens) == "12345abcd" and kept.response_tokens == 4 and kept.tokens == 8
+    assert (
+        kept.note
+        == "Of 2 training rows 1 are used: the prompt of 1 left no room for a response, 1 were cut to 8 tokens."
+    )
+
+
+def test_lists_of_messages_come_through_the_readers(tmp_path: Path):
+    rows = [{"messages": TWO_TURNS.messages}, {"messages": [{"role": "user", "content": "Hi", "name": "Ann"}]}]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "chats.json").write_text(json.dumps(rows))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "chats.parquet")
+    for name in ("chats.jsonl", "chats.json", "chats.parquet"):
+        read = [chat_messages(row, "messages") for row in file_rows(tmp_path / name, ("messages",))]
+        assert [each.messages for each in read] == [row["messages"] for row in rows]
+
+    hub = tmp_path / "hub"
+    hub.mkdir()
+    for split in ("train", "validation"):
+        shutil.copy(tmp_path / "chats.jsonl", hub / f"{split}.jsonl")
+    for part in read_rows(Dataset(name_or_path=str(hub)), ("messages",)):
+        assert [chat_messages(row, "messages").messages for row in part] == [row["messages"] for row in rows]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "text",
+        [{"role": "user"}],
+        [{"role": "user", "content": 3}],
+        ["text"],
+        [{"role": "user", "content": ["a"]}],
+        {"a": 1},
+    ],
+)
+def test_what_is_no_list_of_messages_is_refused(value):
+    with pytest.raises(BadInput, match=r"column 'm' must hold lists of messages, .* but row 1 has"):
+        chat_messages(Row({"m": value}, "row 1"), "m")
