@@ -302,7 +302,7 @@ def test_a_diverging_trial_says_so(trial):
 def test_parameters_that_the_data_set_cannot_serve(trial):
     run = trial(global_batch_size=10**6, micro_batch_size_per_gpu=10**6)
     failed = run.only(Failed)
-    assert failed.kind == "bad_input" and "sequences, but got 1000000" in failed.text
+    assert failed.kind == "bad_input" and "examples, but got 1000000" in failed.text
     assert run.exit_codes == [BAD_INPUT_EXIT]
 
 

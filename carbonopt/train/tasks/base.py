@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 # By the name that `workload.task` has in a study file. As text: whoever needs one task imports that one alone, and the
 # winner's folder has a copy of no other.
-TASKS = {"causal_lm": "carbonopt.train.tasks.causal_lm:CausalLM"}
+TASKS = {
+    "causal_lm": "carbonopt.train.tasks.causal_lm:CausalLM",
+    "classification": "carbonopt.train.tasks.classification:Classification",
+}
 
 _SMALLEST_EVAL_BATCH = 8  # examples; no gradients are kept, so more than the micro batch always fits
 
@@ -94,10 +97,14 @@ class Task(ABC):
 
     settings: ClassVar[type[Workload]]  # its part of the study file, under `workload`
     qualities: ClassVar[tuple[Quality, ...]]  # by one of which it is judged; the first, if the study file names none
-    card: ClassVar[Card]
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
+
+    @property
+    @abstractmethod
+    def card(self) -> Card:
+        """A class attribute, unless it depends on the workload."""
 
     @property
     def quality(self) -> Quality:
