@@ -71,11 +71,15 @@ class Rows(NamedTuple):
     def lengths(self) -> Indices:
         return np.diff(self.starts)
 
-    def padded(self, indices: Indices, fill: int, multiple: int = _PADDED_TO) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens of these rows and whether each is one, int64 [batch, the longest, rounded up]; `fill` stands at the
-        end of the shorter ones, and in all of row −1."""
+    def padded(
+        self, indices: Indices, fill: int, multiple: int = _PADDED_TO, longest: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens of these rows and whether each is one, int64 [batch, the longest row's length, rounded up]; `fill`
+        stands at the end of the shorter ones, and in all of row −1. `longest`: the most that the model has positions
+        for, to which no row's length is rounded up beyond."""
         lengths = np.where(indices < 0, 0, self.lengths[indices])
         width = max(multiple, -(-int(lengths.max()) // multiple) * multiple)
+        width = width if longest is None else min(width, longest)
         places = np.arange(width)
         present = places < lengths[:, None]
         positions = np.where(present, self.starts[np.maximum(indices, 0)][:, None] + places, 0)

@@ -36,7 +36,7 @@ class TextExamples(Examples):
 
     def batch(self, indices: Indices) -> dict[str, torch.Tensor]:
         """`input_ids` and `attention_mask` int64 [batch, longest]; `labels` int64 and `weights` float32 [batch]."""
-        tokens, mask = self._rows.padded(indices, self._padding)
+        tokens, mask = self._rows.padded(indices, self._padding, longest=int(self._rows.lengths.max()))
         labels = torch.from_numpy(self._labels[indices])
         return {"input_ids": tokens, "attention_mask": mask, "labels": labels, "weights": self.weights_of(indices)}
 
