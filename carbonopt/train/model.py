@@ -16,11 +16,13 @@ from transformers.trainer_utils import set_seed
 from carbonopt.core.config import Model, ModelWorkload
 from carbonopt.core.errors import BadInput, hint
 from carbonopt.core.files import PreparedFolder
+from carbonopt.core.format import count_text
 from carbonopt.core.trial import Prepared, TrialSpec
 from carbonopt.train.failures import refused
 from carbonopt.train.output_layer import FusedOutputLayer
 from carbonopt.train.tasks.trainer_task import ModelKind
 
+_WITH_HEAD = ("ForSequenceClassification", "ForImageClassification")
 _FLOAT8_CAPABILITY = (8, 9)
 _MOST_PREFETCHED = 250_000_000  # parameters in float32, 1 GB of the host's memory, beside another trial that runs
 
@@ -106,6 +108,18 @@ def fetch_weights(kind: ModelKind, model: Model) -> None:
             _from_pretrained(kind.auto(), model, dtype="auto")
     elif not any(path.suffix in (".safetensors", ".bin") for path in Path(name).iterdir()):
         raise BadInput(f"workload.model.name_or_path must be a model's folder, but {name} has no weights in it.")
+
+
+def check_head(kind: ModelKind, model: Model, labels: int) -> None:
+    """Raises BadInput if the model has a head of another size, whose weights can't be taken over."""
+    if model.from_config is not None:
+        return
+    config = _from_pretrained(AutoConfig, model)
+    with_head = any(name.endswith(_WITH_HEAD) for name in config.architectures or ())
+    if with_head and config.num_labels != labels:
+        rule = f"the model's head must have {count_text(labels, 'output')}, as a {kind.name} here has"
+        instead = "give the model without its head, as AutoModel loads and saves it"
+        raise BadInput(f"{rule}, but {model.name_or_path} has {config.num_labels}; {instead}.")
 
 
 def parameter_count(kind: ModelKind, config: PreTrainedConfig, trust_remote_code: bool) -> int:

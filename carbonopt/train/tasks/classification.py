@@ -81,6 +81,7 @@ class Classification(ExampleTask):
         read = images.read_images if workload.dataset.has_images else labelled_texts.read_texts
         contents = read(kind, workload, labelled, workload.dataset.content_column, folder)
         with as_bad_input("model"):
+            model.check_head(kind, workload.model, len(labelled.classes))
             model.fetch_weights(kind, workload.model)
             empty = model.empty_model(kind, contents.config, workload.model.trust_remote_code)
             _check_model(empty, space, contents)
