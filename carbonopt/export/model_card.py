@@ -77,7 +77,8 @@ def _results(config: StudyConfig, workload: Workload, value: float) -> dict[str,
     card, dataset, quality = _card(workload), workload.dataset, config.quality
     measured: dict[str, Any] = {"task": {"type": card.pipeline_tag, "name": card.pipeline_name}}
     if dataset is not None:
-        kind, split = _hub_name(dataset.name_or_path) or "text", dataset.eval_split if dataset.name_or_path else None
+        content = "image" if card.pipeline_tag.startswith("image") else "text"
+        kind, split = _hub_name(dataset.name_or_path) or content, dataset.eval_split if dataset.name_or_path else None
         measured["dataset"] = _known(type=kind, name=_data_set(dataset), config=dataset.config, split=split)
     measured["metrics"] = [{"type": quality.name, "value": _rounded(value, 4), "name": quality.label}]
     return {"name": config.name, "results": [measured]}
