@@ -66,7 +66,8 @@ class Labelled(NamedTuple):
     def head(self) -> dict[str, Any]:
         """What a model's configuration says of the classes."""
         of_place = dict(enumerate(self.classes))
-        return {"id2label": of_place, "label2id": {name: place for place, name in of_place.items()}}
+        places = {name: place for place, name in of_place.items()}
+        return {"num_labels": len(of_place), "id2label": of_place, "label2id": places}
 
 
 class Contents(NamedTuple):

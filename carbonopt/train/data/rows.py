@@ -1,6 +1,7 @@
 """Rows of a data set, of which a task names the columns: from files (jsonl, json, csv, parquet), a folder or a hub."""
 
 import csv
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -133,8 +134,9 @@ def _parquet(path: Path, columns: Sequence[str]) -> Iterator[Row]:
         file = pyarrow.parquet.ParquetFile(path)
     with file:
         require_columns(columns, file.schema_arrow.names, str(path))
-        for batch in file.iter_batches(columns=list(columns)):
-            yield from (Row(values, str(path)) for values in batch.to_pylist())
+        batches = (batch.to_pylist() for batch in file.iter_batches(columns=list(columns)))
+        for number, values in enumerate(itertools.chain.from_iterable(batches), start=1):
+            yield Row(values, f"{path}, row {number}")
 
 
 READERS = {".jsonl": _jsonl, ".ndjson": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}
