@@ -94,11 +94,11 @@ class Dataset(Frozen, extra="allow"):
     """Built in, a hub name or folder, or files (text, jsonl, csv, parquet). Its columns are the task's to say, and what
     is built in."""
 
-    builtin: Name | None = None
+    builtin: Name | None = None  # which there are, each task's own class says
     name_or_path: Name | None = None
     config: str | None = None  # the hub data set's configuration
     train_split: str = "train"
-    eval_split: str = "validation"
+    eval_split: str = "validation"  # the training split: its last eval_fraction
     train_files: tuple[str, ...] | None = None
     eval_files: tuple[str, ...] | None = None  # none: the last eval_fraction of the training rows
     eval_fraction: float = Field(default=0.1, gt=0, lt=1)

@@ -27,6 +27,7 @@ class PreparedFolder:
     def __post_init__(self) -> None:
         self.train, self.evaluation = self.root / "train.npy", self.root / "eval.npy"
         self.tokenizer, self.model_config = self.root / "tokenizer", self.root / "model"
+        self.image_processor = self.root / "image_processor"
         self.workload = self.root / "workload.json"  # what it was made for: the task's settings
         self.summary = self.root / "prepared.json"
 

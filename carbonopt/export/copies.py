@@ -14,7 +14,8 @@ from carbonopt.core.dimensions import TrialParams
 
 PACKAGE = "carbonopt"
 _HEAD = "# What train.py imports, in the versions that the study's trials ran on: pip install -r requirements.txt\n"
-_DISTRIBUTIONS = {"yaml": "pyyaml", "pydantic_core": "pydantic"}  # of those whose name is not the module's
+# Of those whose name is not the module's.
+_DISTRIBUTIONS = {"yaml": "pyyaml", "pydantic_core": "pydantic", "PIL": "pillow", "sklearn": "scikit-learn"}
 _PYTORCH_BUILD = re.compile(r"cpu|cu\d+|rocm[\d.]+")
 
 
@@ -78,6 +79,7 @@ def requirements(
         lines.append("# It also compiles: a C and a C++ compiler (g++) have to be on PATH.\n")
     needed = {  # of what is imported only where it is needed
         "datasets": "dataset" in workload.names_or_paths,
+        "sklearn": workload.dataset is not None and workload.dataset.builtin == "digits",
         "pyarrow": any(Path(file).suffix.lower() == ".parquet" for file in workload.data_files),
         "peft": bool(params.lora_rank),
     }

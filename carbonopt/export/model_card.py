@@ -18,7 +18,7 @@ from carbonopt.core.study import Hardware, StudyData
 from carbonopt.core.trial import COMPONENTS, TrialRecord
 from carbonopt.core.units import GRAMS_PER_KG
 from carbonopt.export.settings import as_yaml
-from carbonopt.train.tasks.base import task_class
+from carbonopt.train.tasks.base import Card, task_for
 
 
 def model_card(
@@ -45,7 +45,7 @@ def _metadata(data: StudyData, recommendation: Recommendation) -> dict[str, Any]
     config, workload = data.config, data.config.workload
     metadata: dict[str, Any] = {"library_name": "transformers"}
     if workload is not None:
-        metadata["pipeline_tag"] = task_class(workload.task).card.pipeline_tag
+        metadata["pipeline_tag"] = _card(workload).pipeline_tag
         named = {key: hub for key, name in workload.names_or_paths.items() if (hub := _hub_name(name))}
         metadata |= _known(base_model=named.get("model"))
         if "dataset" in named:
@@ -65,15 +65,20 @@ def _metadata(data: StudyData, recommendation: Recommendation) -> dict[str, Any]
     return metadata
 
 
+def _card(workload: Workload) -> Card:
+    return task_for(workload.model_dump(mode="json")).card
+
+
 def _known(**values: Any) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
 def _results(config: StudyConfig, workload: Workload, value: float) -> dict[str, Any]:
-    card, dataset, quality = task_class(workload.task).card, workload.dataset, config.quality
+    card, dataset, quality = _card(workload), workload.dataset, config.quality
     measured: dict[str, Any] = {"task": {"type": card.pipeline_tag, "name": card.pipeline_name}}
     if dataset is not None:
-        kind, split = _hub_name(dataset.name_or_path) or "text", dataset.eval_split if dataset.name_or_path else None
+        content = "image" if card.pipeline_tag.startswith("image") else "text"
+        kind, split = _hub_name(dataset.name_or_path) or content, dataset.eval_split if dataset.name_or_path else None
         measured["dataset"] = _known(type=kind, name=_data_set(dataset), config=dataset.config, split=split)
     measured["metrics"] = [{"type": quality.name, "value": _rounded(value, 4), "name": quality.label}]
     return {"name": config.name, "results": [measured]}
@@ -131,5 +136,5 @@ _ENVIRONMENT = Environment(  # noqa: S701 - `finalize` escapes for Markdown, whi
     undefined=StrictUndefined,
     finalize=lambda value: escape_markdown(str(value)),
 )
-_ENVIRONMENT.globals |= {"fmt": fmt, "task_class": task_class, "data_set": _data_set, "shown_name": _shown_name}
+_ENVIRONMENT.globals |= {"fmt": fmt, "card": _card, "data_set": _data_set, "shown_name": _shown_name}
 _TEMPLATE = _ENVIRONMENT.get_template("model_card.md")

@@ -3,13 +3,14 @@
 import functools
 import math
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from transformers import AutoConfig, AutoTokenizer, Trainer, TrainerCallback, TrainerControl, TrainerState, set_seed
+from transformers import AutoConfig, Trainer, TrainerCallback, TrainerControl, TrainerState, set_seed
 
 from carbonopt.core.events import Evaluated
 from carbonopt.core.files import PreparedFolder, write_json
@@ -151,7 +152,7 @@ def train(task: TrainerTask, run: TrialRun, speaker: Speaker | None) -> Trained:
         model = models.random_model(kind, config, attention, workload.model.trust_remote_code)
     arguments = training_arguments(params, workload, run.total_steps, spec.seed, on_gpu, spec.trial_dir, settings)
     if model is None:
-        model = models.pretrained_model(kind, workload.model, config, attention)
+        model = models.pretrained_model(kind, workload.model, config, attention, spec.seed)
     if params.has_fused_output_layer:
         models.fuse_output_layer(model, str(params.output_layer), compiled=on_gpu or arguments.torch_compile)
     if params.lora_rank:
@@ -172,4 +173,6 @@ def _save_model(trainer: TrialTrainer, folder: PreparedFolder, target: Path) -> 
     trainer.save_model(str(target))  # on every rank: ZeRO-3 gathers
     if ranks.rank() == 0:
         (target / "training_args.bin").unlink()  # a pickle, which nobody should have to trust
-        AutoTokenizer.from_pretrained(folder.tokenizer).save_pretrained(target)
+        for inputs in (folder.tokenizer, folder.image_processor):  # what makes the model's inputs; some tasks have both
+            if inputs.is_dir():
+                shutil.copytree(inputs, target, dirs_exist_ok=True)

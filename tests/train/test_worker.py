@@ -9,7 +9,6 @@ import os
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from trial_processes import Run, start
 
 from carbonopt.core.errors import BadInput
 from carbonopt.core.events import (
@@ -25,18 +25,14 @@ from carbonopt.core.events import (
     CRASH_EXIT,
     FINISHED_EXIT,
     OUT_OF_MEMORY_EXIT,
-    Evaluated,
-    Event,
     Failed,
     Finished,
-    PhaseChanged,
     Progress,
     StageBegun,
 )
 from carbonopt.core.files import PreparedFolder, write_json
 from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.trial import EvalPoint, Phase, Prepared, Stage, StopReason
-from carbonopt.engines.process.environment import programs_path
 from carbonopt.engines.process.processes import Listener
 from carbonopt.train.client import Speaker
 from carbonopt.train.data.packing import open_tokens
@@ -56,73 +52,6 @@ WORKLOAD = {
     "evaluations": 2,
 }  # fmt: skip
 PARAMS = {"global_batch_size": 8, "micro_batch_size_per_gpu": 8, "learning_rate": 3e-3, "epochs": 0.03}
-TIMEOUT_S = 120
-
-
-@dataclass(frozen=True)
-class Run:
-    events: list[Event]
-    exit_codes: list[int]
-    folder: Path
-
-    def only(self, kind):
-        (event,) = [event for event in self.events if isinstance(event, kind)]
-        return event
-
-    @property
-    def points(self) -> list[EvalPoint]:
-        return [event.point for event in self.events if isinstance(event, Evaluated)]
-
-    @property
-    def perplexities(self) -> list[float]:
-        return [point.value for point in self.points]
-
-    @property
-    def shape(self) -> list:
-        """The conversation, without what is said in passing."""
-        said = [event for event in self.events if not isinstance(event, Progress | StageBegun)]
-        return [event.phase if isinstance(event, PhaseChanged) else type(event).__name__ for event in said]
-
-
-def start(module: str, spec: dict, folder: Path, world_size: int = 1, stop=None, **environment: str) -> Run:
-    folder.mkdir(parents=True, exist_ok=True)
-    spec_path = folder / "spec.json"
-    spec_path.write_text(json.dumps(spec))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    ours, theirs = socket.socketpair()
-    ranks = []
-    for rank in range(world_size):
-        env = os.environ | environment | {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore",
-            "PATH": programs_path(os.environ),  # as trials: with another ninja they would all compile operators anew
-        }  # fmt: skip
-        descriptors = [theirs.fileno()] if rank == 0 else []
-        if descriptors:
-            env[CHANNEL_FD] = str(theirs.fileno())
-        command = [sys.executable, "-m", f"carbonopt.train.{module}", str(spec_path)]
-        ranks.append(subprocess.Popen(command, env=env, pass_fds=descriptors))
-    theirs.close()
-    listener = Listener(ours)
-    events: list[Event] = []
-    try:
-        while not listener.closed:
-            event = listener.receive(timeout_s=TIMEOUT_S)
-            if event is None:
-                assert listener.closed, f"no word for {TIMEOUT_S} s after {events[-3:]}"
-                continue
-            events.append(event)
-            if isinstance(event, PhaseChanged):
-                listener.answer()
-            elif isinstance(event, Evaluated):
-                listener.answer(stop=stop)
-        exit_codes = [process.wait(timeout=TIMEOUT_S) for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-        listener.close()
-    return Run(events, exit_codes, folder)
 
 
 @pytest.fixture(scope="module")
@@ -228,13 +157,13 @@ def test_another_seed_gives_another(reference, trial):
     ids=lambda params: "-".join(str(value) for value in params.values()),
 )
 def test_how_a_step_is_computed_does_not_change_it(params, reference, trial):
-    assert trial(**params).perplexities == pytest.approx(reference.perplexities, rel=1e-6)
+    assert trial(**params).values == pytest.approx(reference.values, rel=1e-6)
 
 
 @pytest.mark.slow
 def test_zero_3_on_two_ranks_neither(saved, reference):
     assert saved.exit_codes == [FINISHED_EXIT] * 2
-    assert saved.perplexities == pytest.approx(reference.perplexities, rel=1e-6)
+    assert saved.values == pytest.approx(reference.values, rel=1e-6)
 
 
 @pytest.mark.slow
@@ -243,7 +172,7 @@ def test_a_stop_ends_all_ranks_and_keeps_the_evaluation(trial, reference):
     assert run.exit_codes == [FINISHED_EXIT] * 2
     assert run.shape == [Phase.TRAIN, Phase.EVAL, "Evaluated", "Finished"]
     assert run.only(Finished).summary["step"] == run.points[0].step == reference.points[0].step
-    assert run.perplexities == pytest.approx(reference.perplexities[:1], rel=1e-6)
+    assert run.values == pytest.approx(reference.values[:1], rel=1e-6)
 
 
 def independent_perplexity(model_folder: Path, tokens: np.ndarray) -> float:
@@ -264,7 +193,7 @@ def test_perplexity_is_what_plain_transformers_computes_on_the_saved_model(saved
     sequences = -(-(len(tokens) - 1) // LENGTH)
     assert (len(tokens) - 1) % LENGTH and sequences % 2, "a ragged last sequence, and ranks with unequal shares"
     model = saved.folder / "model"
-    assert saved.perplexities[-1] == pytest.approx(independent_perplexity(model, tokens), rel=1e-6)
+    assert saved.values[-1] == pytest.approx(independent_perplexity(model, tokens), rel=1e-6)
     assert AutoTokenizer.from_pretrained(model).decode(tokens[:50].tolist())
     assert not list(model.glob("*.bin")), "no pickle"
 
@@ -277,7 +206,7 @@ def test_a_pretrained_model_goes_on_from_its_weights(saved, trial):
         workload, zero_stage=3, learning_rate=1e-12, epochs=0.01, attention_implementation="eager",
         output_layer="fused", world_size=2, micro_batch_size_per_gpu=4,
     )  # fmt: skip
-    assert run.perplexities == pytest.approx(saved.perplexities[-1:], rel=1e-5)
+    assert run.values == pytest.approx(saved.values[-1:], rel=1e-5)
 
 
 @pytest.mark.slow
@@ -286,8 +215,8 @@ def test_every_optional_dimension(trial, reference):
         gradient_checkpointing=True, precision="bf16", weight_decay=0.1, warmup_ratio=0.2, lr_scheduler="cosine",
         torch_compile=False, attention_implementation="eager", lora_rank=4, output_layer="fused_fp8",
     )  # fmt: skip
-    first, last = run.perplexities
-    assert reference.perplexities[-1] < last < first, "adapters learn, and learn less than all weights"
+    first, last = run.values
+    assert reference.values[-1] < last < first, "adapters learn, and learn less than all weights"
 
 
 @pytest.mark.slow
@@ -302,7 +231,7 @@ def test_a_diverging_trial_says_so(trial):
 def test_parameters_that_the_data_set_cannot_serve(trial):
     run = trial(global_batch_size=10**6, micro_batch_size_per_gpu=10**6)
     failed = run.only(Failed)
-    assert failed.kind == "bad_input" and "sequences, but got 1000000" in failed.text
+    assert failed.kind == "bad_input" and "examples, but got 1000000" in failed.text
     assert run.exit_codes == [BAD_INPUT_EXIT]
 
 

@@ -45,7 +45,8 @@ def _workload(data: StudyData) -> dict[str, str]:
     if (command := (workload.model_extra or {}).get("command")) is not None:
         rows["Command"] = command
     if workload.sequence_length is not None:
-        rows["Sequence length"] = f"{workload.sequence_length} tokens"
+        ragged = data.prepared is not None and data.prepared.sequence_length is None
+        rows["Sequence length"] = f"{'at most ' if ragged else ''}{workload.sequence_length} tokens"
     if tokenizer is not None:
         bpe = f"byte-level BPE of {tokenizer.train_bpe} tokens" if tokenizer.train_bpe else None
         rows["Tokenizer"] = tokenizer.name_or_path or bpe or f"one token a {tokenizer.kind}"

@@ -7,6 +7,7 @@ from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core import format as fmt
 from carbonopt.core import units
 from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.quality import QUALITIES
 from carbonopt.core.trial import StopReason, TrialRecord, TrialState
 from carbonopt.report.document import Caveat, Cell, Column, Maker, Paragraph, Section, num, scaled, table, word
 from carbonopt.report.figures.points import last_value
@@ -36,6 +37,7 @@ def section(study: StudyView) -> Section:
         num("Trial", "trial", strong=lambda row: row.trial == rec.trial),
         word("State", lambda row: state_text(row, rec)),
         num(quality.label, lambda row: last_value(row)[0], shown=lambda row: _reached(study, row)),
+        *(_other_quality(name) for name in _other_qualities(records)),
         scaled("Emissions", "emissions_kg_co2e", fmt.emissions_scale, records),
         num(energy.label("Training energy"), lambda row: row.energy_kwh and row.energy_kwh.train, energy.text),
         num(energy.label("All energy"), lambda row: row.energy_kwh and row.energy_kwh.total, energy.text),
@@ -69,6 +71,16 @@ def _shared(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _reached(study: StudyView, record: TrialRecord) -> str:
     value, last = last_value(record)
     return study.quality.text(value) + (f" at step {last.step}" if last else "")
+
+
+def _other_qualities(records: Sequence[TrialRecord]) -> list[str]:
+    return list(dict.fromkeys(name for record in records for point in record.evals for name in point.other_qualities))
+
+
+def _other_quality(name: str) -> Maker:
+    """That the last evaluation found beside the study's own."""
+    label = QUALITIES[name].label if name in QUALITIES else name
+    return num(label, lambda row: row.evals[-1].other_qualities.get(name) if row.evals else None, "{:#.4g}".format)
 
 
 def setting_text(setting: object) -> str:

@@ -54,8 +54,8 @@ def total_steps(train_examples: int, global_batch_size: int, epochs: float) -> i
     """Epochs × the whole global batches in an epoch, rounded, at least one. Raises BadInput if there is none."""
     steps_per_epoch = train_examples // global_batch_size
     if steps_per_epoch == 0:
-        rule = f"global_batch_size must be at most the training set's {train_examples} sequences"
-        raise BadInput(f"{rule}, but got {global_batch_size}; make it or sequence_length smaller.")
+        rule = f"global_batch_size must be at most the training set's {train_examples} examples"
+        raise BadInput(f"{rule}, but got {global_batch_size}; make it or, of one text, sequence_length smaller.")
     return max(1, round(epochs * steps_per_epoch))
 
 

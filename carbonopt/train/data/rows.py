@@ -31,15 +31,19 @@ class SplitRows(NamedTuple):
     evaluation: list[Row]
 
 
+class SourceRows(NamedTuple):
+    """Rows as their source has them."""
+
+    train: list[Row]
+    evaluation: list[Row] | None  # None: it has none of its own
+    names: dict[str, list[str]]  # of what a column's numbers stand for, where the hub's data set says it
+
+
 def read_rows(dataset: Dataset, columns: Sequence[str]) -> SplitRows:
     """Those for training and those for evaluation; what is not split already is split by `eval_fraction`, always at the
     end. Raises BadInput if a source can't be read, has no such split or column, or is too short to be split."""
-    if dataset.name_or_path is not None:
-        return hub_rows(dataset, columns)
-    train = _of_files(dataset.train_files or (), columns)
-    if dataset.eval_files is not None:
-        return SplitRows(train, _of_files(dataset.eval_files, columns))
-    return split_rows(train, dataset.eval_fraction)
+    train, evaluation, _ = source_rows(dataset, columns)
+    return split_rows(train, dataset.eval_fraction) if evaluation is None else SplitRows(train, evaluation)
 
 
 def split_rows(rows: list[Row], eval_fraction: float) -> SplitRows:
@@ -47,8 +51,16 @@ def split_rows(rows: list[Row], eval_fraction: float) -> SplitRows:
     cut = len(rows) - max(1, round(len(rows) * eval_fraction))
     if cut < 1:
         aside = f"to set eval_fraction={eval_fraction:g} of them aside for evaluation, but are {len(rows)}"
-        raise BadInput(f"the rows of train_files must be enough {aside}; give more or eval_files.")
+        raise BadInput(f"the training rows must be enough {aside}; give more, or rows for evaluation.")
     return SplitRows(rows[:cut], rows[cut:])
+
+
+def source_rows(dataset: Dataset, columns: Sequence[str]) -> SourceRows:
+    """Of files, a folder or a hub, not split yet. Raises BadInput as `read_rows`."""
+    if dataset.name_or_path is not None:
+        return hub_rows(dataset, columns)
+    train = _of_files(dataset.train_files or (), columns)
+    return SourceRows(train, None if dataset.eval_files is None else _of_files(dataset.eval_files, columns), {})
 
 
 def _of_files(paths: Sequence[str], columns: Sequence[str]) -> list[Row]:
@@ -140,9 +152,9 @@ def require_columns(columns: Sequence[str], present: Sequence[str], where: str) 
             raise BadInput(f"{where} has no column {column!r}; its columns are {', '.join(present) or 'none'}.")
 
 
-def hub_rows(dataset: Dataset, columns: Sequence[str]) -> SplitRows:
-    """Of a hub's data set, or of a local folder of one. Raises BadInput if there is none, or it has no such split or
-    column."""
+def hub_rows(dataset: Dataset, columns: Sequence[str]) -> SourceRows:
+    """Of a hub's data set, or of a local folder of one; images stay as they are stored, {"bytes": .., "path": ..}.
+    Raises BadInput if there is none, or it has no such split or column."""
     import datasets
 
     name = dataset.name_or_path
@@ -152,13 +164,19 @@ def hub_rows(dataset: Dataset, columns: Sequence[str]) -> SplitRows:
         refused(f"{unreachable}; give a local folder or train_files.", ConnectionError),
     ):
         loaded = datasets.load_dataset(name, dataset.config)
-    splits = (dataset.train_split, dataset.eval_split)
-    if missing := [split for split in splits if split not in loaded]:
-        raise BadInput(f"the data set {name!r} has no split {missing[0]!r}; its splits are {', '.join(loaded)}.")
-    parts = []
-    for split in splits:
+    parts, names = [], {}
+    for split in dict.fromkeys((dataset.train_split, dataset.eval_split)):
+        if split not in loaded:
+            has = f"the data set {name!r} has no split {split!r}; its splits are {', '.join(loaded)}"
+            aside = f"; eval_split: {dataset.train_split} sets eval_fraction of that aside"
+            raise BadInput(f"{has}{aside if split == dataset.eval_split and dataset.train_split in loaded else ''}.")
         where = f"the data set {name!r}, split {split},"
         require_columns(columns, loaded[split].column_names, where)
-        rows = enumerate(loaded[split].select_columns(list(columns)), start=1)
-        parts.append([Row(values, f"{where} row {number}") for number, values in rows])
-    return SplitRows(*parts)
+        rows = loaded[split].select_columns(list(columns))
+        for column, feature in rows.features.items():
+            if isinstance(feature, datasets.Image):
+                rows = rows.cast_column(column, datasets.Image(decode=False))
+            elif isinstance(feature, datasets.ClassLabel):
+                names[column] = list(feature.names)
+        parts.append([Row(values, f"{where} row {number}") for number, values in enumerate(rows, start=1)])
+    return SourceRows(parts[0], parts[1] if len(parts) > 1 else None, names)

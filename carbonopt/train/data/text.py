@@ -74,8 +74,9 @@ def _documents(path: Path, column: str) -> Iterable[Row]:
 
 
 def _hub(dataset: TextDataset) -> Text:
-    column = dataset.text_column
-    splits = (dataset.train_split, dataset.eval_split)
-    parts = zip(hub_rows(dataset, (column,)), splits, strict=True)
+    column, rows = dataset.text_column, hub_rows(dataset, (dataset.text_column,))
     of = f"column {column!r} of the data set {dataset.name_or_path!r}, split"
-    return Text(*(_texts(rows, column, f"{of} {split},") for rows, split in parts))
+    train = _texts(rows.train, column, f"{of} {dataset.train_split},")
+    if rows.evaluation is None:
+        return _split(train, dataset.eval_fraction)
+    return Text(train, _texts(rows.evaluation, column, f"{of} {dataset.eval_split},"))

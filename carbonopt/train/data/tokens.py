@@ -1,6 +1,6 @@
 """Text to token ids: the model's own tokenizer, one trained on the text, or one token a character or byte."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from carbonopt.core.config import ModelWorkload
 from carbonopt.train.data.packing import Tokens
 from carbonopt.train.model import unloadable
 
-END_OF_TEXT, UNKNOWN = "<|endoftext|>", "<|unknown|>"
+END_OF_TEXT, UNKNOWN, PADDING = "<|endoftext|>", "<|unknown|>", "<|padding|>"
 
 _DOCUMENTS_AT_ONCE = 1000
 
@@ -57,6 +57,35 @@ def make_encoder(workload: ModelWorkload, train: list[str], evaluation: list[str
             yield from (np.array(document, np.uint32) for document in encoded["input_ids"])
 
     return Encoder(tokenizer, ids)
+
+
+def with_padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """The same one, with a token for the end of shorter rows: its own, or the end of a text, or a new one."""
+    if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token_id is None:
+            tokenizer.add_special_tokens({"pad_token": PADDING})
+        else:
+            tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def token_rows(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], longest: int) -> tuple[list[list[int]], int]:
+    """The tokens of each text, with the special ones that the tokenizer puts around it, at most so many; and how many
+    texts were cut."""
+    rows: list[list[int]] = []
+    truncated = 0
+    options = {"return_attention_mask": False, "verbose": False}
+    for start in range(0, len(texts), _DOCUMENTS_AT_ONCE):
+        batch = list(texts[start : start + _DOCUMENTS_AT_ONCE])
+        whole = tokenizer(batch, **options)["input_ids"]
+        long = [index for index, row in enumerate(whole) if len(row) > longest]
+        if long:
+            cut = tokenizer([batch[index] for index in long], truncation=True, max_length=longest, **options)
+            for index, row in zip(long, cut["input_ids"], strict=True):
+                whole[index] = row
+        rows += whole
+        truncated += len(long)
+    return rows, truncated
 
 
 def _trained_bpe(train: list[str], vocab_size: int) -> PreTrainedTokenizerBase:

@@ -27,6 +27,7 @@ TASKS = {
     "script": "carbonopt.train.tasks.script:Script",
     "reward": "carbonopt.train.tasks.reward:Reward",
     "sft": "carbonopt.train.tasks.sft:SFT",
+    "classification": "carbonopt.train.tasks.classification:Classification",
 }
 
 _SMALLEST_EVAL_BATCH = 8  # examples; no gradients are kept, so more than the micro batch always fits
@@ -103,14 +104,16 @@ class Task:
     `trainer_task.TrainerTask`."""
 
     settings: ClassVar[type[Workload]]  # its part of the study file, under `workload`
-    qualities: ClassVar[
-        tuple[Quality, ...]
-    ]  # by one of which it is judged, the first unless the study file says; or any
-    card: ClassVar[Card]
+    qualities: ClassVar[tuple[Quality, ...]]  # by one of which it is judged, usually the first; none listed: by any
     own_dimensions: ClassVar[bool] = False  # the search space is the user's: any names, none of them required
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
+
+    @property
+    def card(self) -> Card:
+        """What a task has as a class attribute, unless it depends on the workload."""
+        raise NotImplementedError
 
     def check(self, space: Space) -> None:
         """Raises BadInput for what can be known to be wrong before anything is started."""

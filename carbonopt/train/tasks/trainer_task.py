@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from carbonopt.core.config import ModelWorkload
 from carbonopt.core.files import PreparedFolder
@@ -25,7 +25,7 @@ class ModelKind:
 
     auto_class: str  # of transformers
     mapping: str  # transformers' table of the model types that this class makes
-    peft_task_type: str
+    peft_task_type: str | None  # None: PEFT has none for it
     name: str  # in a sentence: "causal language model"
 
     def auto(self) -> Any:
@@ -44,7 +44,11 @@ class TrainerTask(TrainingTask):
     one method for data and loss, since a trainer of another library (TRL's) has both inside."""
 
     workload: ModelWorkload
-    model_kind: ClassVar[ModelKind]
+
+    @property
+    @abstractmethod
+    def model_kind(self) -> ModelKind:
+        """A class attribute, unless it depends on the workload."""
 
     @abstractmethod
     def trainer(self, run: TrialRun, model: Any, arguments: "TrainingArguments") -> "TrialTrainer":

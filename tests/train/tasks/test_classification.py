@@ -1,0 +1,432 @@
+"""Classification: which data it takes and refuses, what a model reads of them, and how it is judged."""
+
+import io
+import json
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+from sklearn.metrics import f1_score
+from small_studies import study
+from transformers import AutoConfig, AutoImageProcessor, AutoModelForSequenceClassification, AutoTokenizer
+
+from carbonopt.core.config import Space
+from carbonopt.core.errors import BadInput
+from carbonopt.core.files import PreparedFolder
+from carbonopt.core.quality import ACCURACY, MACRO_F1
+from carbonopt.core.trial import EvalPoint, Prepared
+from carbonopt.export.model_card import _card
+from carbonopt.study.file import parse_study
+from carbonopt.train.data.examples import open_arrays
+from carbonopt.train.tasks.base import task_for
+
+BERT = {
+    "model_type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "intermediate_size": 16, "max_position_embeddings": 32,
+}  # fmt: skip
+GPT2 = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 12}
+VIT = {
+    "model_type": "vit", "image_size": 8, "patch_size": 4, "num_channels": 1, "hidden_size": 16,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
+}  # fmt: skip
+RESNET = {
+    "model_type": "resnet", "num_channels": 3, "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1],
+    "layer_type": "basic",
+}  # fmt: skip
+TEXTS = {
+    "task": "classification",
+    "model": {"from_config": BERT},
+    "tokenizer": {"kind": "char"},
+    "dataset": {"train_files": ["train.jsonl"]},
+    "sequence_length": 16,
+}
+DIGITS = {"task": "classification", "model": {"from_config": VIT}, "dataset": {"builtin": "digits"}}
+ROWS = [{"text": f"{word} {number}", "label": word} for number in range(10) for word in ("sun", "rain", "snow")]
+
+
+def parsed(workload: dict, **target: float):
+    raw = study().config.model_dump(mode="json", exclude_none=True)
+    return parse_study({**raw, "target": target or {"accuracy": 0.5}, "workload": workload}, "study.yaml").workload
+
+
+def prepared(workload: dict, folder: Path, **space) -> tuple[PreparedFolder, Prepared]:
+    made = PreparedFolder(folder)
+    made.root.mkdir()
+    settings = parsed(workload).model_dump(mode="json")
+    dimensions = {"global_batch_size": 4, "learning_rate": 1e-3, "epochs": 1, **space}
+    return made, task_for(settings).prepare(Space.model_validate(dimensions), made, "f")
+
+
+def of_rows(rows: list[dict], folder: Path, **changes) -> dict:
+    """A workload of these rows; keys of `changes` that the data set has are its."""
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = {key: changes.pop(key) for key in [*changes] if key not in TEXTS}
+    return {**TEXTS, "dataset": {"train_files": [str(folder / "train.jsonl")], **own}, **changes}
+
+
+def classes(folder: PreparedFolder) -> list[str]:
+    names = AutoConfig.from_pretrained(folder.model_config).id2label
+    return [names[place] for place in range(len(names))]
+
+
+# ------------------------------------------------------------------------------------------------------- study files
+
+
+@pytest.mark.parametrize(
+    ("workload", "target", "said"),
+    [
+        ({**TEXTS, "sequence_length": None}, {}, "workload: sequence_length is missing"),
+        ({**TEXTS, "tokenizer": None}, {}, "workload: a model from_config has no tokenizer"),
+        ({**DIGITS, "sequence_length": 8}, {}, "workload: images have no sequence_length"),
+        ({**DIGITS, "tokenizer": {"kind": "char"}}, {}, "workload: images have no tokenizer"),
+        ({**DIGITS, "dataset": {"builtin": "mnist"}}, {}, "workload.dataset.builtin: input should be 'digits'"),
+        ({**DIGITS, "dataset": {"builtin": "digits", "image_column": "x"}}, {}, "has no columns to be named"),
+        ({**DIGITS, "dataset": {"train_files": ["a.csv"], "image_column": "x"}}, {}, "but got a.csv"),
+        (
+            {**DIGITS, "dataset": {"name_or_path": "a/b", "image_column": "x", "text_column": "y"}},
+            {},
+            "must have text_column or image_column, but has both",
+        ),
+        ({**DIGITS, "dataset": {"builtin": "digits", "label_colum": "x"}}, {}, "did you mean label_column?"),
+        (DIGITS, {"perplexity": 3.0}, "target must be accuracy or macro_f1, by which"),
+        (DIGITS, {"accuracy": 1.5}, "target.accuracy: "),
+    ],
+)
+def test_a_study_file_that_can_not_be(workload, target, said):
+    with pytest.raises(BadInput) as refused:
+        parsed(workload, **target)
+    assert said in str(refused.value) and str(refused.value).count("\n") == 0
+
+
+def test_macro_f1_is_the_quality_where_it_is_the_target():
+    assert parsed(DIGITS).quality is None and parsed(DIGITS, macro_f1=0.5).quality == "macro_f1"
+
+
+def test_a_card_is_of_what_is_classified():
+    assert _card(parsed(DIGITS)).pipeline_tag == "image-classification"
+    assert _card(parsed(TEXTS)).pipeline_tag == "text-classification"
+
+
+# -------------------------------------------------------------------------------------------------------------- texts
+
+
+@pytest.mark.parametrize(
+    ("labels", "ordered"),
+    [
+        (["b", "a", "10", "9"], ["10", "9", "a", "b"]),
+        ([10, 9, 2], ["2", "9", "10"]),
+        (["10", "9", "-1"], ["-1", "9", "10"]),  # as CSV has numbers
+    ],
+)
+def test_classes_are_those_of_the_training_data_in_order(labels, ordered, tmp_path):
+    rows = [{"text": f"text {number}", "label": labels[number % len(labels)]} for number in range(4 * len(labels))]
+    folder, summary = prepared(of_rows(rows, tmp_path), tmp_path / "prepared")
+    assert classes(folder) == ordered
+    assert summary.train_examples == 3 * len(labels) and summary.eval_examples == len(labels)
+
+
+def test_the_last_rows_of_each_class_are_held_back(tmp_path):
+    """The rows of one class may all come after the other's."""
+    rows = sorted(ROWS, key=lambda row: row["label"])
+    folder, summary = prepared(
+        of_rows(rows, tmp_path, eval_fraction=0.25, tokenizer={"kind": "byte"}), tmp_path / "prepared"
+    )
+    assert (summary.train_examples, summary.eval_examples) == (24, 6)
+    evaluation = open_arrays(folder.root / "eval")
+    assert np.bincount(evaluation["labels"]).tolist() == [2, 2, 2]
+    tokenizer = AutoTokenizer.from_pretrained(folder.tokenizer)
+    ends = evaluation["starts"]
+    texts = [tokenizer.decode(evaluation["tokens"][ends[i] : ends[i + 1]].tolist()) for i in range(6)]
+    assert texts == ["rain 8", "rain 9", "snow 8", "snow 9", "sun 8", "sun 9"]
+
+
+def test_texts_are_cut_and_counted(tmp_path):
+    rows = [{"text": "x" * length, "label": length % 2} for length in range(1, 41)]
+    folder, summary = prepared(of_rows(rows, tmp_path, eval_fraction=0.5), tmp_path / "prepared")
+    assert (
+        open_arrays(folder.root / "train")["starts"][-1]
+        == summary.train_tokens
+        == sum(min(length, 16) for length in range(1, 21))
+    )
+    assert [note.split(" had ")[0] for note in summary.notes] == [
+        "Of the training data 4 of 20 texts",
+        "Of the evaluation data 20 of 20 texts",
+    ]
+
+
+def test_special_tokens_stay_when_a_text_is_cut(tmp_path):
+    """Those of the model's own tokenizer."""
+    folder, _ = prepared(of_rows(ROWS, tmp_path), tmp_path / "made")
+    tokenizer = AutoTokenizer.from_pretrained(folder.tokenizer)
+    tokenizer.add_special_tokens({"cls_token": "<cls>", "sep_token": "<sep>"})
+    from tokenizers.processors import TemplateProcessing
+
+    around = [("<cls>", tokenizer.cls_token_id), ("<sep>", tokenizer.sep_token_id)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<cls> $A <sep>", special_tokens=around)
+    tokenizer.save_pretrained(tmp_path / "own")
+    changes = {"tokenizer": {"name_or_path": str(tmp_path / "own")}, "sequence_length": 5}
+    folder, _ = prepared(of_rows(ROWS, tmp_path, **changes), tmp_path / "prepared")
+    arrays = open_arrays(folder.root / "train")
+    first = arrays["tokens"][: arrays["starts"][1]].tolist()
+    assert tokenizer.decode(first).replace(" ", "") == "<cls>sun<sep>" and len(first) == 5
+
+
+@pytest.mark.parametrize(("config", "length"), [(BERT, 16), (GPT2, 12)], ids=["encoder", "decoder"])
+def test_padding_and_fillers_change_no_logit(config, length, tmp_path):
+    rows = [{"text": "abcdefghijklmnop"[: 1 + number % 12], "label": number % 2} for number in range(40)]
+    workload = of_rows(rows, tmp_path, model={"from_config": config}, sequence_length=length)
+    folder, _ = prepared(workload, tmp_path / "prepared")
+    task = task_for(parsed(workload).model_dump(mode="json"))
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(folder.model_config)).eval()
+    examples = task.examples(folder, "train")
+    with torch.no_grad():
+        batch = examples.batch(np.array([0, 11, -1, 3]))
+        together = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        for place, index in ((0, 0), (1, 11), (3, 3)):
+            tokens = examples._rows.tokens[examples._rows.starts[index] : examples._rows.starts[index + 1]]
+            alone = model(input_ids=torch.tensor(tokens[None].astype(np.int64))).logits[0]
+            assert together[place].numpy() == pytest.approx(alone.numpy(), abs=1e-6)
+        sums = task.sums(model, batch).reshape(3, 2)
+    assert batch["weights"].tolist() == [1, 1, 0, 1] and sums[1].sum() == sums[2].sum() == 3
+
+
+# ------------------------------------------------------------------------------------------------------------- images
+
+
+def pictures(count: int, size: tuple[int, int] = (8, 8)) -> list[Image.Image]:
+    random = np.random.default_rng(0)
+    return [Image.fromarray(random.integers(0, 256, (*size[::-1], 3), np.uint8)) for _ in range(count)]
+
+
+def png(image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "png")
+    return file.getvalue()
+
+
+def image_folder(root: Path, *splits: str) -> Path:
+    for number, image in enumerate(pictures(20)):
+        for split in splits:
+            path = root / split / ("cat", "dog")[number % 2] / f"{number:02}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            image.save(path)
+    return root
+
+
+COLOURS = {"model": {"from_config": {**VIT, "num_channels": 3}}}
+
+
+def test_digits_are_scikit_learns(tmp_path):
+    folder, summary = prepared(DIGITS, tmp_path / "prepared")
+    images, labels = load_digits(return_X_y=True)
+    assert summary.train_examples + summary.eval_examples == 1797 == len(labels)
+    train = open_arrays(folder.root / "train")
+    first = np.flatnonzero(labels == 3)[0]
+    place = np.flatnonzero(train["labels"] == 3)[0]
+    assert train["pixels"][place, 0] == pytest.approx(np.rint(images[first].reshape(8, 8) * 255 / 16))
+    shown = task_for(parsed(DIGITS).model_dump(mode="json")).examples(folder, "train").batch(np.arange(1000))
+    assert float(shown["pixel_values"].mean()) == pytest.approx(0, abs=0.03)
+    assert float(shown["pixel_values"].std()) == pytest.approx(1, abs=0.03)
+
+
+@pytest.mark.parametrize("source", ["folder", "unsplit", "parquet", "hub"])
+def test_every_source_gives_the_same_images(source, tmp_path):
+    column = {"image_column": "image"}
+    if source in ("folder", "unsplit"):
+        splits, named = (("train", "validation"), {}) if source == "folder" else (("",), {"eval_split": "train"})
+        dataset = {"name_or_path": str(image_folder(tmp_path / "images", *splits)), **named, **column}
+    elif source == "parquet":
+        rows = [{"image": {"bytes": png(image), "path": None}, "label": n % 2} for n, image in enumerate(pictures(20))]
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "images.parquet")
+        files = [str(tmp_path / "images.parquet")]
+        dataset = {"train_files": files, "eval_files": files, **column}
+    else:
+        features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["dog", "cat"])})
+        columns = {"image": pictures(20), "label": [1 - number % 2 for number in range(20)]}
+        rows = datasets.Dataset.from_dict(columns, features)
+        for split in ("train", "validation"):
+            (tmp_path / "hub" / "data").mkdir(parents=True, exist_ok=True)
+            rows.to_parquet(tmp_path / "hub" / "data" / f"{split}-00000-of-00001.parquet")
+        dataset = {"name_or_path": str(tmp_path / "hub"), **column}
+    folder, summary = prepared({**DIGITS, **COLOURS, "dataset": dataset}, tmp_path / "prepared")
+    names = {"folder": ["cat", "dog"], "unsplit": ["cat", "dog"], "parquet": ["0", "1"], "hub": ["dog", "cat"]}
+    assert classes(folder) == names[source]
+    expected = {png(image): number % 2 for number, image in enumerate(pictures(20))}
+    arrays = open_arrays(folder.root / "train")
+    assert (summary.train_examples, summary.eval_examples) == ((18, 2) if source == "unsplit" else (20, 20))
+    for pixels, label in zip(arrays["pixels"], arrays["labels"], strict=True):
+        number = expected[png(Image.fromarray(np.moveaxis(pixels, 0, -1)))]
+        assert number == (1 - label if source == "hub" else label)
+
+
+def test_images_are_what_the_saved_processor_makes_of_them(tmp_path):
+    """Resized to the configuration's size; colours, shifted and scaled."""
+    rows = [
+        {"image": {"bytes": png(image)}, "label": n % 2}
+        for n, image in enumerate([*pictures(5), *pictures(5, (20, 13))])
+    ]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "images.parquet")
+    files = [str(tmp_path / "images.parquet")]
+    workload = {**DIGITS, **COLOURS, "dataset": {"train_files": files, "eval_files": files, "image_column": "image"}}
+    folder, _ = prepared(workload, tmp_path / "prepared")
+    processor = AutoImageProcessor.from_pretrained(folder.image_processor, backend="pil")
+    batch = task_for(parsed(workload).model_dump(mode="json")).examples(folder, "eval").batch(np.arange(10))
+    expected = processor(images=[Image.open(io.BytesIO(row["image"]["bytes"])) for row in rows])["pixel_values"]
+    assert batch["pixel_values"].numpy() == pytest.approx(np.stack(expected), abs=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+
+def changed(position: int, **values) -> list[dict]:
+    return [{**row, **(values if number == position else {})} for number, row in enumerate(ROWS)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "said"),
+    [
+        (changed(4, label=None), {}, "must hold a label in every row, but"),
+        (changed(4, label=""), {}, "line 5 has none"),
+        (changed(4, label=1.5), {}, "must hold whole numbers or words, but"),
+        (changed(4, label=True), {}, "line 5 has the bool True"),
+        (changed(4, text="  "), {}, "line 5 is empty"),
+        (changed(4, text=7), {}, "must hold text, but"),
+        ([{"text": row["text"], "label": "sun"} for row in ROWS], {}, "two classes at least, but"),
+        ([{"text": row["text"]} for row in ROWS], {}, "has no column 'label'"),
+        (ROWS, {"text_column": "body"}, "has no column 'body'"),
+        ([{"text": str(number), "label": number} for number in range(5)], {}, "but no class has two"),
+        (ROWS, {"model": {"from_config": {**BERT, "num_labels": 3}}}, "can't have num_labels"),
+        (ROWS, {"model": {"from_config": {**BERT, "id2label": {0: "a"}}}}, "can't have id2label"),
+        (ROWS, {"model": {"from_config": VIT}}, "must be a classifier of texts that transformers knows"),
+        (ROWS, {"model": {"from_config": GPT2}}, "sequence_length must be at most the model's number of positions"),
+        (ROWS, {"model": {"from_config": {"model_type": "xlnet", "d_model": 16, "n_head": 2}}}, "different lengths"),
+        (
+            ROWS,
+            {"model": {"from_config": {**BERT, "model_type": "roberta", "max_position_embeddings": 20}}},
+            "the positions that the model has for tokens, but got 6 and ",
+        ),
+        (ROWS, {"model": {"from_config": {"model_type": "bart", "d_model": 16}}}, "one end-of-text token"),
+    ],
+)
+def test_texts_that_can_not_be_classified(rows, changes, said, tmp_path):
+    with pytest.raises(BadInput) as refused:
+        prepared(of_rows(rows, tmp_path, **changes), tmp_path / "prepared")
+    assert said in str(refused.value) and str(refused.value).count("\n") == 0
+
+
+def test_an_evaluation_label_that_training_lacks(tmp_path):
+    (tmp_path / "eval.jsonl").write_text('{"text": "a", "label": "sun"}\n{"text": "b", "label": "hail"}\n')
+    with pytest.raises(BadInput, match="line 2 has 'hail', which the training data lacks: rain, snow, sun"):
+        prepared(of_rows(ROWS, tmp_path, eval_files=[str(tmp_path / "eval.jsonl")]), tmp_path / "prepared")
+
+
+@pytest.mark.parametrize(
+    ("space", "said"),
+    [
+        ({"output_layer": "fused"}, "can't be fused"),
+        ({"global_batch_size": 1000}, "at most the training set's 27 examples, but got 1000"),
+    ],
+)
+def test_a_space_that_no_trial_can_have(space, said, tmp_path):
+    with pytest.raises(BadInput, match=said):
+        prepared(of_rows(ROWS, tmp_path), tmp_path / "prepared", **space)
+
+
+def test_a_label_out_of_the_hubs_range(tmp_path):
+    """A hub's test split often has −1 for what it doesn't tell."""
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
+    for split, labels in (("train", [0, 1]), ("validation", [0, -1])):
+        rows = datasets.Dataset.from_dict({"text": ["a", "b"], "label": labels}, features)
+        (tmp_path / "hub" / "data").mkdir(parents=True, exist_ok=True)
+        rows.to_parquet(tmp_path / "hub" / "data" / f"{split}-00000-of-00001.parquet")
+    workload = {**TEXTS, "dataset": {"name_or_path": str(tmp_path / "hub")}}
+    with pytest.raises(BadInput, match=r"labels from 0 to 1, but .* row 2 has -1"):
+        prepared(workload, tmp_path / "prepared")
+    workload["dataset"]["eval_split"] = "test"
+    with pytest.raises(BadInput, match=r"has no split 'test'; .*; eval_split: train sets eval_fraction of that aside"):
+        prepared(workload, tmp_path / "again")
+
+
+@pytest.mark.parametrize(
+    ("cells", "model", "space", "said"),
+    [
+        ([b"no image"], VIT, {}, "row 1 is none"),
+        ([{"bytes": None, "path": None}], VIT, {}, "must hold an image in every row, but"),
+        ([{"bytes": png(pictures(1)[0])[:60]}], VIT, {}, "row 1 can't be read: "),
+        ([png(Image.fromarray(np.zeros((8, 8), np.uint16)))], VIT, {}, "must have 8 bits a channel"),
+        ([png(image) for image in (*pictures(3), *pictures(1, (9, 8)))], RESNET, {}, "has one of 9 x 8"),
+        ([png(image) for image in pictures(4)], {**VIT, "num_channels": 2}, {}, "must be 1 (grey) or 3 (colours)"),
+        ([png(image) for image in pictures(4)], {**VIT, "image_size": 2}, {}, "can't classify images of 1 x 2 x 2"),
+        ([png(image) for image in pictures(4)], RESNET, {"lora_rank": 4}, "has no linear layers"),
+        ([png(image) for image in pictures(4)], BERT, {}, "must be a classifier of images that transformers knows"),
+    ],
+)
+def test_images_that_can_not_be_classified(cells, model, space, said, tmp_path):
+    cells = [*cells, *(cells[:1] * (4 - len(cells)))]
+    rows = [{"image": cell, "label": number // 2} for number, cell in enumerate(cells)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "images.parquet")
+    dataset = {"train_files": [str(tmp_path / "images.parquet")], "image_column": "image", "eval_fraction": 0.5}
+    workload = {"task": "classification", "model": {"from_config": model}, "dataset": dataset}
+    with pytest.raises(BadInput) as refused:
+        prepared(workload, tmp_path / "prepared", **{"global_batch_size": 1, **space})
+    assert said in str(refused.value) and str(refused.value).count("\n") == 0
+
+
+def test_batch_normalisation_is_noted(tmp_path):
+    workload = {**DIGITS, "model": {"from_config": {**RESNET, "num_channels": 1}}}
+    _, summary = prepared(workload, tmp_path / "prepared")
+    assert any("batch normalisation" in note for note in summary.notes)
+
+
+# ------------------------------------------------------------------------------------------------------------- quality
+
+
+@pytest.mark.parametrize("target", [ACCURACY, MACRO_F1], ids=lambda quality: quality.name)
+def test_quality_is_what_scikit_learn_computes(target):
+    """From counts that are summed over two parts; of the last class there is no example."""
+    task = task_for(parsed(DIGITS, **{target.name: 0.5}).model_dump(mode="json"))
+    random, count = np.random.default_rng(1), 200
+    logits = torch.from_numpy(random.normal(size=(count, 5)))
+    labels = torch.from_numpy(random.integers(0, 4, count))
+    logits[torch.arange(count), labels] += 1
+
+    class Model:
+        dtype = torch.float32
+
+        def __call__(self, logits):
+            return type("Output", (), {"logits": logits})
+
+    parts = [
+        task.sums(Model(), {"logits": logits[part], "labels": labels[part], "weights": torch.ones(len(labels[part]))})
+        for part in (slice(0, 77), slice(77, None))
+    ]
+    evaluation = task.evaluation((parts[0] + parts[1]).tolist())
+    predicted = logits.argmax(-1)
+    expected = {
+        "accuracy": float((predicted == labels).double().mean()),
+        "macro_f1": f1_score(labels, predicted, labels=range(5), average="macro", zero_division=0),
+    }
+    assert target.value(evaluation.sum, evaluation.count) == pytest.approx(expected.pop(target.name), rel=1e-12)
+    assert evaluation.others == pytest.approx(expected, rel=1e-12)
+    assert evaluation.count == (count if target is ACCURACY else 5)
+
+
+def test_a_model_of_no_numbers_has_no_quality():
+    task = task_for(parsed(DIGITS).model_dump(mode="json"))
+    logits = torch.tensor([[1.0, 0.0], [float("nan"), 0.0], [float("inf"), 0.0]])
+
+    def point(*rows: int) -> EvalPoint:
+        batch = {"logits": logits[list(rows)], "labels": torch.zeros(len(rows), dtype=torch.int64)}
+        model = lambda logits: type("Output", (), {"logits": logits})  # noqa: E731
+        found = task.evaluation(task.sums(model, {**batch, "weights": torch.ones(len(rows))}).tolist())
+        return EvalPoint.of(ACCURACY, found.sum, found.count, step=1, tokens=None, **found.others)
+
+    assert point(0).value == 1.0 and point(0).other_qualities == {"macro_f1": 0.5}
+    assert point(0, 1).value is None and point(0, 2).value is None and point(0, 1).other_qualities == {}
