@@ -122,6 +122,7 @@ def reference(trial) -> Run:
         {"zero_stage": 2, "micro_batch_size_per_gpu": 4, "world_size": 2},
         {"zero_stage": 3, "micro_batch_size_per_gpu": 4, "world_size": 2, "output_layer": "fused"},
         {"zero_stage": 3, "offload": "parameters", "attention_implementation": "eager"},
+        {"torch_compile": True, "micro_batch_size_per_gpu": 4},
     ],
     ids=lambda params: "-".join(str(value) for value in params.values()),
 )
