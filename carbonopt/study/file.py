@@ -170,7 +170,7 @@ def _hub_name_or_folder(folder: Path, value: Any) -> Any:
 PATHS: dict[tuple[str, ...], Callable[[Path, Any], Any]] = {
     **{("workload", part, "name_or_path"): _hub_name_or_folder for part in ("model", "tokenizer", "dataset")},
     **dict.fromkeys((("workload", "dataset", "train_files"), ("workload", "dataset", "eval_files")), _files),
-    **dict.fromkeys((("launch", "table"), ("carbon", "trace")), _absolute),
+    **dict.fromkeys((("workload", "dataset", "database"), ("launch", "table"), ("carbon", "trace")), _absolute),
 }
 
 

@@ -156,6 +156,7 @@ class TrialWatch:
         self._note(
             **{name: getattr(told, name) for name in ("total_steps", "peak_memory_gib", "cpu_wait_fraction")},
             evals=(*self._so_far.evals, point),
+            predictions=told.predictions or None,
             steps_done=point.step,
         )
         finite = point.value is not None

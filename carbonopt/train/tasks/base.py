@@ -12,7 +12,7 @@ from carbonopt.core.config import Space, Workload
 from carbonopt.core.errors import BadInput, hint
 from carbonopt.core.files import PreparedFolder
 from carbonopt.core.quality import QUALITIES, Quality
-from carbonopt.core.trial import EvalPoint, Prepared, TrialSpec
+from carbonopt.core.trial import EvalPoint, Prediction, Prepared, TrialSpec
 from carbonopt.train.client import Speaker
 
 if TYPE_CHECKING:
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 # By the name that `workload.task` has in a study file. As text: whoever needs one task imports that one alone, and the
 # winner's folder has a copy of no other.
-TASKS = {"causal_lm": "carbonopt.train.tasks.causal_lm:CausalLM"}
+TASKS = {
+    "causal_lm": "carbonopt.train.tasks.causal_lm:CausalLM",
+    "seq2seq": "carbonopt.train.tasks.seq2seq:Seq2Seq",
+}
 
 _SMALLEST_EVAL_BATCH = 8  # examples; no gradients are kept, so more than the micro batch always fits
 
@@ -37,11 +40,12 @@ class Card:
 @dataclass(frozen=True)
 class Evaluation:
     """What an evaluation found: the quality's sum and count over all evaluation data and all ranks, which carbonopt
-    divides once, and values of other qualities, by name."""
+    divides once, values of other qualities, by name, and what the model made of some examples."""
 
     sum: float
     count: int
     others: dict[str, float] = field(default_factory=dict)
+    predictions: tuple[Prediction, ...] = ()  # some, at a trial's end
 
 
 @dataclass(frozen=True)
