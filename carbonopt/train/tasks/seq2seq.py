@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-    from carbonopt.train.data.pairs import Encoded, Pair, PairExamples
+    from carbonopt.train.data.source_target import Encoded, Pair, PairExamples
     from carbonopt.train.loop import TrialTrainer
 
 # Trained in bfloat16, whose range float16 lacks: activations become infinite (transformers #5651, #9295).
@@ -81,20 +81,22 @@ class Seq2Seq(ExampleTask):
 
     def prepare(self, space: Space, folder: PreparedFolder, fingerprint: str) -> Prepared:
         from carbonopt.train import imports, model
-        from carbonopt.train.data import pairs, tokens
+        from carbonopt.train.data import source_target, tokens
 
         workload, kind, dataset = self.workload, self.model_kind, self.workload.dataset
         if may_be_other_than(space["output_layer"], "standard"):
             raise BadInput("output_layer must be standard for the task seq2seq, which has no fused one; leave it out.")
         with as_bad_input("dataset"):
             columns = (dataset.source_column, dataset.target_column)
-            split = pairs.read_pairs(dataset, *columns, workload.source_prefix)
+            split = source_target.read_pairs(dataset, *columns, workload.source_prefix)
         with as_bad_input("tokenizer"):
             texts = ([text for pair in part for text in pair[:2]] for part in (split.train, split.evaluation))
             tokenizer = tokens.make_encoder(workload, *texts).tokenizer
             tokens.complete(tokenizer)
             lengths = workload.sequence_length, self._target_length
-            train, evaluation = (pairs.encode(tokenizer, part, *lengths) for part in (split.train, split.evaluation))
+            train, evaluation = (
+                source_target.encode(tokenizer, part, *lengths) for part in (split.train, split.evaluation)
+            )
         with as_bad_input("model"):
             config = model.model_config(kind, workload, tokenizer)
             self._check_config(config, tokenizer, space)
@@ -103,8 +105,8 @@ class Seq2Seq(ExampleTask):
         notes = [*split.notes, *self._cut_notes(train, evaluation), *_repeat_notes(split.train, split.evaluation)]
         notes += self._match_notes(split.evaluation, evaluation, tokenizer)
         ids = (len(tokenizer), tokenizer.pad_token_id, config.decoder_start_token_id)
-        pairs.save_pairs(folder.root / "train", split.train, train, *ids)
-        pairs.save_pairs(folder.root / "eval", split.evaluation, evaluation, *ids)
+        source_target.save_pairs(folder.root / "train", split.train, train, *ids)
+        source_target.save_pairs(folder.root / "eval", split.evaluation, evaluation, *ids)
         tokenizer.save_pretrained(folder.tokenizer)
         config.save_pretrained(folder.model_config)
         return Prepared(
@@ -196,7 +198,7 @@ class Seq2Seq(ExampleTask):
         return batch_size_that_fits(memory_bytes, config.get_text_config().vocab_size, length, examples)
 
     def examples(self, folder: PreparedFolder, part: Part) -> "PairExamples":
-        from carbonopt.train.data.pairs import PairExamples
+        from carbonopt.train.data.source_target import PairExamples
 
         return PairExamples(folder.root / part)
 
@@ -225,7 +227,7 @@ class Seq2Seq(ExampleTask):
         """Perplexity by all targets; a match by what is generated for all sources, perplexity beside it. At the trial's
         end also some predictions, whatever the quality."""
         from carbonopt.train import ranks
-        from carbonopt.train.data.pairs import open_texts
+        from carbonopt.train.data.source_target import open_texts
         from carbonopt.train.generation import generated_texts
 
         evaluation = super().evaluate(run, trainer)
