@@ -47,7 +47,7 @@ class Seq2SeqWorkload(ModelWorkload, extra="forbid"):
     dataset: Seq2SeqDataset
     sequence_length: SequenceLength  # of a source, at most
     max_target_length: SequenceLength | None = None  # of a target, and of what is generated; none: sequence_length
-    source_prefix: str = ""  # before each source
+    source_prefix: str | None = None  # before each source
 
     def faults(self) -> dict[str, bool]:
         untokenized = self.tokenizer is None and self.model.name_or_path is None
@@ -88,7 +88,7 @@ class Seq2Seq(ExampleTask):
             raise BadInput("output_layer must be standard for the task seq2seq, which has no fused one; leave it out.")
         with as_bad_input("dataset"):
             columns = (dataset.source_column, dataset.target_column)
-            split = source_target.read_pairs(dataset, *columns, workload.source_prefix)
+            split = source_target.read_pairs(dataset, *columns, workload.source_prefix or "")
         with as_bad_input("tokenizer"):
             texts = ([text for pair in part for text in pair[:2]] for part in (split.train, split.evaluation))
             tokenizer = tokens.make_encoder(workload, *texts).tokenizer
