@@ -26,7 +26,7 @@ from carbonopt.analysis.recommend import recommend
 from carbonopt.cli.app import app
 from carbonopt.core.config import Choices, Range, ReplayLaunch, Space, StudyConfig
 from carbonopt.core.dimensions import DIMENSIONS, SEARCHED, TrialParams
-from carbonopt.core.trial import TrialRecord, TrialState
+from carbonopt.core.trial import Prediction, TrialRecord, TrialState
 from carbonopt.engines.replay import RecordedRun
 from carbonopt.export import winner
 from carbonopt.study.file import load_study
@@ -316,7 +316,9 @@ def test_the_records_page_has_every_field() -> None:
     record, states, recommendation, confidence = (set(table) for table in tables("records.md") if table)
     added = {"perplexity", "nll_sum", "eval_tokens", "evals[].nll_sum", "evals[].eval_tokens"}
     assert record == fields(TrialRecord).keys() | added
-    assert {field.partition(".")[0].removesuffix("[]") for field in record} == trial(0).as_json().keys()
+    generated = trial(0, predictions=(Prediction(source="a", expected="b", predicted="b"),)).as_json()
+    assert {field.partition(".")[0].removesuffix("[]") for field in record} == generated.keys()
+    assert generated.keys() - trial(0).as_json().keys() == {"predictions"}, "it is there where there are some"
     assert states == set(TrialState)
     unmet = recommend(study(trial(0)), 1.0)
     assert not unmet.met

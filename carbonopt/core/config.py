@@ -133,8 +133,11 @@ class Workload(Frozen, extra="allow"):
 
     @property
     def data_files(self) -> tuple[str, ...]:
-        """All that the data set names, for training and for evaluation."""
-        return () if self.dataset is None else (*(self.dataset.train_files or ()), *(self.dataset.eval_files or ()))
+        """All that the data set names."""
+        if (dataset := self.dataset) is None:
+            return ()
+        database = getattr(dataset, "database", None)  # of tasks that have one
+        return (*(dataset.train_files or ()), *(dataset.eval_files or ()), *([database] if database else []))
 
     @property
     def names_or_paths(self) -> dict[str, str]:

@@ -3,7 +3,7 @@ for the answer, so that a measured window begins when both know of it; so does a
 
 from typing import Any, Literal, get_args
 
-from carbonopt.core.trial import EvalPoint, Kernels, Phase, Stage
+from carbonopt.core.trial import EvalPoint, Kernels, Phase, Prediction, Stage
 from carbonopt.core.values import Frozen
 
 # Environment variables: descriptors that rank 0 inherits, and what it needs beside them.
@@ -47,6 +47,7 @@ class Progress(Frozen):
 class Evaluated(Frozen):
     point: EvalPoint
     total_steps: int
+    predictions: tuple[Prediction, ...] = ()  # as a trial's record has them
     peak_memory_gib: float | None = None  # of the trial so far, of the rank that needed most
     cpu_wait_fraction: float | None = None  # as a trial's record has it
 

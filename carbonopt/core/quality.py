@@ -143,8 +143,8 @@ MACRO_F1 = Quality(
 EXACT_MATCH = Quality(
     name="exact_match",
     label="Exact match",
-    definition="Exact match is the share of the evaluation examples whose generated text equals the expected one, "
-    "white space aside.",
+    definition="Exact match is the share of the evaluation examples whose generated text equals the expected one; "
+    "runs of white space count as one space.",
     direction="maximize",
     lowest=0.0,
     highest=1.0,

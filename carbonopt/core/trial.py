@@ -128,6 +128,14 @@ class EvalPoint(Frozen):
         return math.nan if self.sum is None else quality.loss(self.sum / self.count)
 
 
+class Prediction(Frozen):
+    """What a trained model made of one evaluation example: three texts, cut to a few hundred characters."""
+
+    source: str
+    expected: str
+    predicted: str
+
+
 class QualityResult(Frozen):
     """What a trial has reached. `value`, `sum` and `count` are None where it did not complete."""
 
@@ -255,6 +263,7 @@ class TrialRecord(Frozen):
     duration_s: Durations | None = None
     stages: dict[Stage, StageCost] | None = None  # add up to both totals above; None: a replay, or not measured
     evals: tuple[EvalPoint, ...] = ()
+    predictions: tuple[Prediction, ...] = ()  # of the last evaluation, a few; none: the task generates no text
     peak_memory_gib: Finite | None = None  # of the rank that needed most
     kernels: Kernels | None = None  # of its first step, by torch's own count; None: it compiles none, or isn't known
     failure: Failure | None = None
@@ -317,7 +326,7 @@ class TrialRecord(Frozen):
         evals = [{**_told(point, "other_qualities"), **of_perplexity(point)} for point in dumped["evals"]]
         dumped["quality"] = _told(dumped["quality"], "direction")
         reached = of_perplexity(dumped["quality"], {PERPLEXITY.name: "value", **_OF_PERPLEXITY})
-        return {**dumped, "params": self.params.as_record(), "evals": evals, **reached}
+        return {**_told(dumped, "predictions"), "params": self.params.as_record(), "evals": evals, **reached}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "TrialRecord":

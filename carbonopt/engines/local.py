@@ -37,8 +37,9 @@ class LocalEngine(Engine):
 
     def check(self, space: SearchSpace) -> None:
         """The files that the study names are there; what is in them, the preparation looks at."""
-        for key in ("train_files", "eval_files"):
-            for file in getattr(self._workload.dataset, key, None) or ():
+        for key in ("train_files", "eval_files", "database"):
+            named = getattr(self._workload.dataset, key, None) or ()
+            for file in [named] if isinstance(named, str) else named:
                 if not os.path.isfile(file):  # noqa: PTH113, it takes any text
                     raise BadInput(f"workload.dataset.{key}: no file {file}; give an existing one.")
         for key, name in self._workload.names_or_paths.items():

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from carbonopt.core.config import Launch, Workload
 from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.quality import CANONICAL_MATCH
 
 PACKAGE = "carbonopt"
 _HEAD = "# What train.py imports, in the versions that the study's trials ran on: pip install -r requirements.txt\n"
@@ -82,6 +83,7 @@ def requirements(
         "sklearn": workload.dataset is not None and workload.dataset.builtin == "digits",
         "pyarrow": any(Path(file).suffix.lower() == ".parquet" for file in workload.data_files),
         "peft": bool(params.lora_rank),
+        "sqlglot": workload.quality == CANONICAL_MATCH.name,
     }
     names = {_DISTRIBUTIONS.get(library, library) for library in libraries if needed.get(library, True)}
     lines += [_line(name, versions.get(name)) for name in sorted({"accelerate", *names})]  # the launcher, too

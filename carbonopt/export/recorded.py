@@ -11,7 +11,10 @@ from carbonopt.core.study import InputFile
 from carbonopt.export import inputs
 
 # Where a dumped study has them: always paths, or the name of something on the hub unless absolute.
-_FILES = ("workload.dataset.train_files", "workload.dataset.eval_files", "launch.table", "carbon.trace")
+_FILES = (
+    *("workload.dataset.train_files", "workload.dataset.eval_files", "workload.dataset.database"),
+    *("launch.table", "carbon.trace"),
+)
 _FOLDERS = ("workload.model.name_or_path", "workload.tokenizer.name_or_path", "workload.dataset.name_or_path")
 
 

@@ -194,7 +194,8 @@ PATHS: dict[tuple[str, ...], Callable[[Path, Any], Any]] = {
     **{("workload", part, "name_or_path"): _hub_name_or_folder for part in ("model", "tokenizer", "dataset")},
     **{("workload", "dataset", key): _files for key in ("train_files", "eval_files")},
     ("workload", "files"): _files,
-    **dict.fromkeys((("launch", "table"), ("carbon", "trace"), ("workload", "folder")), _absolute),
+    **dict.fromkeys((("workload", "dataset", "database"), ("workload", "folder")), _absolute),
+    **dict.fromkeys((("launch", "table"), ("carbon", "trace")), _absolute),
 }
 
 

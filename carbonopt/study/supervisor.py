@@ -177,6 +177,7 @@ class TrialWatch:
             **{name: getattr(told, name) for name in ("total_steps", "peak_memory_gib", "cpu_wait_fraction")},
             # A script may evaluate again after its last step: that one counts.
             evals=(*(earlier for earlier in self._so_far.evals if earlier.step < point.step), point),
+            predictions=told.predictions or None,
             steps_done=point.step,
         )
         finite = point.value is not None

@@ -123,7 +123,8 @@ class Evaluations(TrainerCallback):
         total, count, others = evaluation.sum, evaluation.count, evaluation.others
         self.last = EvalPoint.of(self._task.quality, total, count, step=step, tokens=tokens, **others)
         if self._speaker is not None:
-            stop = bool(self._speaker.evaluated(Evaluated(point=self.last, total_steps=total_steps, **measured)))
+            told = Evaluated(point=self.last, total_steps=total_steps, predictions=evaluation.predictions, **measured)
+            stop = bool(self._speaker.evaluated(told))
         stop = bool(ranks.largest(float(stop)))
         if self.last.value is None:
             raise Diverged(f"the evaluation loss was not finite at step {step} of {total_steps}.")

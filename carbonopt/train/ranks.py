@@ -2,6 +2,7 @@
 
 import os
 import resource
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -66,6 +67,15 @@ def summed(values: list[float], operation: dist.ReduceOp.RedOpType = dist.Reduce
     tensor = torch.tensor(values, dtype=torch.float64, device=device())
     dist.all_reduce(tensor, op=operation)
     return tensor.tolist()
+
+
+def gathered(value: Any) -> list[Any]:
+    """Every rank's, in their order."""
+    if world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def peak_memory_gib() -> float:

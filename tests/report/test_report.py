@@ -17,7 +17,7 @@ from small_studies import INTENSITY_G_PER_KWH, REPLAY, SAME, TRACE, gpu_study, o
 from carbonopt.analysis.recommend import recommend
 from carbonopt.core.format import percent_text
 from carbonopt.core.study import Intensity, Provenance, StudyData
-from carbonopt.core.trial import Failure, StopReason, TrialState
+from carbonopt.core.trial import Failure, Prediction, StopReason, TrialState
 from carbonopt.report.build import write_report
 from carbonopt.report.caveats import TEMPLATES
 from carbonopt.report.render.markdown import escape
@@ -36,6 +36,9 @@ ODD_STUDIES = {
     "zero emissions": study(trial(0, emissions_kg_co2e=0.0), trial(1, emissions_kg_co2e=0.0)),
     "none fits": study(*(trial(number, 0.0, None, state=TrialState.INFEASIBLE, evals=()) for number in (0, 1))),
     "identical trials": study(trial(0), trial(1), trial(2)),
+    "predictions": study(
+        trial(0, predictions=(Prediction(source="How many?", expected="SELECT 1.50", predicted=""),)), trial(1)
+    ),
     "infinite perplexity": study(trial(0, perplexity=math.inf), trial(1), pruned(2, None)),
     "far apart": study(trial(0, 1e-6, 5.9), trial(1, 1e2, 2.0), trial(2, 1.0, 1e30)),
     "as far apart as floats go": study(trial(0), trial(1, 2e-3, 1e300), trial(2, 1e-310, sys.float_info.max)),
@@ -121,7 +124,8 @@ def test_odd_studies_render(kind, odd_report):
 def evil_study() -> StudyData:
     failure = Failure(kind="crash", text=EVIL + "\nmore")
     failed = trial(1, perplexity=None, state=TrialState.FAILED, failure=failure)
-    return study(trial(0), failed, trial(2, 2e-3, 4.0), name=EVIL, ended=EVIL + "\n# heading")
+    generated = trial(0, predictions=(Prediction(source=EVIL, expected=EVIL, predicted=EVIL),))
+    return study(generated, failed, trial(2, 2e-3, 4.0), name=EVIL, ended=EVIL + "\n# heading")
 
 
 def test_user_text_stays_text_on_the_page(tmp_path):
@@ -129,7 +133,7 @@ def test_user_text_stays_text_on_the_page(tmp_path):
     page = Page(write_report(evil_study(), tmp_path / "evil").read_text(encoding="utf-8"))
     assert plain.tags.count("script") == page.tags.count("script") == 3
     assert "a" not in page.tags and "a" not in plain.tags
-    assert page.text.count("<script>alert(1)</script>") >= 3  # name, state and end, each as text
+    assert page.text.count("<script>alert(1)</script>") >= 6  # name, state, end and a prediction's texts, as text
     assert not any("alert(1)" in script for script in page.scripts[1:])
 
 

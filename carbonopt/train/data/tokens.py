@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from carbonopt.core.config import ModelWorkload
+from carbonopt.core.errors import BadInput
 from carbonopt.train.data.packing import Tokens
 from carbonopt.train.model import unloadable
 
@@ -86,6 +87,22 @@ def token_rows(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], longest
         rows += whole
         truncated += len(long)
     return rows, truncated
+
+
+def complete(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Gives it what texts that stand for themselves need and it lacks: a padding token, and an end token that it puts
+    behind each text. Raises BadInput if it can't be made to."""
+    lacking = {"eos_token": END_OF_TEXT, "pad_token": PADDING}
+    tokenizer.add_special_tokens({name: token for name, token in lacking.items() if getattr(tokenizer, name) is None})
+    end = tokenizer.eos_token_id
+    if end in tokenizer(text_target="a")["input_ids"]:
+        return
+    if (backend := getattr(tokenizer, "backend_tokenizer", None)) is None:
+        kind = type(tokenizer).__name__
+        raise BadInput(f"the tokenizer must put its end token behind each text, but {kind} doesn't; give another one.")
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"$A {tokenizer.eos_token}", special_tokens=[(tokenizer.eos_token, end)]
+    )
 
 
 def _trained_bpe(train: list[str], vocab_size: int) -> PreTrainedTokenizerBase:

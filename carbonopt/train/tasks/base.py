@@ -14,7 +14,7 @@ from carbonopt.core.dimensions import TrainingParams
 from carbonopt.core.errors import BadInput, hint
 from carbonopt.core.files import PreparedFolder
 from carbonopt.core.quality import QUALITIES, Quality
-from carbonopt.core.trial import EvalPoint, Prepared, Program, TrialSpec
+from carbonopt.core.trial import EvalPoint, Prediction, Prepared, Program, TrialSpec
 from carbonopt.train.client import Speaker
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ TASKS = {
     "reward": "carbonopt.train.tasks.reward:Reward",
     "sft": "carbonopt.train.tasks.sft:SFT",
     "classification": "carbonopt.train.tasks.classification:Classification",
+    "seq2seq": "carbonopt.train.tasks.seq2seq:Seq2Seq",
 }
 
 _SMALLEST_EVAL_BATCH = 8  # examples; no gradients are kept, so more than the micro batch always fits
@@ -45,11 +46,12 @@ class Card:
 @dataclass(frozen=True)
 class Evaluation:
     """What an evaluation found: the quality's sum and count over all evaluation data and all ranks, which carbonopt
-    divides once, and values of other qualities, by name."""
+    divides once, values of other qualities, by name, and what the model made of some examples."""
 
     sum: float
     count: int
     others: dict[str, float] = field(default_factory=dict)
+    predictions: tuple[Prediction, ...] = ()  # some, at a trial's end
 
 
 @dataclass(frozen=True)
