@@ -5,6 +5,7 @@ carbonopt's settings (`train.deepspeed_config`): runtime/fp16/unfused_optimizer.
 runtime/zero/stage3.py.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -35,15 +36,17 @@ class _Layout:
 
     parameters: float
     optimizer: float
-    held: float = 0.0  # during a forward and backward pass: buffers, and gradients of earlier micro batches
-    held_always: float = 0.0  # the part of it that is never freed
+    always: float = 0.0  # buffers that are never freed
+    held: float = 0.0  # beside them during a forward and backward pass: gradients of earlier micro batches
+    from_first: float = 0.0  # ... beside these from its first gradient on: the buffer in which ranks add them up
     per_gradient: float = 0.0  # during a backward pass, of each element whose gradient has been computed
-    most_gradients: float = float("inf")  # elements, of which that many at most wait to be given away
-    at_end: float = 0.0  # of a step's last backward pass, when activations are gone
-    in_step: float = 0.0  # of the optimizer
+    most_gradients: float = math.inf  # elements, of which that many at most wait to be given away
+    at_end: float = 0.0  # of a step's last backward pass, when activations are gone, all that is not there always
+    in_step: float = 0.0  # of the optimizer, likewise
 
     def running(self, moment: Moment) -> float:
-        return moment.activation_bytes + self.per_gradient * min(moment.gradient_elements, self.most_gradients)
+        gradients = self.per_gradient * min(moment.gradient_elements, self.most_gradients)
+        return self.held + moment.activation_bytes + gradients + (self.from_first if moment.gradient_elements else 0)
 
 
 def estimate(params: TrialParams, memory: ModelMemory) -> MemoryEstimate | None:
@@ -59,14 +62,13 @@ def estimate(params: TrialParams, memory: ModelMemory) -> MemoryEstimate | None:
     running = at_micro_batch(lambda each: max(map(layout.running, each.moments)))
     evaluating = at_micro_batch(lambda each: each.evaluation_bytes)
     weights = layout.parameters + profile.buffer_bytes
-    gradients = max(layout.held + layout.per_gradient * profile.trained_parameters, layout.at_end, layout.in_step)
-    at_once = max(layout.held + running, layout.at_end, layout.in_step, layout.held_always + evaluating)
+    at_once = max(running, layout.at_end, layout.in_step, evaluating)
     return MemoryEstimate(
         parameters_gib=weights / BYTES_PER_GIB,
-        gradients_gib=gradients / BYTES_PER_GIB,
+        gradients_gib=(layout.always + max(layout.at_end, layout.in_step)) / BYTES_PER_GIB,
         optimizer_gib=layout.optimizer / BYTES_PER_GIB,
         activations_gib=activations / BYTES_PER_GIB,
-        peak_gib=(weights + layout.optimizer + at_once + _MATRIX_PRODUCTS_BYTES) / BYTES_PER_GIB,
+        peak_gib=(weights + layout.optimizer + layout.always + at_once + _MATRIX_PRODUCTS_BYTES) / BYTES_PER_GIB,
     )
 
 
@@ -98,56 +100,59 @@ def _unpartitioned(params: TrialParams, memory: ModelMemory, profile: MemoryProf
 
 def _partitioned(params: TrialParams, memory: ModelMemory, profile: MemoryProfile) -> _Layout:
     """ZeRO 1 and 2, whose optimizer has its own float32 weights also where training is in float32."""
-    number, trained, each, ranks = profile.parameters, profile.trained_parameters, _bytes_of(params), params.world_size
+    trained, each, ranks = profile.trained_parameters, _bytes_of(params), params.world_size
     accumulates, offloads = params.gradient_accumulation_steps > 1, params.offload != "none"
     partition = trained / ranks
     buffer = each * memory.reduce_bucket_elements * (2 if memory.overlapped else 1)
-    reduced = each * min(trained, memory.reduce_bucket_elements) if ranks > 1 else 0  # a copy
-    on_way_to_host = each * profile.largest_parameter if offloads else 0
-    own_gradients = 0 if offloads else each * partition
-    held, at_end = buffer + on_way_to_host, buffer + on_way_to_host + reduced + own_gradients
-    if params.zero_stage == 1:
-        at_end += each * trained
-        held += each * (trained + profile.largest_parameter) if accumulates else 0
-    else:
-        fills = trained > memory.reduce_bucket_elements  # before the end, so that gradients are given away
-        held += own_gradients * (int(accumulates) + int(fills))
-        at_end += own_gradients * int(accumulates)
-    step = 2 * own_gradients if each < _MASTER_BYTES else own_gradients  # flattened, before they are float32
+    own_gradients = 0.0 if offloads else each * partition
+    at_end = buffer + _copied_to_reduce(params, memory, profile) + own_gradients
+    if params.zero_stage == 1:  # all gradients are there until the last backward pass ends
+        held = buffer + each * (trained + profile.largest_parameter) if accumulates else 0.0
+        from_first, at_end = 0.0 if accumulates else buffer, at_end + each * trained
+    else:  # each full buffer leaves the rank's own gradients behind
+        held = own_gradients if accumulates else 0.0
+        from_first = buffer + (own_gradients if trained > memory.reduce_bucket_elements else 0.0)
+        at_end += held
+    flattened = own_gradients if each < _MASTER_BYTES else 0.0  # before they become float32
+    in_step = own_gradients + flattened + (_MASTER_BYTES + memory.optimizer_step_bytes_per_parameter) * partition
     return _Layout(
-        parameters=each * number,
-        optimizer=0 if offloads else (_MASTER_BYTES + memory.optimizer_bytes_per_parameter) * partition,
+        parameters=each * profile.parameters,
+        optimizer=0.0 if offloads else (_MASTER_BYTES + memory.optimizer_bytes_per_parameter) * partition,
+        always=each * profile.largest_parameter if offloads else 0.0,  # on its way to the host and back
         held=held,
-        held_always=on_way_to_host,
-        per_gradient=0 if params.zero_stage == 1 and accumulates else each,
-        most_gradients=float("inf") if params.zero_stage == 1 else profile.largest_parameter,
+        from_first=from_first,
+        per_gradient=0.0 if params.zero_stage == 1 and accumulates else each,
+        most_gradients=math.inf if params.zero_stage == 1 else profile.largest_parameter,
         at_end=at_end,
-        in_step=0 if offloads else step + (_MASTER_BYTES + memory.optimizer_step_bytes_per_parameter) * partition,
+        in_step=0.0 if offloads else in_step,
     )
 
 
 def _fully_partitioned(params: TrialParams, memory: ModelMemory, profile: MemoryProfile) -> _Layout:
-    """ZeRO 3: on several GPUs, or from the host, parameters are gathered, and stay so as long as there are fewer than
-    DeepSpeed's stage3_max_live_parameters."""
-    number, trained, each, ranks = profile.parameters, profile.trained_parameters, _bytes_of(params), params.world_size
+    """ZeRO 3. On several GPUs, or from the host, parameters are gathered, and stay so as long as there are fewer than
+    DeepSpeed's stage3_max_live_parameters. Its own float32 weights are as with ZeRO 1."""
+    trained, each, ranks = profile.trained_parameters, _bytes_of(params), params.world_size
     offloads, on_host = params.offload != "none", params.offload == "parameters"
     partition = trained / ranks
-    gathered = each * min(number, memory.live_parameters) if ranks > 1 or on_host else 0
-    buffer = each * memory.reduce_bucket_elements
-    own_gradients = 0 if offloads else each * partition
-    reduced = each * min(trained, memory.reduce_bucket_elements) if ranks > 1 else 0
-    copies = 0 if each == _MASTER_BYTES else _MASTER_BYTES
-    step = own_gradients + (copies + memory.optimizer_step_bytes_per_parameter) * partition
+    gathered = each * min(profile.parameters, memory.live_parameters) if ranks > 1 or on_host else 0.0
+    own_gradients = 0.0 if offloads else each * partition
+    flattened = own_gradients if each < _MASTER_BYTES else 0.0
+    in_step = flattened + (_MASTER_BYTES + memory.optimizer_step_bytes_per_parameter) * partition
     return _Layout(
-        parameters=(0 if on_host else each * number / ranks) + gathered,
-        optimizer=0 if offloads else (copies + memory.optimizer_bytes_per_parameter) * partition,
-        held=buffer + own_gradients,
-        held_always=buffer + own_gradients,
+        parameters=(0.0 if on_host else each * profile.parameters / ranks) + gathered,
+        optimizer=0.0 if offloads else (_MASTER_BYTES + memory.optimizer_bytes_per_parameter) * partition,
+        always=each * memory.reduce_bucket_elements + own_gradients,
         per_gradient=each,
         most_gradients=profile.largest_parameter,
-        at_end=buffer + own_gradients + reduced,
-        in_step=0 if offloads else buffer + own_gradients + step,
+        at_end=_copied_to_reduce(params, memory, profile),
+        in_step=0.0 if offloads else in_step,
     )
+
+
+def _copied_to_reduce(params: TrialParams, memory: ModelMemory, profile: MemoryProfile) -> float:
+    """Of a full buffer, where there is another rank."""
+    elements = min(profile.trained_parameters, memory.reduce_bucket_elements)
+    return _bytes_of(params) * elements if params.world_size > 1 else 0.0
 
 
 _LAYOUTS = {0: _unpartitioned, 1: _partitioned, 2: _partitioned, 3: _fully_partitioned}
