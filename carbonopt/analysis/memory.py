@@ -5,18 +5,26 @@ carbonopt's settings (`train.deepspeed_config`): runtime/fp16/unfused_optimizer.
 runtime/zero/stage3.py.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.config import Range, values_of
+from carbonopt.core.dimensions import TrialParams, affecting
 from carbonopt.core.memory import Activations, MemoryProfile, ModelMemory, Moment
+from carbonopt.core.space import SearchSpace
+from carbonopt.core.study import StudyData
+from carbonopt.core.trial import TrialRecord
 from carbonopt.core.units import BYTES_PER_GIB
 from carbonopt.core.values import Frozen
 
 # For cuBLAS on Hopper, which PyTorch allocates once and keeps (aten/src/ATen/cuda/CublasHandlePool.cpp).
 _MATRIX_PRODUCTS_BYTES = 32 * 2**20
 _ALL_REDUCED_ELEMENTS = 500_000_000  # at once, without ZeRO: DeepSpeed's MEMORY_OPT_ALLREDUCE_SIZE
+# The rest of a GPU's memory is CUDA's, the allocator's reserve, and the next trial's process that waits beside.
+USABLE_SHARE = 0.9
+GPU_NUMBERS = (1, 2, 4, 8, 16, 32, 64)  # that are asked for whether they would do
 _MASTER_BYTES = 4  # of a float32 weight or gradient, which the optimizer works on
 
 
@@ -30,12 +38,33 @@ class MemoryEstimate(Frozen):
     peak_gib: float  # most of all together, and what matrix products need
 
 
+class MemoryNeed(Frozen):
+    """Of one combination of what decides memory."""
+
+    params: TrialParams  # other settings are any
+    estimate: MemoryEstimate
+
+    def fits(self, gpu_memory_gib: float) -> bool:
+        return self.estimate.peak_gib <= USABLE_SHARE * gpu_memory_gib
+
+
+class MeasuredMemory(Frozen):
+    """Of the trials of one combination."""
+
+    params: TrialParams  # of the first of them
+    trials: tuple[int, ...]
+    measured_gib: tuple[float, ...]  # of each rank, the most of these trials
+    estimate: MemoryEstimate
+    ratio: float  # the estimate ÷ the most that a rank needed
+
+
 @dataclass(frozen=True)
 class _Layout:
     """In bytes: what is there always, and what else of gradients at each time."""
 
     parameters: float
     optimizer: float
+    gathered: float = 0.0  # of the parameters: those that are not there in the step
     always: float = 0.0  # buffers that are never freed
     held: float = 0.0  # beside them during a forward and backward pass: gradients of earlier micro batches
     from_first: float = 0.0  # ... beside these from its first gradient on: the buffer in which ranks add them up
@@ -62,7 +91,7 @@ def estimate(params: TrialParams, memory: ModelMemory) -> MemoryEstimate | None:
     running = at_micro_batch(lambda each: max(map(layout.running, each.moments)))
     evaluating = at_micro_batch(lambda each: each.evaluation_bytes)
     weights = layout.parameters + profile.buffer_bytes
-    at_once = max(running, layout.at_end, layout.in_step, evaluating)
+    at_once = max(running, layout.at_end, layout.in_step - layout.gathered, evaluating)
     return MemoryEstimate(
         parameters_gib=weights / BYTES_PER_GIB,
         gradients_gib=(layout.always + max(layout.at_end, layout.in_step)) / BYTES_PER_GIB,
@@ -70,6 +99,79 @@ def estimate(params: TrialParams, memory: ModelMemory) -> MemoryEstimate | None:
         activations_gib=activations / BYTES_PER_GIB,
         peak_gib=(weights + layout.optimizer + layout.always + at_once + _MATRIX_PRODUCTS_BYTES) / BYTES_PER_GIB,
     )
+
+
+def needs(space: SearchSpace, memory: ModelMemory) -> tuple[MemoryNeed, ...]:
+    """Of every combination in the space that can exist, as far as memory differs; of a range both ends."""
+    decisive = (*affecting("memory"), "global_batch_size")  # the latter says whether gradients are accumulated
+    values = {
+        name: [int(domain.low), int(domain.high)] if isinstance(domain, Range) else list(values_of(domain))
+        for name, domain in space.space.free().items()
+        if name in decisive
+    }
+    rest = {
+        name: domain.low if isinstance(domain, Range) else domain.choices[0]
+        for name, domain in space.space.free().items()
+        if name not in decisive
+    }
+    by_setting: dict[str, MemoryNeed] = {}
+    for combination in itertools.product(*values.values()):
+        setting = {**dict(zip(values, combination, strict=True)), **rest}
+        if space.rule_broken(setting) is None:
+            params = space.params(setting)
+            if (estimated := estimate(params, memory)) is not None:
+                by_setting.setdefault(_decisive(params), MemoryNeed(params=params, estimate=estimated))
+    return tuple(by_setting.values())
+
+
+def needs_by_gpus(space: SearchSpace, memory: ModelMemory) -> dict[int, tuple[MemoryNeed, ...]]:
+    """By number of GPUs, the space's own and GPU_NUMBERS: the same combinations, their global batches with it."""
+    own = [need.params for need in needs(space, memory)]
+    by_gpus = {}
+    for gpus in sorted({space.world_size, *GPU_NUMBERS}):
+        configurations = [_on_gpus(params, gpus) for params in own]
+        estimates = [(params, estimate(params, memory)) for params in configurations]
+        by_gpus[gpus] = tuple(
+            MemoryNeed(params=params, estimate=made) for params, made in estimates if made is not None
+        )
+    return by_gpus
+
+
+def _on_gpus(params: TrialParams, gpus: int) -> TrialParams:
+    batch = params.micro_batch_size_per_gpu * gpus * params.gradient_accumulation_steps
+    return params.model_copy(update={"world_size": gpus, "global_batch_size": batch})
+
+
+def measured_memory(data: StudyData) -> tuple[MeasuredMemory, ...] | None:
+    """The estimates beside the measured peaks, by estimate; None: on a CPU, or nothing was estimated."""
+    memory = None if data.prepared is None else data.prepared.memory
+    if memory is None or not data.config.launch.gpus:
+        return None
+    trials: dict[str, list[TrialRecord]] = {}
+    for record in data.records:
+        if record.rank_peak_memory_gib:
+            trials.setdefault(_decisive(record.params), []).append(record)
+    rows = []
+    for records in trials.values():
+        if (estimated := estimate(records[0].params, memory)) is None:
+            continue
+        peaks = tuple(map(max, zip(*(record.rank_peak_memory_gib for record in records), strict=True)))
+        rows.append(
+            MeasuredMemory(
+                params=records[0].params,
+                trials=tuple(record.trial for record in records),
+                measured_gib=peaks,
+                estimate=estimated,
+                ratio=estimated.peak_gib / max(peaks),
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: row.estimate.peak_gib)) or None
+
+
+def _decisive(params: TrialParams) -> str:
+    """Equal for equal estimates."""
+    settings = params.model_dump(include={*affecting("memory"), "world_size"})
+    return repr((settings, params.gradient_accumulation_steps > 1))
 
 
 def _interpolated(size: int, values: dict[int, float]) -> float:
@@ -140,6 +242,7 @@ def _fully_partitioned(params: TrialParams, memory: ModelMemory, profile: Memory
     in_step = flattened + (_MASTER_BYTES + memory.optimizer_step_bytes_per_parameter) * partition
     return _Layout(
         parameters=(0.0 if on_host else each * profile.parameters / ranks) + gathered,
+        gathered=gathered,
         optimizer=0.0 if offloads else (_MASTER_BYTES + memory.optimizer_bytes_per_parameter) * partition,
         always=each * memory.reduce_bucket_elements + own_gradients,
         per_gradient=each,

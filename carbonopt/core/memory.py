@@ -1,8 +1,9 @@
-"""What training a model needs of a GPU's memory, as far as it doesn't depend on how ZeRO divides it among GPUs: found out
-once, by running the model without numbers (`train.memory`). `analysis.memory` estimates from it what a trial needs."""
+"""What training a model needs of a GPU's memory, as far as it doesn't depend on how ZeRO divides it among GPUs: found
+out once, by running the model without numbers (`train.memory`). `analysis.memory` estimates from it what a trial needs."""
 
 from typing import Any
 
+from carbonopt.core.config import Space
 from carbonopt.core.dimensions import TrialParams, affecting
 from carbonopt.core.values import Frozen, Whole
 
@@ -58,5 +59,19 @@ class ModelMemory(Frozen):
         return next((profile for profile in self.profiles if profile.settings == settings), None)
 
 
+class MemorySpec(Frozen):
+    """What `train.memory`, a program of its own, is asked."""
+
+    workload: dict[str, Any]  # the task's settings, dumped
+    space: Space
+    world_size: int
+
+
+class MemoryAnswer(Frozen):
+    memory: ModelMemory | None = None
+    why_none: str | None = None  # a sentence without its full stop
+
+
 def profiled(params: TrialParams) -> dict[str, Any]:
+    """The PROFILED dimensions of a trial."""
     return {name: getattr(params, name) for name in PROFILED}

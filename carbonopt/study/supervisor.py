@@ -153,8 +153,9 @@ class TrialWatch:
     def _on_evaluation(self, told: events.Evaluated) -> None:
         train_kwh = self._train_kwh()  # closed before the evaluation began: nothing is read here
         point = told.point.model_copy(update={"train_energy_kwh": train_kwh})
+        noted = ("total_steps", "peak_memory_gib", "rank_peak_memory_gib", "cpu_wait_fraction")
         self._note(
-            **{name: getattr(told, name) for name in ("total_steps", "peak_memory_gib", "cpu_wait_fraction")},
+            **{name: getattr(told, name) for name in noted},
             evals=(*self._so_far.evals, point),
             steps_done=point.step,
         )

@@ -8,7 +8,7 @@ import itertools
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,8 +21,16 @@ from transformers import PreTrainedConfig, Trainer, TrainingArguments
 
 from carbonopt.core.config import Range, Space, values_of
 from carbonopt.core.errors import BadInput
-from carbonopt.core.memory import PROFILED, Activations, MemoryProfile, ModelMemory, Moment
-from carbonopt.core.values import Frozen, Scalar
+from carbonopt.core.memory import (
+    PROFILED,
+    Activations,
+    MemoryAnswer,
+    MemoryProfile,
+    MemorySpec,
+    ModelMemory,
+    Moment,
+)
+from carbonopt.core.values import Scalar
 from carbonopt.train import model as models
 from carbonopt.train.failures import refused
 from carbonopt.train.tasks.base import SMALLEST_EVAL_BATCH, task_for
@@ -35,22 +43,11 @@ _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _UNRUNNABLE = (ValueError, TypeError, KeyError, AttributeError, RuntimeError, NotImplementedError, AssertionError)
 
 
-class MemorySpec(Frozen):
-    workload: dict[str, Any]  # the task's settings, dumped
-    space: Space
-    world_size: int
-
-
-class MemoryAnswer(Frozen):
-    memory: ModelMemory | None = None
-    why_none: str | None = None  # in a sentence
-
-
 class LiveMemory(TorchDispatchMode):
     """While it is entered, counts the storages that operations make, until they are freed."""
 
     def __init__(self, uncounted: Iterator[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._bytes: dict[int, int] = {tensor.untyped_storage()._cdata: 0 for tensor in uncounted}
         self._live_bytes = self._gradients = self.peak_bytes = 0
         self._most: dict[int, int] = {}  # bytes at once, by the gradient elements that there were
@@ -109,14 +106,13 @@ def _attention(
     operations = torch.ops.aten
     if attn_mask is None and query.dtype in _HALF.values():
         flash = operations._scaled_dot_product_flash_attention
-        attended: Tensor = flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
-        return attended
+        return flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]  # type: ignore[no-any-return]
     if enable_gqa:
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     efficient = operations._scaled_dot_product_efficient_attention
-    attended = efficient(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
-    return attended
+    attended = efficient(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)
+    return attended[0]  # type: ignore[no-any-return]
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -237,8 +233,10 @@ def _optimizer_bytes(given: dict[str, Any]) -> tuple[float, float]:
     """Of the Trainer's optimizer for each parameter: its states, and what its step needs beside them. Raises BadInput
     where it needs a GPU to be made."""
     chosen = {key: value for key, value in given.items() if key in ("optim", "optim_args")}
-    arguments = TrainingArguments(output_dir="unused", report_to="none", use_cpu=True, **{"optim": "adamw_torch_fused"} | chosen)
-    sentence = f"the optimizer {arguments.optim.value} can't be made without a GPU ({{}})"
+    arguments = TrainingArguments(
+        output_dir="unused", report_to="none", use_cpu=True, **{"optim": "adamw_torch_fused"} | chosen
+    )
+    sentence = f"the optimizer {getattr(arguments.optim, 'value', arguments.optim)} can't be made without a GPU ({{}})"
     with refused(sentence, *_UNRUNNABLE, ImportError):
         kind, options = Trainer.get_optimizer_cls_and_kwargs(arguments)
         fused = options.pop("fused", False)
@@ -259,7 +257,9 @@ def expected_memory(spec: MemorySpec) -> ModelMemory:
     task = task_for(spec.workload)
     if not isinstance(task, TrainerTask):
         raise BadInput(f"what the task {task.workload.task} trains is not known")
-    return model_memory(task, task.expected_config(), spec.space, spec.world_size, task.workload.eval_batch_size_per_gpu)
+    return model_memory(
+        task, task.expected_config(), spec.space, spec.world_size, task.workload.eval_batch_size_per_gpu
+    )
 
 
 def main() -> None:
