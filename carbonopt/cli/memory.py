@@ -51,8 +51,9 @@ def _table(by_gpus: ByGpus, space: SearchSpace, gpu_memory_gib: float | None) ->
     sizes = sorted({need.params.micro_batch_size_per_gpu for need in every})
     grouped: defaultdict[tuple[str, ...], list[MemoryNeed]] = defaultdict(list)
     for gpus, needs in by_gpus.items():
-        if gpus <= _SHOWN_GPUS or gpus == space.world_size:
-            for need in needs:
+        own, asked = gpus == space.world_size, gpus <= _SHOWN_GPUS and (space.on_gpu or gpu_memory_gib is not None)
+        for need in needs:
+            if own or (asked and need.params.zero_stage > 0):  # without ZeRO all GPUs hold the same
                 grouped[str(gpus), *(_setting(need, name) for name in names)].append(need)
     labels = [DIMENSIONS[name].label for name in names]
     parts = [name for name in MemoryEstimate.model_fields if name != "peak_gib"]

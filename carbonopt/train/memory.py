@@ -8,12 +8,13 @@ import itertools
 import os
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from accelerate.utils.other import compile_regions_deepspeed
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -39,6 +40,7 @@ from carbonopt.train.tasks.trainer_task import TrainerTask
 _ROUNDED_TO = 512  # bytes: a GPU's allocations, by PyTorch's CUDACachingAllocator
 _ELEMENTS = 2**20  # that an optimizer is tried on
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_CROSS_ENTROPY = F.cross_entropy
 # What running a model without numbers raises, where its code or a library's looks at numbers or needs a device.
 _UNRUNNABLE = (ValueError, TypeError, KeyError, AttributeError, RuntimeError, NotImplementedError, AssertionError)
 
@@ -46,11 +48,10 @@ _UNRUNNABLE = (ValueError, TypeError, KeyError, AttributeError, RuntimeError, No
 class LiveMemory(TorchDispatchMode):
     """While it is entered, counts the storages that operations make, until they are freed."""
 
-    def __init__(self, uncounted: Iterator[Tensor]) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._bytes: dict[int, int] = {tensor.untyped_storage()._cdata: 0 for tensor in uncounted}
-        self._live_bytes = self._gradients = self.peak_bytes = 0
-        self._most: dict[int, int] = {}  # bytes at once, by the gradient elements that there were
+        self._in_kernel = False
+        self.begin(())
 
     @property
     def moments(self) -> tuple[Moment, ...]:
@@ -61,9 +62,11 @@ class LiveMemory(TorchDispatchMode):
                 kept.append(Moment(activation_bytes=most, gradient_elements=gradients))
         return tuple(reversed(kept))
 
-    def begin(self) -> None:
-        """Counts from here on what comes, and what is there, but not what has been."""
-        self.peak_bytes, self._most = self._live_bytes, {}
+    def begin(self, uncounted: Iterable[Tensor]) -> None:
+        """Counts from nothing on, and of what is there, none of these."""
+        self._bytes = {tensor.untyped_storage()._cdata: 0 for tensor in uncounted}
+        self._live_bytes = self._gradients = self.peak_bytes = 0
+        self._most: dict[int, int] = {}  # bytes at once, by the gradient elements that there were
 
     def gradient_is_made(self, parameter: Tensor) -> None:
         """It is no activation any more."""
@@ -72,6 +75,21 @@ class LiveMemory(TorchDispatchMode):
         self._live_bytes -= self._bytes.get(storage, 0)
         self._bytes[storage] = 0
         self._gradients += parameter.numel()
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Whether torch's compiler may work while this is entered."""
+        return True
+
+    @contextmanager
+    def one_kernel(self) -> Iterator[None]:
+        """What is made and freed within never exists, as in a kernel that torch's compiler makes of it."""
+        before, self._in_kernel = self._in_kernel, True
+        try:
+            yield
+        finally:
+            self._in_kernel = before
+        self._note()
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if operation is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
@@ -90,11 +108,16 @@ class LiveMemory(TorchDispatchMode):
         self._bytes[storage._cdata] = size = -(-storage.nbytes() // _ROUNDED_TO) * _ROUNDED_TO
         weakref.finalize(storage, self._free, storage._cdata)
         self._live_bytes += size
+        self._note()
+
+    def _note(self) -> None:
+        if self._in_kernel:
+            return
         self.peak_bytes = max(self.peak_bytes, self._live_bytes)
         self._most[self._gradients] = max(self._most.get(self._gradients, 0), self._live_bytes)
 
     def _free(self, storage: int) -> None:
-        self._live_bytes -= self._bytes.pop(storage)
+        self._live_bytes -= self._bytes.pop(storage, 0)  # or it was made before `begin`
 
 
 def _attention(
@@ -120,17 +143,55 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
     return torch.native_dropout(input, p, training)[0] if training and p > 0 else input
 
 
+def _cross_entropy(input: Tensor, target: Tensor, *arguments: Any, **options: Any) -> Tensor:
+    """By the operation that has the gradient: torch 2.13's compiler doesn't find that on the meta device."""
+    if input.dim() != 2 or arguments or options.keys() - {"reduction", "ignore_index"}:
+        return _CROSS_ENTROPY(input, target, *arguments, **options)
+    reduction = ("none", "mean", "sum").index(options.get("reduction", "mean"))
+    nll_loss, ignored = torch.ops.aten.nll_loss_forward, options.get("ignore_index", -100)
+    return nll_loss(F.log_softmax(input, -1), target, None, reduction, ignored)[0]  # type: ignore[no-any-return]
+
+
+def _compiled(live: LiveMemory) -> Callable[..., Any]:
+    """As `torch.compile`, with its own division between forward and backward pass, which says what is kept and what is
+    computed again, but with kernels that are not made."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor.decomposition import select_decomp_table
+
+    def kernels(graph: Any, inputs: Any) -> Any:
+        def run(arguments: list[Any]) -> Any:
+            with live.one_kernel():
+                given = tuple(arguments)
+                arguments.clear()
+                return graph(*given)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    backend = aot_autograd(
+        fw_compiler=kernels,
+        bw_compiler=kernels,
+        inference_compiler=kernels,
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=select_decomp_table,
+    )
+    own = torch.compile
+    return lambda function, **options: own(function, backend=backend, dynamic=False)
+
+
 @contextmanager
-def _as_on_a_gpu() -> Iterator[None]:
-    replaced = {"scaled_dot_product_attention": _attention, "dropout": _dropout}
-    own = {name: getattr(F, name) for name in replaced}
+def _as_on_a_gpu(live: LiveMemory) -> Iterator[None]:
+    places = (F, "scaled_dot_product_attention", _attention), (F, "dropout", _dropout)
+    places = (*places, (F, "cross_entropy", _cross_entropy), (torch, "compile", _compiled(live)))
+    own = [getattr(module, name) for module, name, _ in places]
     try:
-        for name, function in replaced.items():
-            setattr(F, name, function)
+        for module, name, function in places:
+            setattr(module, name, function)
         yield
     finally:
-        for name, function in own.items():
-            setattr(F, name, function)
+        for (module, name, _), function in zip(places, own, strict=True):
+            setattr(module, name, function)
 
 
 def model_memory(
@@ -143,7 +204,7 @@ def model_memory(
     given["overlapped"] = "overlap_comm"
     states, in_step = _optimizer_bytes(task.workload.training_arguments)
     sentence = f"{config.model_type} can't be run without numbers ({{}})"
-    with refused(sentence, *_UNRUNNABLE), _as_on_a_gpu():
+    with refused(sentence, *_UNRUNNABLE):
         profiles = tuple(
             _profile(task, config, settings, _micro_batches(space, world_size), eval_batch_size)
             for settings in _settings(space)
@@ -176,7 +237,13 @@ def _ends(domain: Any) -> tuple[Scalar, ...]:
 def _profile(
     task: TrainerTask, config: PreTrainedConfig, settings: dict[str, Any], sizes: tuple[int, ...], eval_size: int | None
 ) -> MemoryProfile:
-    model = _model(task, config, settings)
+    live = LiveMemory()
+    with _as_on_a_gpu(live):
+        model = _model(task, config, settings)
+        if compiles := bool(_setting(task, settings, "torch_compile")):
+            # Layer by layer, as accelerate does it where `train.arguments` says so.
+            compile_regions_deepspeed(model)
+        activations = tuple(_activations(task, model, live, size, eval_size, compiles) for size in sizes)
     trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
     return MemoryProfile(
         settings=settings,
@@ -184,21 +251,19 @@ def _profile(
         trained_parameters=sum(trained),
         largest_parameter=max(trained),
         buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
-        activations=tuple(_activations(task, model, size, eval_size) for size in sizes),
+        activations=activations,
     )
 
 
 def _model(task: TrainerTask, config: PreTrainedConfig, settings: dict[str, Any]) -> Any:
     """As `loop.train` and DeepSpeed's engine make it."""
     kind, workload, given = task.model_kind, task.workload, task.workload.training_arguments
-    checkpointing = settings["gradient_checkpointing"]
-    if checkpointing is None:
-        checkpointing = given.get("gradient_checkpointing", False)
+    checkpointing = bool(_setting(task, settings, "gradient_checkpointing"))
     with torch.device("meta"):
         attention, trusted = settings["attention_implementation"], workload.model.trust_remote_code
         model = models.random_model(kind, config, attention, trusted)
         if settings["output_layer"] not in (None, "standard"):
-            models.fuse_output_layer(model, str(settings["output_layer"]), compiled=False)
+            models.fuse_output_layer(model, str(settings["output_layer"]), compiled=True)
         if settings["lora_rank"]:
             model = models.with_lora(kind, model, int(settings["lora_rank"]), checkpointing)
     if checkpointing:
@@ -210,18 +275,26 @@ def _model(task: TrainerTask, config: PreTrainedConfig, settings: dict[str, Any]
     return model
 
 
-def _activations(task: TrainerTask, model: Any, size: int, eval_size: int | None) -> Activations:
-    live = LiveMemory(itertools.chain(model.parameters(), model.buffers()))
+def _setting(task: TrainerTask, settings: dict[str, Any], name: str) -> Any:
+    """Of a dimension that may stand in `training_arguments` instead; None: in neither."""
+    value = settings[name]
+    return task.workload.training_arguments.get(name) if value is None else value
+
+
+def _activations(
+    task: TrainerTask, model: Any, live: LiveMemory, size: int, eval_size: int | None, compiles: bool
+) -> Activations:
+    live.begin(itertools.chain(model.parameters(), model.buffers()))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     hooks = [parameter.register_post_accumulate_grad_hook(live.gradient_is_made) for parameter in trained]
     with live:
         model.train()
-        task.largest_loss(model, size).backward()
+        task.largest_loss(model, size, compiles).backward()
         moments = live.moments
         for parameter in trained:
             parameter.grad = None
         model.eval()
-        live.begin()
+        live.begin(itertools.chain(model.parameters(), model.buffers()))
         with torch.no_grad():
             task.largest_evaluation(model, eval_size or max(size, SMALLEST_EVAL_BATCH))
     for hook in hooks:
@@ -247,7 +320,9 @@ def _optimizer_bytes(given: dict[str, Any]) -> tuple[float, float]:
         weights.grad = torch.empty_like(weights)
         optimizer.step()
         states = [value for value in tree_leaves(dict(optimizer.state)) if isinstance(value, Tensor)]
-        with LiveMemory(iter((weights, weights.grad, *states))) as live:
+        live = LiveMemory()
+        live.begin((weights, weights.grad, *states))
+        with live:
             optimizer.step()
     return sum(state.nbytes for state in states) / _ELEMENTS, 0.0 if fused else live.peak_bytes / _ELEMENTS
 

@@ -117,7 +117,9 @@ class CausalLM(TrainerTask):
             tokenizer = tokens.make_encoder(workload, *documents).tokenizer
         return model.model_config(self.model_kind, workload, tokenizer)
 
-    def largest_loss(self, model: Any, size: int) -> "torch.Tensor":
+    def largest_loss(self, model: Any, size: int, compiled: bool = False) -> "torch.Tensor":
+        import torch
+
         from carbonopt.train.output_layer import FusedOutputLayer
         from carbonopt.train.token_loss import token_nll
 
@@ -126,7 +128,8 @@ class CausalLM(TrainerTask):
             output_layer.targets = tokens
             nll_sum: torch.Tensor = model(input_ids=tokens).logits
             return nll_sum
-        return token_nll(model(input_ids=tokens).logits, tokens, "sum")
+        nll = torch.compile(token_nll) if compiled else token_nll
+        return nll(model(input_ids=tokens).logits, tokens, "sum")
 
     def largest_evaluation(self, model: Any, size: int) -> "torch.Tensor":
         from carbonopt.train.token_loss import token_nll

@@ -68,8 +68,9 @@ class TrainerTask(Task):
         the data has can be any. Raises BadInput as `prepare`, and where the model can't be known yet."""
         raise self._unestimated
 
-    def largest_loss(self, model: Any, size: int) -> "torch.Tensor":
-        """The loss of a micro batch of so many of the longest examples, on the model's device, whatever is in them."""
+    def largest_loss(self, model: Any, size: int, compiled: bool = False) -> "torch.Tensor":
+        """The loss of a micro batch of so many of the longest examples, on the model's device, whatever is in them.
+        `compiled`: with torch_compile, where the trainer then compiles its loss."""
         raise self._unestimated
 
     def largest_evaluation(self, model: Any, size: int) -> Any:
@@ -121,7 +122,7 @@ class ExampleTask(TrainerTask):
         """As `Examples.batch`, of so many of the longest examples, whatever is in them; for the estimate of memory."""
         raise self._unestimated
 
-    def largest_loss(self, model: Any, size: int) -> "torch.Tensor":
+    def largest_loss(self, model: Any, size: int, compiled: bool = False) -> "torch.Tensor":
         return self.loss_sum(model, {key: value.to(model.device) for key, value in self.largest_batch(size).items()})
 
     def largest_evaluation(self, model: Any, size: int) -> Any:
