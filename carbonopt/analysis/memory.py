@@ -7,7 +7,7 @@ runtime/zero/stage3.py.
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from carbonopt.core.config import Range, values_of
@@ -82,16 +82,12 @@ def estimate(params: TrialParams, memory: ModelMemory) -> MemoryEstimate | None:
     """None: the model was not looked at in these settings."""
     if (profile := memory.profile(params)) is None:
         return None
-    layout, of = _LAYOUTS[params.zero_stage](params, memory, profile), profile.activations
-
-    def at_micro_batch(value: Callable[[Activations], float]) -> float:
-        return _interpolated(params.micro_batch_size_per_gpu, {each.micro_batch_size: value(each) for each in of})
-
-    activations = at_micro_batch(lambda each: max(moment.activation_bytes for moment in each.moments))
-    running = at_micro_batch(lambda each: max(map(layout.running, each.moments)))
-    evaluating = at_micro_batch(lambda each: each.evaluation_bytes)
+    layout = _LAYOUTS[params.zero_stage](params, memory, profile)
+    step = _at_micro_batch(params.micro_batch_size_per_gpu, profile.activations)
+    activations = max(moment.activation_bytes for moment in step.moments)
+    running = max(map(layout.running, step.moments))
     weights = layout.parameters + profile.buffer_bytes
-    at_once = max(running, layout.at_end, layout.in_step - layout.gathered, evaluating)
+    at_once = max(running, layout.at_end, layout.in_step - layout.gathered, step.evaluation_bytes)
     return MemoryEstimate(
         parameters_gib=weights / BYTES_PER_GIB,
         gradients_gib=(layout.always + max(layout.at_end, layout.in_step)) / BYTES_PER_GIB,
@@ -174,12 +170,33 @@ def _decisive(params: TrialParams) -> str:
     return repr((settings, params.gradient_accumulation_steps > 1))
 
 
-def _interpolated(size: int, values: dict[int, float]) -> float:
-    """By a straight line: every tensor grows with the micro batch or doesn't depend on it."""
-    (low, at_low), (high, at_high) = min(values.items()), max(values.items())
-    if low == high:
-        return at_low * size / low
-    return at_low + (at_high - at_low) * (size - low) / (high - low)
+def _at_micro_batch(size: int, known: Sequence[Activations]) -> Activations:
+    """By straight lines: a tensor grows with the micro batch or doesn't depend on it, and gradients come in the same
+    order. Beyond what is known, the lines go on."""
+    low, high = (choose(known, key=lambda each: each.micro_batch_size) for choose in (min, max))
+    span = high.micro_batch_size - low.micro_batch_size
+
+    def between(at_low: int, at_high: int) -> int:
+        if span == 0:
+            return round(at_low * size / low.micro_batch_size)
+        return max(0, round(at_low + (at_high - at_low) * (size - low.micro_batch_size) / span))
+
+    counts = sorted({moment.gradient_elements for each in (low, high) for moment in each.moments})
+    most = [(_most_from(count, low), _most_from(count, high)) for count in counts]
+    return Activations(
+        micro_batch_size=size,
+        moments=tuple(
+            Moment(activation_bytes=between(*bytes_), gradient_elements=count)
+            for count, bytes_ in zip(counts, most, strict=True)
+        ),
+        evaluation_bytes=between(low.evaluation_bytes, high.evaluation_bytes),
+    )
+
+
+def _most_from(gradients: int, activations: Activations) -> int:
+    """Bytes, from when so many gradients have been computed on."""
+    later = (m.activation_bytes for m in activations.moments if m.gradient_elements >= gradients)
+    return max(later, default=0)
 
 
 def _unpartitioned(params: TrialParams, memory: ModelMemory, profile: MemoryProfile) -> _Layout:

@@ -1,5 +1,6 @@
 """What training a model needs of a GPU's memory, as far as it doesn't depend on how ZeRO divides it among GPUs: found
-out once, by running the model without numbers (`train.memory`). From it `analysis.memory` estimates what trials need."""
+out once, by running the model without numbers (`train.memory`). `analysis.memory` estimates from it what trials need.
+"""
 
 from typing import Any
 

@@ -65,14 +65,14 @@ class LiveMemory(TorchDispatchMode):
     def begin(self, uncounted: Iterable[Tensor]) -> None:
         """Counts from nothing on, and of what is there, none of these."""
         self._bytes = {tensor.untyped_storage()._cdata: 0 for tensor in uncounted}
-        self._live_bytes = self._gradients = self.peak_bytes = 0
+        self.live_bytes = self._gradients = self.peak_bytes = 0
         self._most: dict[int, int] = {}  # bytes at once, by the gradient elements that there were
 
     def gradient_is_made(self, parameter: Tensor) -> None:
         """It is no activation any more."""
         assert parameter.grad is not None
         storage = parameter.grad.untyped_storage()._cdata
-        self._live_bytes -= self._bytes.get(storage, 0)
+        self.live_bytes -= self._bytes.get(storage, 0)
         self._bytes[storage] = 0
         self._gradients += parameter.numel()
 
@@ -107,17 +107,17 @@ class LiveMemory(TorchDispatchMode):
             return
         self._bytes[storage._cdata] = size = -(-storage.nbytes() // _ROUNDED_TO) * _ROUNDED_TO
         weakref.finalize(storage, self._free, storage._cdata)
-        self._live_bytes += size
+        self.live_bytes += size
         self._note()
 
     def _note(self) -> None:
         if self._in_kernel:
             return
-        self.peak_bytes = max(self.peak_bytes, self._live_bytes)
-        self._most[self._gradients] = max(self._most.get(self._gradients, 0), self._live_bytes)
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        self._most[self._gradients] = max(self._most.get(self._gradients, 0), self.live_bytes)
 
     def _free(self, storage: int) -> None:
-        self._live_bytes -= self._bytes.pop(storage, 0)  # or it was made before `begin`
+        self.live_bytes -= self._bytes.pop(storage, 0)  # or it was made before `begin`
 
 
 def _attention(
@@ -182,8 +182,12 @@ def _compiled(live: LiveMemory) -> Callable[..., Any]:
 
 @contextmanager
 def _as_on_a_gpu(live: LiveMemory) -> Iterator[None]:
-    places = (F, "scaled_dot_product_attention", _attention), (F, "dropout", _dropout)
-    places = (*places, (F, "cross_entropy", _cross_entropy), (torch, "compile", _compiled(live)))
+    places: tuple[tuple[Any, str, Any], ...] = (
+        (F, "scaled_dot_product_attention", _attention),
+        (F, "dropout", _dropout),
+        (F, "cross_entropy", _cross_entropy),
+        (torch, "compile", _compiled(live)),
+    )
     own = [getattr(module, name) for module, name, _ in places]
     try:
         for module, name, function in places:

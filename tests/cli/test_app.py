@@ -143,7 +143,7 @@ def test_check_says_what_will_be_done(tiny_study: dict, write_study) -> None:
     space = tiny_study["search"]["space"]
     for choices, words in (([64], "1 configuration that"), ([64, 128], "2 configurations that")):
         space |= {"global_batch_size": {"choices": choices}, "learning_rate": 1e-3, "epochs": 0.1}
-        assert words in within("check", write_study(tiny_study)).stdout
+        assert words in describe_study(check(load_study(write_study(tiny_study))))
 
 
 @pytest.mark.parametrize(
