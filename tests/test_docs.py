@@ -228,7 +228,7 @@ def test_every_command_and_option_is_in_its_table() -> None:
     assert usages.keys() == commands.keys()
     for name, command in commands.items():
         options = {opt for param in command.params for opt in param.opts if opt.startswith("--")} - {"--help"}
-        assert set(re.findall(r"--\w+", usages[name])) == options
+        assert set(re.findall(r"--[\w-]+", usages[name])) == options
 
 
 @pytest.mark.parametrize("block", blocks("python"), ids=str)

@@ -190,8 +190,13 @@ def compare(
 
 
 @app.command()
-def check(study: StudyFile) -> None:
-    """Validate a study file; say what the study will do and roughly cost."""
+def check(
+    study: StudyFile,
+    gpu_memory: Annotated[
+        float | None, typer.Option("--gpu-memory", min=0.1, metavar="GIB", help="Of each GPU.")
+    ] = None,
+) -> None:
+    """Validate a study file; say what the study will do and roughly cost, and what memory each GPU needs."""
     from carbonopt.study.file import load_study
 
     config = load_study(study)
@@ -200,8 +205,13 @@ def check(study: StudyFile) -> None:
     from carbonopt.storage.paths import StudyPaths
     from carbonopt.study.check import check as check_study
 
-    print(_printable(describe_study(check_study(config))))
-    print(f"  folder      {StudyPaths.default(config.name).root}, unless `carbonopt run` is given --out")
+    checked = check_study(config)
+    print(_printable(describe_study(checked)))
+    print(f"  folder      {StudyPaths.default(config.name).root}, unless `carbonopt run` is given --out", flush=True)
+    if config.launch.trains:
+        from carbonopt.cli.memory import describe_memory
+
+        print(_printable(describe_memory(checked, gpu_memory)))
 
 
 @app.command()

@@ -49,6 +49,7 @@ class Evaluated(Frozen):
     total_steps: int
     predictions: tuple[Prediction, ...] = ()  # as a trial's record has them
     peak_memory_gib: float | None = None  # of the trial so far, of the rank that needed most
+    rank_peak_memory_gib: tuple[float, ...] | None = None  # ... of each rank
     cpu_wait_fraction: float | None = None  # as a trial's record has it
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.memory import ModelMemory
 from carbonopt.core.quality import PERPLEXITY, QUALITIES, Quality, Target, quality_of
 from carbonopt.core.values import Finite, Frozen, Whole
 
@@ -78,6 +79,7 @@ class Prepared(Frozen):
     notes: tuple[str, ...] = ()  # of the data, in sentences: what was left out, or cut
     versions: dict[str, str]  # of the packages that trials run on
     eval_batch_size_per_gpu: int | None = None  # by the GPU's memory; None: the study file or the micro batch says
+    memory: ModelMemory | None = None  # of the model on a GPU; None: on a CPU, or it could not be told
     files: dict[str, int] = Field(default_factory=dict)  # bytes of each, by its name in the folder, to see damage
 
 
@@ -265,6 +267,7 @@ class TrialRecord(Frozen):
     evals: tuple[EvalPoint, ...] = ()
     predictions: tuple[Prediction, ...] = ()  # of the last evaluation, a few; none: the task generates no text
     peak_memory_gib: Finite | None = None  # of the rank that needed most
+    rank_peak_memory_gib: tuple[Finite, ...] = ()  # of each rank, by rank; none: it ended before its first evaluation
     kernels: Kernels | None = None  # of its first step, by torch's own count; None: it compiles none, or isn't known
     failure: Failure | None = None
     started_at: str | None = None  # ISO 8601, UTC

@@ -12,6 +12,7 @@ from carbonopt.analysis.confidence import audit, by_means, repeats
 from carbonopt.analysis.footprint import footprint
 from carbonopt.analysis.front import knee
 from carbonopt.analysis.influence import influence
+from carbonopt.analysis.memory import measured_memory
 from carbonopt.analysis.recommend import recommend, recommendation_by_target
 from carbonopt.analysis.repricing import regions, repricing
 from carbonopt.analysis.stages import amortisation, stages
@@ -39,6 +40,7 @@ class StudyView:
     comparison = cached_property(lambda self: comparison(self.data, self.recommendation))
     influence = cached_property(lambda self: influence(self.data))
     batch = cached_property(lambda self: batch_effect(self.data))
+    memory = cached_property(lambda self: measured_memory(self.data))
     diminishing_returns = cached_property(lambda self: diminishing_returns(self.data, self.recommendation))
     spent = cached_property(lambda self: footprint(self.data))
     stages = cached_property(lambda self: stages(self.data))

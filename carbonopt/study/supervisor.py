@@ -173,8 +173,9 @@ class TrialWatch:
     def _on_evaluation(self, told: events.Evaluated) -> None:
         train_kwh = self._train_kwh()  # closed before the evaluation began: nothing is read here
         point = told.point.model_copy(update={"train_energy_kwh": train_kwh})
+        noted = ("total_steps", "peak_memory_gib", "rank_peak_memory_gib", "cpu_wait_fraction")
         self._note(
-            **{name: getattr(told, name) for name in ("total_steps", "peak_memory_gib", "cpu_wait_fraction")},
+            **{name: getattr(told, name) for name in noted},
             # A script may evaluate again after its last step: that one counts.
             evals=(*(earlier for earlier in self._so_far.evals if earlier.step < point.step), point),
             predictions=told.predictions or None,

@@ -116,7 +116,8 @@ class Evaluations(TrainerCallback):
         self._enter(Phase.EVAL)
         evaluation = self._task.evaluate(self._run, self._trainer)
         ranks.together()
-        measured: dict[str, float] = {"peak_memory_gib": ranks.largest(ranks.peak_memory_gib())}
+        peaks_gib = ranks.of_each(ranks.peak_memory_gib())
+        measured: dict[str, Any] = {"peak_memory_gib": max(peaks_gib), "rank_peak_memory_gib": tuple(peaks_gib)}
         if (share := self._cores.share) is not None:  # where one rank's kernel tells it, all do
             measured["cpu_wait_fraction"] = ranks.largest(share)
         tokens = None if (per_step := self._run.tokens_per_step) is None else step * per_step

@@ -14,12 +14,14 @@ from typing import Any
 from carbonopt.core.config import Space, may_be_other_than
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import PreparedFolder, write_json
+from carbonopt.core.memory import ModelMemory
 from carbonopt.core.trial import Phase, Prepared
 from carbonopt.core.values import Frozen
 from carbonopt.train.client import Speaker
 from carbonopt.train.deepspeed_ops import op_builders
 from carbonopt.train.failures import reported
-from carbonopt.train.tasks.base import training_task
+from carbonopt.train.tasks.base import TrainingTask, training_task
+from carbonopt.train.tasks.trainer_task import TrainerTask
 
 # What takes seconds to import.
 _IMPORTED_AHEAD = ("deepspeed.runtime.config", "transformers.training_args", "transformers.models.auto.modeling_auto")
@@ -28,6 +30,7 @@ _IMPORTED_AHEAD = ("deepspeed.runtime.config", "transformers.training_args", "tr
 class PrepareSpec(Frozen):
     workload: dict[str, Any]  # the task's settings, dumped
     space: Space
+    world_size: int = 1  # of its trials
     prepared_dir: str
     fingerprint: str
 
@@ -57,7 +60,8 @@ def prepare(spec: PrepareSpec) -> Prepared:
         prepared = task.prepare(spec.space, made, spec.fingerprint)
         write_json(made.workload, spec.workload)
         _load_ops(spec)
-        prepared = prepared.model_copy(update={"files": made.sizes()})
+        update = {"files": made.sizes(), "memory": _memory(task, spec, made, prepared)}
+        prepared = prepared.model_copy(update=update)
         write_json(made.summary, prepared.model_dump())
         if folder.root.exists():
             folder.root.rename(old)
@@ -66,6 +70,25 @@ def prepare(spec: PrepareSpec) -> Prepared:
         for rest in (aside, old):
             shutil.rmtree(rest, ignore_errors=True)
     return prepared
+
+
+def _memory(task: TrainingTask, spec: PrepareSpec, folder: PreparedFolder, prepared: Prepared) -> ModelMemory | None:
+    """What the report sets beside the measured memory of GPUs. None: on a CPU, whose memory is measured otherwise, and
+    where it can't be told, which stops no study."""
+    import torch
+    from transformers import AutoConfig
+
+    from carbonopt.train.memory import model_memory
+
+    if not torch.cuda.is_available() or not isinstance(task, TrainerTask):
+        return None
+    config = AutoConfig.from_pretrained(folder.model_config)
+    eval_batch_size = task.workload.eval_batch_size_per_gpu or prepared.eval_batch_size_per_gpu
+    try:
+        return model_memory(task, config, spec.space, spec.world_size, eval_batch_size)
+    except BadInput as error:
+        print(f"Memory is not estimated: {error}.", file=sys.stderr)
+        return None
 
 
 def _load_ops(spec: PrepareSpec) -> None:

@@ -60,6 +60,11 @@ def largest(value: float) -> float:
     return summed([value], dist.ReduceOp.MAX)[0]
 
 
+def of_each(value: float) -> list[float]:
+    """Every rank's, by rank."""
+    return summed([value if each == rank() else 0.0 for each in range(world_size())])
+
+
 def summed(values: list[float], operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> list[float]:
     """Each value summed, or reduced by another operation, over all ranks, in float64."""
     if world_size() == 1:

@@ -40,7 +40,8 @@ class Preparation:
             return
         spec_file, prepared = paths.prepare_spec.resolve(), paths.prepared.resolve()
         workload, space = config.workload.model_dump(mode="json"), config.search.space.model_dump(mode="json")
-        spec = {"workload": workload, "space": space, "prepared_dir": str(prepared), "fingerprint": fingerprint}
+        spec = {"workload": workload, "space": space, "world_size": launch.world_size}
+        spec |= {"prepared_dir": str(prepared), "fingerprint": fingerprint}
         write_json(spec_file, spec)
         one_rank = launch.model_copy(update={"gpus": launch.gpus[:1], "cpu_ranks": 1})
         self.work = WorkProcesses(

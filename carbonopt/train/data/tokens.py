@@ -118,6 +118,12 @@ def _trained_bpe(train: list[str], vocab_size: int) -> PreTrainedTokenizerBase:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TEXT)
 
 
+def untrained_bpe(vocab_size: int) -> PreTrainedTokenizerBase:
+    """What `train_bpe` makes, as far as it is known without the text: how many tokens, and which of them is special."""
+    vocabulary = {str(index): index for index in range(1, vocab_size)} | {END_OF_TEXT: 0}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocabulary)), eos_token=END_OF_TEXT)
+
+
 def _characters(train: list[str], evaluation: list[str]) -> Encoder:
     """One token for each distinct character of the training text, in code point order; one more, for what is unknown,
     where the evaluation text has others: who counts 65 in Tiny Shakespeare should find no vocabulary of 66."""

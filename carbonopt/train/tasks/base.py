@@ -31,7 +31,7 @@ TASKS = {
     "seq2seq": "carbonopt.train.tasks.seq2seq:Seq2Seq",
 }
 
-_SMALLEST_EVAL_BATCH = 8  # examples; no gradients are kept, so more than the micro batch always fits
+SMALLEST_EVAL_BATCH = 8  # examples; no gradients are kept, so more than the micro batch always fits
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class TrialRun:
     def eval_batch_size_per_gpu(self) -> int:
         """Examples in a forward pass of an evaluation."""
         chosen = self.workload.eval_batch_size_per_gpu or self.prepared.eval_batch_size_per_gpu
-        return chosen or max(self.params.micro_batch_size_per_gpu, _SMALLEST_EVAL_BATCH)
+        return chosen or max(self.params.micro_batch_size_per_gpu, SMALLEST_EVAL_BATCH)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from carbonopt.train.tasks.trainer_task import ModelKind, TrainerTask
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, TrainingArguments
+    from transformers import PreTrainedConfig, PreTrainedModel, TrainingArguments
 
     from carbonopt.train.loop import TrialTrainer
 
@@ -94,9 +94,42 @@ class CausalLM(TrainerTask):
         return Evaluation(*evaluate(run, trainer))
 
     def example_loss(self, model: "PreTrainedModel", folder: PreparedFolder) -> "torch.Tensor":
+        return self.largest_loss(model, 2)
+
+    def expected_config(self) -> "PreTrainedConfig":
+        from carbonopt.train import model
+        from carbonopt.train.data import text, tokens
+
+        workload, chosen = self.workload, self.workload.tokenizer
+        if chosen is not None and chosen.train_bpe is not None:
+            tokenizer = tokens.untrained_bpe(chosen.train_bpe)
+        else:
+            learns = chosen is not None and chosen.kind == "char"
+            documents = text.read_text(workload.dataset) if learns else text.Text([], [])
+            tokenizer = tokens.make_encoder(workload, *documents).tokenizer
+        return model.model_config(self.model_kind, workload, tokenizer)
+
+    def largest_loss(self, model: Any, size: int, compiled: bool = False) -> "torch.Tensor":
         import torch
 
+        from carbonopt.train.output_layer import FusedOutputLayer
         from carbonopt.train.token_loss import token_nll
 
-        tokens = torch.zeros(2, self.workload.sequence_length, dtype=torch.int64, device=model.device)
-        return token_nll(model(input_ids=tokens).logits, tokens, "sum")
+        tokens, output_layer = self._tokens(model, size), model.get_output_embeddings()
+        if isinstance(output_layer, FusedOutputLayer) and model.training:
+            output_layer.targets = tokens
+            nll_sum: torch.Tensor = model(input_ids=tokens).logits
+            return nll_sum
+        nll = torch.compile(token_nll) if compiled else token_nll
+        return nll(model(input_ids=tokens).logits, tokens, "sum")
+
+    def largest_evaluation(self, model: Any, size: int) -> "torch.Tensor":
+        from carbonopt.train.token_loss import token_nll
+
+        tokens = self._tokens(model, size)
+        return token_nll(model(input_ids=tokens).logits, tokens, "none").double().sum()
+
+    def _tokens(self, model: Any, size: int) -> "torch.Tensor":
+        import torch
+
+        return torch.zeros(size, self.workload.sequence_length, dtype=torch.int64, device=model.device)

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from carbonopt.core.config import ModelWorkload
+from carbonopt.core.errors import BadInput
 from carbonopt.core.files import PreparedFolder
 from carbonopt.train.client import Speaker
 from carbonopt.train.tasks.base import Evaluation, Trained, TrainingTask, TrialRun
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, TrainingArguments
+    from transformers import PreTrainedConfig, PreTrainedModel, TrainingArguments
 
     from carbonopt.train.data.examples import Examples
     from carbonopt.train.loop import TrialTrainer
@@ -64,6 +65,26 @@ class TrainerTask(TrainingTask):
     def example_loss(self, model: "PreTrainedModel", folder: PreparedFolder) -> "torch.Tensor":
         """Of a micro batch of the right shape, whatever is in it: by it a waiting process loads the kernels."""
 
+    # The next three are for the estimate of memory (`train.memory`), which a task can do without.
+
+    def expected_config(self) -> "PreTrainedConfig":
+        """The model's configuration as `prepare` makes it, as far as it is known before: a number of classes that only
+        the data has can be any. Raises BadInput as `prepare`, and where the model can't be known yet."""
+        raise self._unestimated
+
+    def largest_loss(self, model: Any, size: int, compiled: bool = False) -> "torch.Tensor":
+        """The loss of a micro batch of so many of the longest examples, on the model's device, whatever is in them.
+        `compiled`: with torch_compile, where the trainer then compiles its loss."""
+        raise self._unestimated
+
+    def largest_evaluation(self, model: Any, size: int) -> Any:
+        """What an evaluation computes of a batch of so many of the longest examples, on the model's device."""
+        raise self._unestimated
+
+    @property
+    def _unestimated(self) -> BadInput:
+        return BadInput(f"the task {self.workload.task} does not say what a micro batch is before its data is prepared")
+
     def train(self, run: TrialRun, speaker: Speaker | None) -> Trained:
         from carbonopt.train.loop import train
 
@@ -100,6 +121,16 @@ class ExampleTask(TrainerTask):
         from carbonopt.train.example_loss import summed
 
         return self.evaluation(summed(self, run, trainer.model_wrapped))
+
+    def largest_batch(self, size: int) -> dict[str, "torch.Tensor"]:
+        """As `Examples.batch`, of so many of the longest examples, whatever is in them; for the estimate of memory."""
+        raise self._unestimated
+
+    def largest_loss(self, model: Any, size: int, compiled: bool = False) -> "torch.Tensor":
+        return self.loss_sum(model, {key: value.to(model.device) for key, value in self.largest_batch(size).items()})
+
+    def largest_evaluation(self, model: Any, size: int) -> Any:
+        return self.sums(model, {key: value.to(model.device) for key, value in self.largest_batch(size).items()})
 
     def example_loss(self, model: "PreTrainedModel", folder: PreparedFolder) -> "torch.Tensor":
         import numpy as np

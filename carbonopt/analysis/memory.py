@@ -1,0 +1,283 @@
+"""How much memory a trial needs on each GPU: an estimate from what DeepSpeed allocates for its ZeRO stage and offload.
+
+ZeRO: Rajbhandari et al., 2020 (arXiv:1910.02054). What is allocated, and when, is read off DeepSpeed 0.19.8 with
+carbonopt's settings (`train.deepspeed_config`): runtime/fp16/unfused_optimizer.py, runtime/zero/stage_1_and_2.py and
+runtime/zero/stage3.py.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from carbonopt.core.config import Range, values_of
+from carbonopt.core.dimensions import TrainingParams, affecting
+from carbonopt.core.memory import Activations, MemoryProfile, ModelMemory, Moment
+from carbonopt.core.space import SearchSpace
+from carbonopt.core.study import StudyData
+from carbonopt.core.trial import TrialRecord
+from carbonopt.core.units import BYTES_PER_GIB
+from carbonopt.core.values import Frozen
+
+# For cuBLAS on Hopper, which PyTorch allocates once and keeps (aten/src/ATen/cuda/CublasHandlePool.cpp).
+_MATRIX_PRODUCTS_BYTES = 32 * 2**20
+_ALL_REDUCED_ELEMENTS = 500_000_000  # at once, without ZeRO: DeepSpeed's MEMORY_OPT_ALLREDUCE_SIZE
+# The rest of a GPU's memory is CUDA's, the allocator's reserve, and the next trial's process that waits beside.
+USABLE_SHARE = 0.9
+GPU_NUMBERS = (1, 2, 4, 8, 16, 32, 64)  # that are asked for whether they would do
+_MASTER_BYTES = 4  # of a float32 weight or gradient, which the optimizer works on
+
+
+class MemoryEstimate(Frozen):
+    """Of each GPU, in GiB. Each part is its own most; not all parts are at their most at the same moment."""
+
+    parameters_gib: float  # and the model's buffers
+    gradients_gib: float  # and the buffers in which ranks add them up
+    optimizer_gib: float  # its states, and the weights in float32 where training is in half precision
+    activations_gib: float  # of a micro batch, the loss among them
+    peak_gib: float  # most of all together, and what matrix products need
+
+
+class MemoryNeed(Frozen):
+    """Of one combination of what decides memory."""
+
+    params: TrainingParams  # other settings are any
+    estimate: MemoryEstimate
+
+    def fits(self, gpu_memory_gib: float) -> bool:
+        return self.estimate.peak_gib <= USABLE_SHARE * gpu_memory_gib
+
+
+class MeasuredMemory(Frozen):
+    """Of the trials of one combination."""
+
+    params: TrainingParams  # of the first of them
+    trials: tuple[int, ...]
+    measured_gib: tuple[float, ...]  # of each rank, the most of these trials
+    estimate: MemoryEstimate
+    ratio: float  # the estimate ÷ the most that a rank needed
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """In bytes: what is there always, and what else of gradients at each time."""
+
+    parameters: float
+    optimizer: float
+    gathered: float = 0.0  # of the parameters: those that are not there in the step
+    always: float = 0.0  # buffers that are never freed
+    held: float = 0.0  # beside them during a forward and backward pass: gradients of earlier micro batches
+    from_first: float = 0.0  # ... beside these from its first gradient on: the buffer in which ranks add them up
+    per_gradient: float = 0.0  # during a backward pass, of each element whose gradient has been computed
+    most_gradients: float = math.inf  # elements, of which that many at most wait to be given away
+    at_end: float = 0.0  # of a step's last backward pass, when activations are gone, all that is not there always
+    in_step: float = 0.0  # of the optimizer, likewise
+
+    def running(self, moment: Moment) -> float:
+        gradients = self.per_gradient * min(moment.gradient_elements, self.most_gradients)
+        return self.held + moment.activation_bytes + gradients + (self.from_first if moment.gradient_elements else 0)
+
+
+def estimate(params: TrainingParams, memory: ModelMemory) -> MemoryEstimate | None:
+    """None: the model was not looked at in these settings."""
+    if (profile := memory.profile(params)) is None:
+        return None
+    layout = _LAYOUTS[params.zero_stage](params, memory, profile)
+    step = _at_micro_batch(params.micro_batch_size_per_gpu, profile.activations)
+    activations = max(moment.activation_bytes for moment in step.moments)
+    running = max(map(layout.running, step.moments))
+    weights = layout.parameters + profile.buffer_bytes
+    at_once = max(running, layout.at_end, layout.in_step - layout.gathered, step.evaluation_bytes)
+    return MemoryEstimate(
+        parameters_gib=weights / BYTES_PER_GIB,
+        gradients_gib=(layout.always + max(layout.at_end, layout.in_step)) / BYTES_PER_GIB,
+        optimizer_gib=layout.optimizer / BYTES_PER_GIB,
+        activations_gib=activations / BYTES_PER_GIB,
+        peak_gib=(weights + layout.optimizer + layout.always + at_once + _MATRIX_PRODUCTS_BYTES) / BYTES_PER_GIB,
+    )
+
+
+def needs(space: SearchSpace, memory: ModelMemory) -> tuple[MemoryNeed, ...]:
+    """Of every combination in the space that can exist, as far as memory differs; of a range both ends."""
+    decisive = (*affecting("memory"), "global_batch_size")  # the latter says whether gradients are accumulated
+    values = {
+        name: [int(domain.low), int(domain.high)] if isinstance(domain, Range) else list(values_of(domain))
+        for name, domain in space.space.free().items()
+        if name in decisive
+    }
+    rest = {
+        name: domain.low if isinstance(domain, Range) else domain.choices[0]
+        for name, domain in space.space.free().items()
+        if name not in decisive
+    }
+    by_setting: dict[str, MemoryNeed] = {}
+    for combination in itertools.product(*values.values()):
+        setting = {**dict(zip(values, combination, strict=True)), **rest}
+        if space.rule_broken(setting) is None:
+            params = TrainingParams.of(space.params(setting))
+            if (estimated := estimate(params, memory)) is not None:
+                by_setting.setdefault(_decisive(params), MemoryNeed(params=params, estimate=estimated))
+    return tuple(by_setting.values())
+
+
+def needs_by_gpus(space: SearchSpace, memory: ModelMemory) -> dict[int, tuple[MemoryNeed, ...]]:
+    """By number of GPUs, the space's own and GPU_NUMBERS: the same combinations, their global batches with it."""
+    own = [need.params for need in needs(space, memory)]
+    by_gpus = {}
+    for gpus in sorted({space.world_size, *GPU_NUMBERS}):
+        configurations = [_on_gpus(params, gpus) for params in own]
+        estimates = [(params, estimate(params, memory)) for params in configurations]
+        by_gpus[gpus] = tuple(
+            MemoryNeed(params=params, estimate=made) for params, made in estimates if made is not None
+        )
+    return by_gpus
+
+
+def _on_gpus(params: TrainingParams, gpus: int) -> TrainingParams:
+    batch = params.micro_batch_size_per_gpu * gpus * params.gradient_accumulation_steps
+    return params.model_copy(update={"world_size": gpus, "global_batch_size": batch})
+
+
+def measured_memory(data: StudyData) -> tuple[MeasuredMemory, ...] | None:
+    """The estimates beside the measured peaks, by estimate; None: on a CPU, or nothing was estimated."""
+    memory = None if data.prepared is None else data.prepared.memory
+    if memory is None or not data.config.launch.gpus:
+        return None
+    trials: dict[str, list[TrialRecord]] = {}
+    for record in data.records:
+        if record.rank_peak_memory_gib:
+            trials.setdefault(_decisive(TrainingParams.of(record.params)), []).append(record)
+    rows = []
+    for records in trials.values():
+        if (estimated := estimate(TrainingParams.of(records[0].params), memory)) is None:
+            continue
+        peaks = tuple(map(max, zip(*(record.rank_peak_memory_gib for record in records), strict=True)))
+        rows.append(
+            MeasuredMemory(
+                params=TrainingParams.of(records[0].params),
+                trials=tuple(record.trial for record in records),
+                measured_gib=peaks,
+                estimate=estimated,
+                ratio=estimated.peak_gib / max(peaks),
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: row.estimate.peak_gib)) or None
+
+
+def _decisive(params: TrainingParams) -> str:
+    """Equal for equal estimates."""
+    settings = params.model_dump(include={*affecting("memory"), "world_size"})
+    return repr((settings, params.gradient_accumulation_steps > 1))
+
+
+def _at_micro_batch(size: int, known: Sequence[Activations]) -> Activations:
+    """By straight lines: a tensor grows with the micro batch or doesn't depend on it, and gradients come in the same
+    order. Beyond what is known, the lines go on."""
+    low, high = (choose(known, key=lambda each: each.micro_batch_size) for choose in (min, max))
+    span = high.micro_batch_size - low.micro_batch_size
+
+    def between(at_low: int, at_high: int) -> int:
+        if span == 0:
+            return round(at_low * size / low.micro_batch_size)
+        return max(0, round(at_low + (at_high - at_low) * (size - low.micro_batch_size) / span))
+
+    counts = sorted({moment.gradient_elements for each in (low, high) for moment in each.moments})
+    most = [(_most_from(count, low), _most_from(count, high)) for count in counts]
+    return Activations(
+        micro_batch_size=size,
+        moments=tuple(
+            Moment(activation_bytes=between(*bytes_), gradient_elements=count)
+            for count, bytes_ in zip(counts, most, strict=True)
+        ),
+        evaluation_bytes=between(low.evaluation_bytes, high.evaluation_bytes),
+    )
+
+
+def _most_from(gradients: int, activations: Activations) -> int:
+    """Bytes, from when so many gradients have been computed on."""
+    later = (m.activation_bytes for m in activations.moments if m.gradient_elements >= gradients)
+    return max(later, default=0)
+
+
+def _unpartitioned(params: TrainingParams, memory: ModelMemory, profile: MemoryProfile) -> _Layout:
+    """ZeRO 0: in float32 torch's optimizer, in half precision FP16_UnfusedOptimizer with its copies in float32."""
+    number, trained, each = profile.parameters, profile.trained_parameters, _bytes_of(params)
+    copies = 0 if each == _MASTER_BYTES else _MASTER_BYTES * trained
+    gradients = each * trained
+    accumulated = gradients + each * profile.largest_parameter  # one that is added, and all to which it is
+    accumulates = params.gradient_accumulation_steps > 1
+    all_reduced = each * min(trained, _ALL_REDUCED_ELEMENTS) if params.world_size > 1 else 0
+    return _Layout(
+        parameters=each * number,
+        optimizer=copies + memory.optimizer_bytes_per_parameter * trained,
+        held=accumulated if accumulates else 0,
+        per_gradient=0 if accumulates else each,
+        at_end=gradients + all_reduced,
+        in_step=gradients + copies + memory.optimizer_step_bytes_per_parameter * trained,
+    )
+
+
+def _partitioned(params: TrainingParams, memory: ModelMemory, profile: MemoryProfile) -> _Layout:
+    """ZeRO 1 and 2, whose optimizer has its own float32 weights also where training is in float32."""
+    trained, each, ranks = profile.trained_parameters, _bytes_of(params), params.world_size
+    accumulates, offloads = params.gradient_accumulation_steps > 1, params.offload != "none"
+    partition = trained / ranks
+    buffer = each * memory.reduce_bucket_elements * (2 if memory.overlapped else 1)
+    own_gradients = 0.0 if offloads else each * partition
+    at_end = buffer + _copied_to_reduce(params, memory, profile) + own_gradients
+    if params.zero_stage == 1:  # all gradients are there until the last backward pass ends
+        held = buffer + each * (trained + profile.largest_parameter) if accumulates else 0.0
+        from_first, at_end = 0.0 if accumulates else buffer, at_end + each * trained
+    else:  # each full buffer leaves the rank's own gradients behind
+        held = own_gradients if accumulates else 0.0
+        from_first = buffer + (own_gradients if trained > memory.reduce_bucket_elements else 0.0)
+        at_end += held
+    flattened = own_gradients if each < _MASTER_BYTES else 0.0  # before they become float32
+    in_step = own_gradients + flattened + (_MASTER_BYTES + memory.optimizer_step_bytes_per_parameter) * partition
+    return _Layout(
+        parameters=each * profile.parameters,
+        optimizer=0.0 if offloads else (_MASTER_BYTES + memory.optimizer_bytes_per_parameter) * partition,
+        always=each * profile.largest_parameter if offloads else 0.0,  # on its way to the host and back
+        held=held,
+        from_first=from_first,
+        per_gradient=0.0 if params.zero_stage == 1 and accumulates else each,
+        most_gradients=math.inf if params.zero_stage == 1 else profile.largest_parameter,
+        at_end=at_end,
+        in_step=0.0 if offloads else in_step,
+    )
+
+
+def _fully_partitioned(params: TrainingParams, memory: ModelMemory, profile: MemoryProfile) -> _Layout:
+    """ZeRO 3. On several GPUs, or from the host, parameters are gathered, and stay so as long as there are fewer than
+    DeepSpeed's stage3_max_live_parameters. Its own float32 weights are as with ZeRO 1."""
+    trained, each, ranks = profile.trained_parameters, _bytes_of(params), params.world_size
+    offloads, on_host = params.offload != "none", params.offload == "parameters"
+    partition = trained / ranks
+    gathered = each * min(profile.parameters, memory.live_parameters) if ranks > 1 or on_host else 0.0
+    own_gradients = 0.0 if offloads else each * partition
+    flattened = own_gradients if each < _MASTER_BYTES else 0.0
+    in_step = flattened + (_MASTER_BYTES + memory.optimizer_step_bytes_per_parameter) * partition
+    return _Layout(
+        parameters=(0.0 if on_host else each * profile.parameters / ranks) + gathered,
+        gathered=gathered,
+        optimizer=0.0 if offloads else (_MASTER_BYTES + memory.optimizer_bytes_per_parameter) * partition,
+        always=each * memory.reduce_bucket_elements + own_gradients,
+        per_gradient=each,
+        most_gradients=profile.largest_parameter,
+        at_end=_copied_to_reduce(params, memory, profile),
+        in_step=0.0 if offloads else in_step,
+    )
+
+
+def _copied_to_reduce(params: TrainingParams, memory: ModelMemory, profile: MemoryProfile) -> float:
+    """Of a full buffer, where there is another rank."""
+    elements = min(profile.trained_parameters, memory.reduce_bucket_elements)
+    return _bytes_of(params) * elements if params.world_size > 1 else 0.0
+
+
+_LAYOUTS = {0: _unpartitioned, 1: _partitioned, 2: _partitioned, 3: _fully_partitioned}
+
+
+def _bytes_of(params: TrainingParams) -> int:
+    """Of a parameter that is trained, and of its gradient."""
+    return 2 if params.precision in ("bf16", "fp16") else 4

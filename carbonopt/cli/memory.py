@@ -1,0 +1,105 @@
+"""What `check` says of memory: what each GPU needs, what fits, and how many GPUs it takes."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from carbonopt.analysis.memory import USABLE_SHARE, MemoryEstimate, MemoryNeed, needs_by_gpus
+from carbonopt.core import format as fmt
+from carbonopt.core.dimensions import DIMENSIONS
+from carbonopt.core.errors import CarbonoptError
+from carbonopt.core.memory import PROFILED
+from carbonopt.core.space import SearchSpace
+from carbonopt.energy.hardware import describe_hardware
+from carbonopt.study.check import Checked
+from carbonopt.study.memory import ask_memory
+
+_LABEL, _INDENT = "  memory      ", " " * 14
+_SHOWN_GPUS = 8  # and the launch's own; more are only asked for whether they would do
+_TOO_MUCH = "*"
+_NEEDS_GIB = "give --gpu-memory GIB"
+_ON_CPU = f"a CPU's memory, with libraries and all else in it, is another matter: to ask for GPUs, {_NEEDS_GIB}"
+
+ByGpus = Mapping[int, Sequence[MemoryNeed]]
+
+
+def describe_memory(checked: Checked, gpu_memory_gib: float | None) -> str:
+    """Lines to follow those of `cli.check`. `gpu_memory_gib`: of each GPU; None: this machine's."""
+    answer, launch = ask_memory(checked.config), checked.config.launch
+    if answer.memory is None:
+        return f"{_LABEL}not estimated: {answer.why_none}."
+    of_each = f"a GPU of {gpu_memory_gib:g} GiB" if gpu_memory_gib is not None else _ON_CPU
+    if gpu_memory_gib is None and launch.gpus:
+        try:
+            hardware = describe_hardware(launch.gpus)
+        except CarbonoptError as error:
+            of_each = f"whether that fits is not known: {str(error).removesuffix('.')}, or {_NEEDS_GIB}"
+        else:
+            gpu_memory_gib = hardware.gpu_memory_gib
+            of_each = hardware.gpus[0] + ("" if gpu_memory_gib is None else f", {gpu_memory_gib:.1f} GiB")
+    by_gpus = needs_by_gpus(checked.space, answer.memory)
+    lines = [f"{_LABEL}GiB on each GPU, estimated ({of_each})", *_table(by_gpus, checked.space, gpu_memory_gib)]
+    if gpu_memory_gib is not None:
+        lines += (f"{_INDENT}{line}" for line in _answers(by_gpus, checked.space, gpu_memory_gib))
+    return "\n".join(lines)
+
+
+def _table(by_gpus: ByGpus, space: SearchSpace, gpu_memory_gib: float | None) -> Iterator[str]:
+    """A row for each number of GPUs, ZeRO stage and offload, and what else differs, but the micro batch: each has a
+    column with the most that is needed at once."""
+    every = [need for needs in by_gpus.values() for need in needs]
+    names = ["zero_stage", "offload", *(name for name in PROFILED if len({getattr(n.params, name) for n in every}) > 1)]
+    sizes = sorted({need.params.micro_batch_size_per_gpu for need in every})
+    grouped: defaultdict[tuple[str, ...], list[MemoryNeed]] = defaultdict(list)
+    for gpus, needs in by_gpus.items():
+        own, asked = gpus == space.world_size, gpus <= _SHOWN_GPUS and (space.on_gpu or gpu_memory_gib is not None)
+        for need in needs:
+            if own or (asked and need.params.zero_stage > 0):  # without ZeRO all GPUs hold the same
+                grouped[str(gpus), *(_setting(need, name) for name in names)].append(need)
+    labels = [DIMENSIONS[name].label for name in names]
+    parts = [name for name in MemoryEstimate.model_fields if name != "peak_gib"]
+    rows = [["GPUs", *labels, *(name.removesuffix("_gib") for name in parts), *(f"at {size}" for size in sizes)]]
+    for key, alike in grouped.items():
+        most = [max(getattr(need.estimate, part) for need in alike) for part in parts]
+        peaks = [
+            _peak([n for n in alike if n.params.micro_batch_size_per_gpu == size], gpu_memory_gib) for size in sizes
+        ]
+        rows.append([*key, *map(fmt.memory_text, most), *peaks])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield _INDENT + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+    note = "at N: the most at one moment with a micro batch of N; each part, of the largest one, by itself"
+    yield f"{_INDENT}{note}{f'; {_TOO_MUCH} does not fit' if gpu_memory_gib is not None else ''}"
+
+
+def _setting(need: MemoryNeed, name: str) -> str:
+    value = getattr(need.params, name)
+    return "default" if value is None else fmt.value_text(value)
+
+
+def _peak(needs: Sequence[MemoryNeed], gpu_memory_gib: float | None) -> str:
+    """Of the accumulating and the others the most; nothing where none can exist."""
+    if not needs:
+        return ""
+    most = max(needs, key=lambda need: need.estimate.peak_gib)
+    fits = gpu_memory_gib is None or most.fits(gpu_memory_gib)
+    return fmt.memory_text(most.estimate.peak_gib) + ("" if fits else _TOO_MUCH)
+
+
+def _answers(by_gpus: ByGpus, space: SearchSpace, gpu_memory_gib: float) -> Iterator[str]:
+    own = by_gpus[space.world_size]
+    fitting = [need for need in own if need.fits(gpu_memory_gib)]
+    how_many = "all" if len(fitting) == len(own) else "none" if not fitting else f"{len(fitting)}"
+    gpus = fmt.count_text(space.world_size, "GPU")
+    of_them = f"{how_many} of {fmt.count_text(len(own), 'combination')}" if len(own) > 1 else f"{how_many} of it"
+    yield f"fits on {gpus}: {of_them}, counted as fitting up to {USABLE_SHARE:.0%} of its memory"
+    enough = next((n for n, needs in by_gpus.items() if any(need.fits(gpu_memory_gib) for need in needs)), None)
+    if enough is None:
+        yield f"fewest GPUs: none of up to {max(by_gpus)}; allow smaller micro batches, a higher ZeRO stage or offload"
+        return
+    least = min(by_gpus[enough], key=lambda need: need.estimate.peak_gib)
+    yield f"fewest GPUs: {enough}; least memory there: {fmt.memory_text(least.estimate.peak_gib)} GiB ({_named(least)})"
+
+
+def _named(need: MemoryNeed) -> str:
+    names = ("zero_stage", "offload", "micro_batch_size_per_gpu")
+    return ", ".join(f"{DIMENSIONS[name].label} {_setting(need, name)}" for name in names)

@@ -1,0 +1,357 @@
+"""What a model's training needs of a GPU's memory, found out without one: by a forward and a backward pass of tensors
+that have shapes and no numbers (torch's meta device). Autograd keeps and frees them as it does on a GPU.
+
+python -m carbonopt.train.memory prints a MemoryAnswer to the MemorySpec on its standard input.
+"""
+
+import itertools
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from accelerate.utils.other import compile_regions_deepspeed
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import PreTrainedConfig, Trainer, TrainingArguments
+
+from carbonopt.core.config import Range, Space, values_of
+from carbonopt.core.errors import BadInput
+from carbonopt.core.memory import (
+    PROFILED,
+    Activations,
+    MemoryAnswer,
+    MemoryProfile,
+    MemorySpec,
+    ModelMemory,
+    Moment,
+)
+from carbonopt.core.values import Scalar
+from carbonopt.train import model as models
+from carbonopt.train.failures import refused
+from carbonopt.train.tasks.base import SMALLEST_EVAL_BATCH, task_for
+from carbonopt.train.tasks.trainer_task import TrainerTask
+
+_ROUNDED_TO = 512  # bytes: a GPU's allocations, by PyTorch's CUDACachingAllocator
+_ELEMENTS = 2**20  # that an optimizer is tried on
+_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_CROSS_ENTROPY = F.cross_entropy
+# What running a model without numbers raises, where its code or a library's looks at numbers or needs a device.
+_UNRUNNABLE = (ValueError, TypeError, KeyError, AttributeError, RuntimeError, NotImplementedError, AssertionError)
+
+
+class LiveMemory(TorchDispatchMode):
+    """While it is entered, counts the storages that operations make, until they are freed."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._in_kernel = False
+        self.begin(())
+
+    @property
+    def moments(self) -> tuple[Moment, ...]:
+        """Those that no other one exceeds in both, by gradient elements."""
+        kept: list[Moment] = []
+        for gradients, most in sorted(self._most.items(), reverse=True):
+            if not kept or most > kept[-1].activation_bytes:
+                kept.append(Moment(activation_bytes=most, gradient_elements=gradients))
+        return tuple(reversed(kept))
+
+    def begin(self, uncounted: Iterable[Tensor]) -> None:
+        """Counts from nothing on, and of what is there, none of these."""
+        self._bytes = {tensor.untyped_storage()._cdata: 0 for tensor in uncounted}
+        self.live_bytes = self._gradients = self.peak_bytes = 0
+        self._most: dict[int, int] = {}  # bytes at once, by the gradient elements that there were
+
+    def gradient_is_made(self, parameter: Tensor) -> None:
+        """It is no activation any more."""
+        assert parameter.grad is not None
+        storage = parameter.grad.untyped_storage()._cdata
+        self.live_bytes -= self._bytes.get(storage, 0)
+        self._bytes[storage] = 0
+        self._gradients += parameter.numel()
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Whether torch's compiler may work while this is entered."""
+        return True
+
+    @contextmanager
+    def one_kernel(self) -> Iterator[None]:
+        """What is made and freed within never exists, as in a kernel that torch's compiler makes of it."""
+        before, self._in_kernel = self._in_kernel, True
+        try:
+            yield
+        finally:
+            self._in_kernel = before
+        self._note()
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operation is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+            # A model looks whether all of a mask is true, or all positions follow each other, as they do in training.
+            return True
+        made = operation(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor):
+                self._count(tensor)
+        return made
+
+    def _count(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata in self._bytes:
+            return
+        self._bytes[storage._cdata] = size = -(-storage.nbytes() // _ROUNDED_TO) * _ROUNDED_TO
+        weakref.finalize(storage, self._free, storage._cdata)
+        self.live_bytes += size
+        self._note()
+
+    def _note(self) -> None:
+        if self._in_kernel:
+            return
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        self._most[self._gradients] = max(self._most.get(self._gradients, 0), self.live_bytes)
+
+    def _free(self, storage: int) -> None:
+        self.live_bytes -= self._bytes.pop(storage, 0)  # or it was made before `begin`
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """As `scaled_dot_product_attention` on a GPU, by one of its fused kernels: no scores are kept. The meta device has
+    the one that keeps them alone. Flash attention takes half precision without a mask, the other one anything."""
+    operations = torch.ops.aten
+    if attn_mask is None and query.dtype in _HALF.values():
+        flash = operations._scaled_dot_product_flash_attention
+        return flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]  # type: ignore[no-any-return]
+    if enable_gqa:
+        groups = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    efficient = operations._scaled_dot_product_efficient_attention
+    attended = efficient(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)
+    return attended[0]  # type: ignore[no-any-return]
+
+
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """As on a GPU, where the mask that is kept has a byte for each element."""
+    return torch.native_dropout(input, p, training)[0] if training and p > 0 else input
+
+
+def _cross_entropy(input: Tensor, target: Tensor, *arguments: Any, **options: Any) -> Tensor:
+    """By the operation that has the gradient: torch 2.13's compiler doesn't find that on the meta device."""
+    if input.dim() != 2 or arguments or options.keys() - {"reduction", "ignore_index"}:
+        return _CROSS_ENTROPY(input, target, *arguments, **options)
+    reduction = ("none", "mean", "sum").index(options.get("reduction", "mean"))
+    nll_loss, ignored = torch.ops.aten.nll_loss_forward, options.get("ignore_index", -100)
+    return nll_loss(F.log_softmax(input, -1), target, None, reduction, ignored)[0]  # type: ignore[no-any-return]
+
+
+def _compiled(live: LiveMemory) -> Callable[..., Any]:
+    """As `torch.compile`, with its own division between forward and backward pass, which says what is kept and what is
+    computed again, but with kernels that are not made."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor.decomposition import select_decomp_table
+
+    def kernels(graph: Any, inputs: Any) -> Any:
+        def run(arguments: list[Any]) -> Any:
+            with live.one_kernel():
+                given = tuple(arguments)
+                arguments.clear()
+                return graph(*given)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    backend = aot_autograd(
+        fw_compiler=kernels,
+        bw_compiler=kernels,
+        inference_compiler=kernels,
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=select_decomp_table,
+    )
+    own = torch.compile
+    return lambda function, **options: own(function, backend=backend, dynamic=False)
+
+
+@contextmanager
+def _as_on_a_gpu(live: LiveMemory) -> Iterator[None]:
+    places: tuple[tuple[Any, str, Any], ...] = (
+        (F, "scaled_dot_product_attention", _attention),
+        (F, "dropout", _dropout),
+        (F, "cross_entropy", _cross_entropy),
+        (torch, "compile", _compiled(live)),
+    )
+    own = [getattr(module, name) for module, name, _ in places]
+    try:
+        for module, name, function in places:
+            setattr(module, name, function)
+        yield
+    finally:
+        for (module, name, _), function in zip(places, own, strict=True):
+            setattr(module, name, function)
+
+
+def model_memory(
+    task: TrainerTask, config: PreTrainedConfig, space: Space, world_size: int, eval_batch_size: int | None
+) -> ModelMemory:
+    """Of the model of that configuration, in all settings that the space has. Raises BadInput where it can't be run
+    without numbers, or the task doesn't say what its batches are."""
+    zero = task.workload.deepspeed.get("zero_optimization", {})
+    given = {"reduce_bucket_elements": "reduce_bucket_size", "live_parameters": "stage3_max_live_parameters"}
+    given["overlapped"] = "overlap_comm"
+    states, in_step = _optimizer_bytes(task.workload.training_arguments)
+    sentence = f"{config.model_type} can't be run without numbers ({{}})"
+    with refused(sentence, *_UNRUNNABLE):
+        profiles = tuple(
+            _profile(task, config, settings, _micro_batches(space, world_size), eval_batch_size)
+            for settings in _settings(space)
+        )
+    return ModelMemory(
+        profiles=profiles,
+        optimizer_bytes_per_parameter=states,
+        optimizer_step_bytes_per_parameter=in_step,
+        **{name: zero[key] for name, key in given.items() if key in zero},
+    )
+
+
+def _settings(space: Space) -> Iterator[dict[str, Scalar | None]]:
+    """Every combination of the PROFILED dimensions; of a range both ends."""
+    values = [_ends(space[name]) or (None,) for name in PROFILED]
+    yield from (dict(zip(PROFILED, combination, strict=True)) for combination in itertools.product(*values))
+
+
+def _micro_batches(space: Space, world_size: int) -> tuple[int, ...]:
+    """The smallest and the largest."""
+    sizes = [int(size) for size in _ends(space["micro_batch_size_per_gpu"])]
+    sizes = sizes or [max(1, int(size) // world_size) for size in _ends(space["global_batch_size"])]
+    return tuple(sorted({min(sizes), max(sizes)}))
+
+
+def _ends(domain: Any) -> tuple[Scalar, ...]:
+    return (int(domain.low), int(domain.high)) if isinstance(domain, Range) else values_of(domain)
+
+
+def _profile(
+    task: TrainerTask, config: PreTrainedConfig, settings: dict[str, Any], sizes: tuple[int, ...], eval_size: int | None
+) -> MemoryProfile:
+    live = LiveMemory()
+    with _as_on_a_gpu(live):
+        model = _model(task, config, settings)
+        if compiles := bool(_setting(task, settings, "torch_compile")):
+            # Layer by layer, as accelerate does it where `train.arguments` says so.
+            compile_regions_deepspeed(model)
+        activations = tuple(_activations(task, model, live, size, eval_size, compiles) for size in sizes)
+    trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+    return MemoryProfile(
+        settings=settings,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        trained_parameters=sum(trained),
+        largest_parameter=max(trained),
+        buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
+        activations=activations,
+    )
+
+
+def _model(task: TrainerTask, config: PreTrainedConfig, settings: dict[str, Any]) -> Any:
+    """As `loop.train` and DeepSpeed's engine make it."""
+    kind, workload, given = task.model_kind, task.workload, task.workload.training_arguments
+    checkpointing = bool(_setting(task, settings, "gradient_checkpointing"))
+    with torch.device("meta"):
+        attention, trusted = settings["attention_implementation"], workload.model.trust_remote_code
+        model = models.random_model(kind, config, attention, trusted)
+        if settings["output_layer"] not in (None, "standard"):
+            models.fuse_output_layer(model, str(settings["output_layer"]), compiled=True)
+        if settings["lora_rank"]:
+            model = models.with_lora(kind, model, int(settings["lora_rank"]), checkpointing)
+    if checkpointing:
+        model.gradient_checkpointing_enable(given.get("gradient_checkpointing_kwargs"))
+    if (dtype := _HALF.get(settings["precision"])) is not None:
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(dtype)
+    model.config.use_cache = False
+    return model
+
+
+def _setting(task: TrainerTask, settings: dict[str, Any], name: str) -> Any:
+    """Of a dimension that may stand in `training_arguments` instead; None: in neither."""
+    value = settings[name]
+    return task.workload.training_arguments.get(name) if value is None else value
+
+
+def _activations(
+    task: TrainerTask, model: Any, live: LiveMemory, size: int, eval_size: int | None, compiles: bool
+) -> Activations:
+    live.begin(itertools.chain(model.parameters(), model.buffers()))
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    hooks = [parameter.register_post_accumulate_grad_hook(live.gradient_is_made) for parameter in trained]
+    with live:
+        model.train()
+        task.largest_loss(model, size, compiles).backward()
+        moments = live.moments
+        for parameter in trained:
+            parameter.grad = None
+        model.eval()
+        live.begin(itertools.chain(model.parameters(), model.buffers()))
+        with torch.no_grad():
+            task.largest_evaluation(model, eval_size or max(size, SMALLEST_EVAL_BATCH))
+    for hook in hooks:
+        hook.remove()
+    return Activations(micro_batch_size=size, moments=moments, evaluation_bytes=live.peak_bytes)
+
+
+def _optimizer_bytes(given: dict[str, Any]) -> tuple[float, float]:
+    """Of the Trainer's optimizer for each parameter: its states, and what its step needs beside them. Raises BadInput
+    where it needs a GPU to be made."""
+    chosen = {key: value for key, value in given.items() if key in ("optim", "optim_args")}
+    arguments = TrainingArguments(
+        output_dir="unused", report_to="none", use_cpu=True, **{"optim": "adamw_torch_fused"} | chosen
+    )
+    sentence = f"the optimizer {getattr(arguments.optim, 'value', arguments.optim)} can't be made without a GPU ({{}})"
+    with refused(sentence, *_UNRUNNABLE, ImportError):
+        kind, options = Trainer.get_optimizer_cls_and_kwargs(arguments)
+        fused = options.pop("fused", False)
+        weights = torch.nn.Parameter(torch.empty(_ELEMENTS, device="meta"))
+        # By default torch's own take all parameters at once on a GPU, for which they make copies; fused ones don't.
+        together = {"foreach": True} if kind.__module__.startswith("torch.optim") and not fused else {}
+        optimizer = kind([weights], **options, **together)
+        weights.grad = torch.empty_like(weights)
+        optimizer.step()
+        states = [value for value in tree_leaves(dict(optimizer.state)) if isinstance(value, Tensor)]
+        live = LiveMemory()
+        live.begin((weights, weights.grad, *states))
+        with live:
+            optimizer.step()
+    return sum(state.nbytes for state in states) / _ELEMENTS, 0.0 if fused else live.peak_bytes / _ELEMENTS
+
+
+def expected_memory(spec: MemorySpec) -> ModelMemory:
+    """Before anything is prepared. Raises BadInput where there can be no estimate."""
+    task = task_for(spec.workload)
+    if not isinstance(task, TrainerTask):
+        raise BadInput(f"what the task {task.workload.task} trains is not known")
+    return model_memory(
+        task, task.expected_config(), spec.space, spec.world_size, task.workload.eval_batch_size_per_gpu
+    )
+
+
+def main() -> None:
+    """The program. Standard output has the answer only."""
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)
+        spec = MemorySpec.model_validate_json(sys.stdin.read())
+        try:
+            answer = MemoryAnswer(memory=expected_memory(spec))
+        except (BadInput, OSError) as error:
+            answer = MemoryAnswer(why_none=str(error))
+        print(answer.model_dump_json(), file=answers)
+
+
+if __name__ == "__main__":
+    main()

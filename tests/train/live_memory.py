@@ -1,0 +1,28 @@
+"""python tests/train/live_memory.py SPEC.json: one rank of one trial on the CPU, with all its tensors counted. Rank 0
+prints the most bytes that were there at once from the beginning of the training on."""
+
+import gc
+import sys
+from pathlib import Path
+
+from carbonopt.core.trial import TrialSpec
+from carbonopt.train import loop, ranks, worker
+from carbonopt.train.imports import import_all
+from carbonopt.train.memory import LiveMemory
+
+import_all()
+live = LiveMemory()
+own_begin = loop.Evaluations.on_train_begin
+
+
+def begin(*arguments, **options):
+    gc.collect()
+    live.peak_bytes = live.live_bytes  # what only the set-up needed is not the estimate's
+    return own_begin(*arguments, **options)
+
+
+loop.Evaluations.on_train_begin = begin
+with live:
+    worker.run_trial(TrialSpec.model_validate_json(Path(sys.argv[1]).read_bytes()), None)
+if ranks.rank() == 0:
+    print(f"most {live.peak_bytes}")

@@ -1,0 +1,231 @@
+"""The estimate of memory beside what real trainings need: on the CPU tensor by tensor, on GPUs as it was measured."""
+
+import csv
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config
+
+from carbonopt.analysis import memory as analysis
+from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.errors import BadInput
+from carbonopt.core.memory import MemorySpec
+from carbonopt.core.units import BYTES_PER_GIB
+from carbonopt.engines.process.environment import programs_path
+from carbonopt.study.file import load_study
+from carbonopt.train.memory import LiveMemory, expected_memory
+from carbonopt.train.prepare import PrepareSpec, prepare
+from carbonopt.train.token_loss import token_nll
+
+ROOT = Path(__file__).parent.parent.parent
+LENGTH = 128
+NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+WORKLOAD = {
+    "model": {"from_config": {"model_type": "gpt2", "n_layer": 4, "n_head": 4, "n_embd": 256, "n_positions": LENGTH}},
+    "tokenizer": {"kind": "byte"},
+    "dataset": {"builtin": "python-docs"},
+    "sequence_length": LENGTH,
+    "evaluations": 1,
+}
+WORKLOAD["model"]["from_config"] |= NO_DROPOUT  # the CPU's keeps another mask than a GPU's
+SPACE = {"global_batch_size": 8, "learning_rate": 1e-3, "epochs": 1}
+
+
+def memory_of(workload: dict, **space) -> analysis.ModelMemory:
+    return expected_memory(MemorySpec(workload=workload, space=SPACE | space, world_size=1))
+
+
+def test_live_memory_counts_what_is_there_and_forgets_what_is_freed() -> None:
+    live = LiveMemory()
+    with live:
+        first = torch.zeros(1024)
+        second = first.view(32, 32) + 1
+        assert live.live_bytes == 2 * 4096
+        del first
+        assert live.live_bytes == 4096
+        with live.one_kernel():
+            second = second.double().exp().float()
+        assert live.live_bytes == 4096
+    assert live.peak_bytes == 2 * 4096
+
+
+def test_the_model_without_numbers_keeps_what_the_model_with_numbers_keeps() -> None:
+    settings = {"attention_implementation": "eager", "micro_batch_size_per_gpu": {"choices": [3, 6]}}
+    (profile,) = memory_of(WORKLOAD, **settings).profiles
+    config = GPT2Config(n_layer=4, n_head=4, n_embd=256, n_positions=LENGTH, vocab_size=256, **NO_DROPOUT)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    assert profile.parameters == profile.trained_parameters == sum(p.numel() for p in model.parameters())
+    assert profile.largest_parameter == 256 * 1024
+    for found in profile.activations:
+        live = LiveMemory()
+        live.begin((*model.parameters(), *model.buffers()))
+        tokens = torch.zeros(found.micro_batch_size, LENGTH, dtype=torch.int64)
+        hooks = [p.register_post_accumulate_grad_hook(live.gradient_is_made) for p in model.parameters()]
+        with live:
+            token_nll(model(input_ids=tokens, use_cache=False).logits, tokens, "sum").backward()
+        most = [moment.activation_bytes for moment in found.moments]
+        gradients = [moment.gradient_elements for moment in found.moments]
+        assert gradients == sorted(set(gradients)) and most == sorted(most, reverse=True)
+        measured = {moment.gradient_elements: moment.activation_bytes for moment in live.moments}
+        assert gradients == list(measured) and most == pytest.approx(list(measured.values()), rel=0.01)
+        for hook in hooks:
+            hook.remove()
+        model.zero_grad(set_to_none=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "states", "in_step"),
+    [
+        ({}, 8, 0),
+        ({"optim": "adamw_torch"}, 8, 4),
+        ({"optim": "sgd"}, 0, 0),
+        ({"optim": "adagrad"}, 4, 0),
+    ],
+)
+def test_bytes_of_the_optimizers_states(arguments: dict, states: float, in_step: float) -> None:
+    found = memory_of({**WORKLOAD, "training_arguments": arguments}, micro_batch_size_per_gpu=1)
+    assert found.optimizer_bytes_per_parameter == pytest.approx(states, abs=0.01)
+    assert found.optimizer_step_bytes_per_parameter >= in_step
+
+
+def test_lora_trains_its_adapters_alone() -> None:
+    whole, lora = memory_of(WORKLOAD, lora_rank={"choices": [0, 4]}, micro_batch_size_per_gpu=1).profiles
+    linear = [(256, 768), (256, 256), (256, 1024), (1024, 256)] * 4
+    assert lora.trained_parameters == sum(4 * (inputs + outputs) for inputs, outputs in linear)
+    assert lora.parameters == whole.parameters + lora.trained_parameters
+
+
+def test_checkpointing_compiling_and_a_fused_layer_keep_less() -> None:
+    big_vocabulary = {**WORKLOAD, "model": {"from_config": {**WORKLOAD["model"]["from_config"], "vocab_size": 8192}}}
+    settings = {"precision": "bf16", "micro_batch_size_per_gpu": 8}
+
+    def most(**changes) -> int:
+        (profile,) = memory_of(big_vocabulary, **settings, **changes).profiles
+        return max(moment.activation_bytes for moment in profile.activations[0].moments)
+
+    assert most(gradient_checkpointing=True) < most()
+    assert most(output_layer="fused") < most()
+    assert most(torch_compile=True) < most()
+
+
+def test_what_cannot_be_estimated_says_why(tmp_path: Path) -> None:
+    absent = {**WORKLOAD, "model": {"name_or_path": str(tmp_path)}, "tokenizer": {"kind": "byte"}}
+    with pytest.raises(BadInput, match=r"has no config\.json"):
+        memory_of(absent)
+    with pytest.raises(BadInput, match="adamw_bnb_8bit"):
+        memory_of({**WORKLOAD, "training_arguments": {"optim": "adamw_bnb_8bit"}})
+
+
+def test_estimates_are_within_5_percent_of_a_study_on_an_h200() -> None:
+    """The trials of the shipped report, each with the GPU memory that it needed."""
+    shipped = load_study(ROOT / "studies" / "shakespeare-char.yaml")
+    workload = shipped.workload.model_dump(mode="json")
+    workload["tokenizer"] = {"kind": "byte"}
+    workload["model"]["from_config"]["vocab_size"] = (
+        256  # of which the text's characters are 65: 2 % of the activations
+    )
+    found = expected_memory(MemorySpec(workload=workload, space=shipped.search.space, world_size=1))
+    with (ROOT / "reports" / "shakespeare-char" / "data" / "trials.csv").open() as file:
+        trials = list(csv.DictReader(file))
+    assert len(trials) == 28
+    for trial in trials:
+        sizes = ("global_batch_size", "micro_batch_size_per_gpu", "zero_stage")
+        given = {name: int(trial[f"params.{name}"]) for name in sizes}
+        params = TrialParams(**given, learning_rate=1e-3, epochs=1, precision="bf16")
+        ratio = analysis.estimate(params, found).peak_gib / float(trial["peak_memory_gib"])
+        assert 0.95 < ratio < 1.05
+
+
+GPT2 = {**WORKLOAD, "model": {"from_config": {"model_type": "gpt2", "vocab_size": 50304, **NO_DROPOUT}}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "measured_gib"),
+    [
+        ({}, 70.6),
+        ({"output_layer": "fused"}, 38.6),
+        ({"output_layer": "fused_fp8"}, 38.7),
+        ({"torch_compile": True}, 32.5),
+        ({"torch_compile": True, "output_layer": "fused"}, 25.1),
+        ({"torch_compile": True, "output_layer": "fused_fp8"}, 25.2),
+    ],
+)
+def test_estimates_are_within_5_percent_of_gpt2_on_an_h200(settings: dict, measured_gib: float) -> None:
+    """reports/performance.md: 2^16 tokens in a micro batch, sequences of 512, ZeRO 1."""
+    values = {"micro_batch_size_per_gpu": 128, "global_batch_size": 1024, "precision": "bf16", **settings}
+    workload = {**GPT2, "sequence_length": 512, "eval_batch_size_per_gpu": 8}
+    params = TrialParams(learning_rate=1e-4, epochs=1, zero_stage=1, **values)
+    estimated = analysis.estimate(params, memory_of(workload, **values))
+    assert estimated.peak_gib == pytest.approx(measured_gib, rel=0.05)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("study") / "prepared"
+    prepare(PrepareSpec(workload=WORKLOAD, space=SPACE, prepared_dir=str(folder), fingerprint="f"))
+    return folder
+
+
+def most_live_gib(prepared: Path, folder: Path, params: TrialParams, workload: dict) -> float:
+    """Of rank 0 of a real trial on the CPU."""
+    folder.mkdir()
+    spec = {"number": 0, "attempt": 1, "seed": 0, "params": params.model_dump(), "workload": workload}
+    (folder / "spec.json").write_text(json.dumps(spec | {"prepared_dir": str(prepared), "trial_dir": str(folder)}))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    ranks = []
+    for rank in range(params.world_size):
+        env = os.environ | {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(params.world_size), "OMP_NUM_THREADS": "1",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu",
+            "PATH": programs_path(os.environ), "PYTHONPATH": str(ROOT),
+        }  # fmt: skip
+        command = [sys.executable, str(Path(__file__).with_name("live_memory.py")), str(folder / "spec.json")]
+        ranks.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
+    said = [process.communicate(timeout=200)[0] for process in ranks]
+    assert [process.returncode for process in ranks] == [0] * params.world_size
+    (most,) = (line.split()[1] for line in said[0].splitlines() if line.startswith("most "))
+    return int(most) / BYTES_PER_GIB
+
+
+SMALL = {"global_batch_size": 1, "micro_batch_size_per_gpu": 1, "epochs": 0.002}  # weights and states decide
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"zero_stage": 0},
+        {"zero_stage": 0, "precision": "bf16", "global_batch_size": 16},
+        {"zero_stage": 1, "precision": "bf16"},
+        {"zero_stage": 2, "precision": "bf16", "global_batch_size": 16},
+        {"zero_stage": 3},
+        {"zero_stage": 1, "precision": "bf16", "world_size": 2, "global_batch_size": 16},
+        {"zero_stage": 3, "precision": "bf16", "world_size": 2, "global_batch_size": 16},
+        {"zero_stage": 0, "precision": "bf16", **SMALL},
+        {"zero_stage": 1, "precision": "bf16", **SMALL},
+        {"zero_stage": 3, "precision": "bf16", **SMALL},
+        {"zero_stage": 2, "precision": "bf16", "lora_rank": 4},
+        {"zero_stage": 0, "precision": "bf16", "gradient_checkpointing": True},
+    ],
+    ids=str,
+)
+def test_estimates_are_what_a_real_trial_allocates(settings: dict, prepared: Path, tmp_path: Path, monkeypatch) -> None:
+    """Each tensor of DeepSpeed's engine is counted, with a small reduction buffer, which would hide the rest."""
+    monkeypatch.setattr(analysis, "_MATRIX_PRODUCTS_BYTES", 0)
+    workload = {**WORKLOAD, "deepspeed": {"zero_optimization": {"reduce_bucket_size": 1_000_000}}}
+    values = {"global_batch_size": 8, "micro_batch_size_per_gpu": 8, "epochs": 0.03, "learning_rate": 1e-3, **settings}
+    params = TrialParams(**values)
+    profiled = {
+        name: settings[name] for name in ("precision", "lora_rank", "gradient_checkpointing") if name in settings
+    }
+    found = memory_of(workload, micro_batch_size_per_gpu=params.micro_batch_size_per_gpu, **profiled)
+    measured = most_live_gib(prepared, tmp_path / "trial", params, workload)
+    assert analysis.estimate(params, found).peak_gib == pytest.approx(measured, rel=0.03)
