@@ -146,10 +146,11 @@ def test_every_yaml_block_is_a_study_or_part_of_one(block: Block, checkout: Path
 
 
 def laid_over(base: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
-    """`part` decides; where it gives another source of a model or data, that of `base` is gone."""
+    """`part` decides; where it gives another source of a model or data, that of `base` is gone, and where it names a
+    task, all of its workload is."""
     merged = dict(base)
     for key, value in part.items():
-        both = isinstance(value, dict) and isinstance(base.get(key), dict)
+        both = isinstance(value, dict) and isinstance(base.get(key), dict) and "task" not in value
         merged[key] = laid_over(base[key], value) if both and key in ("workload", "search") else value
     return merged
 

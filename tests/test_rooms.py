@@ -35,7 +35,8 @@ HEAVY = {
     "datasets": {"train"},
     "peft": {"train"},
     "optuna": {"storage", "study", "search"},
-    "sklearn": {"search", "analysis"},
+    "PIL": {"train"},
+    "sklearn": {"search", "analysis", "train"},  # train: its images of digits
     "codecarbon": {"energy"},
     "pynvml": {"energy"},
     "wandb": {"study"},

@@ -143,7 +143,7 @@ def test_how_a_step_is_computed_changes_no_quality(name, request):
     """37 texts are an odd number for two ranks and for batches of 8."""
     data: Prepared = request.getfixturevalue(name)
     reference = data.trial()
-    assert reference.points[-1].value > reference.points[0].value or reference.points[0].value > 0.8
+    assert reference.points[-1].value > (0.15 if name == "images" else 0.5), "more than chance"
     whole = data.trial(zero_stage=3, world_size=2, micro_batch_size_per_gpu=2, save=True)
     divisions = [
         whole,
