@@ -18,12 +18,13 @@ class ExampleTrainer(TrialTrainer):
 
     def __init__(self, task: ExampleTask, run: TrialRun, model: Any, arguments: TrainingArguments) -> None:
         batches = ExampleMicroBatches(task.examples(run.folder, "train"), run.division)
-        self._task = task
+        self._task, self._world_size = task, run.params.world_size
         # That there is a function tells the Trainer not to divide by the accumulation steps once more.
         super().__init__(model, arguments, train_dataset=batches, compute_loss_func=task.loss_sum)
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        scale = inputs.pop("loss_scale")
+        # DeepSpeed averages over ranks: a sum counts world-size-fold.
+        scale = self._world_size / inputs.pop("loss_count").float()
         loss = self._task.loss_sum(model, inputs) * scale
         self.last_loss = loss.detach()
         return loss

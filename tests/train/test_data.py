@@ -171,7 +171,7 @@ def test_total_steps():
     assert total_steps(103, 10, 1.0) == 10
     assert total_steps(103, 10, 2.5) == 25
     assert total_steps(103, 10, 0.01) == 1
-    with pytest.raises(BadInput, match="at most the training set's 103 sequences, but got 104"):
+    with pytest.raises(BadInput, match="at most the training set's 103 examples, but got 104"):
         total_steps(103, 104, 1.0)
 
 

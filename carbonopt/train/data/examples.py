@@ -40,8 +40,8 @@ class Examples(ABC):
 
 
 class ExampleMicroBatches(MicroBatches):
-    """Each has its `loss_scale`: world size ÷ the weights of its whole global batch. A sum of losses times it is what
-    DeepSpeed, which averages over ranks, makes the mean of the global batch of."""
+    """Each has its `loss_count`, int64: the weights of its whole global batch, over which the loss is a mean. Whole
+    numbers, since the Trainer makes all others half as precise where the model is."""
 
     def __init__(self, examples: Examples, division: Division) -> None:
         super().__init__(len(examples), division)
@@ -58,8 +58,7 @@ class ExampleMicroBatches(MicroBatches):
     def batch(self, index: int) -> dict[str, torch.Tensor]:
         """As `Examples.batch`."""
         total = int(self._of.weights[self.global_batch(index)].sum())
-        scale = torch.tensor(self.division.world_size / max(total, 1))
-        return {**self._of.batch(self.indices(index)), "loss_scale": scale}
+        return {**self._of.batch(self.indices(index)), "loss_count": torch.tensor(max(total, 1))}
 
 
 class Rows(NamedTuple):

@@ -143,7 +143,6 @@ def test_how_a_step_is_computed_changes_no_quality(name, request):
     """37 texts are an odd number for two ranks and for batches of 8."""
     data: Prepared = request.getfixturevalue(name)
     reference = data.trial()
-    assert reference.points[-1].value > (0.15 if name == "images" else 0.5), "more than chance"
     whole = data.trial(zero_stage=3, world_size=2, micro_batch_size_per_gpu=2, save=True)
     divisions = [
         whole,
@@ -158,6 +157,7 @@ def test_how_a_step_is_computed_changes_no_quality(name, request):
 
     by_transformers = images_by_plain_transformers if name == "images" else texts_by_plain_transformers
     labels, predicted = by_transformers(whole.folder / "model")
+    assert len(set(predicted)) > 1, "it has learned something"
     last = whole.points[-1]
     assert (last.count, last.sum) == (len(labels), sum(a == b for a, b in zip(labels, predicted, strict=True)))
     assert last.value == pytest.approx(accuracy_score(labels, predicted), abs=1e-12)
@@ -183,8 +183,13 @@ def headless(encoder, tmp_path_factory) -> Prepared:
     return Prepared(folder, of_texts(folder, {"name_or_path": str(folder / "base")}, None))
 
 
-def weights(run: Run, file: str = "model.safetensors") -> dict[str, torch.Tensor]:
-    return safetensors.torch.load_file(run.folder / "model" / file)
+def weights(run: Run) -> dict[str, torch.Tensor]:
+    """Under the names that transformers has for them now: a file of ZeRO 3 can have old ones, which it reads."""
+    return AutoModelForSequenceClassification.from_pretrained(run.folder / "model").state_dict()
+
+
+def adapter_weights(run: Run) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(run.folder / "model" / "adapter_model.safetensors")
 
 
 @pytest.mark.slow
@@ -209,10 +214,10 @@ def test_adapters_and_the_whole_head_are_trained(headless):
     one = headless.trial(zero_stage=2, **low_rank)
     two = headless.trial(zero_stage=3, world_size=2, micro_batch_size_per_gpu=4, **low_rank)
     assert two.values == pytest.approx(one.values, abs=1e-3)
-    adapters = weights(one, "adapter_model.safetensors")
+    adapters = adapter_weights(one)
     heads = {name.removeprefix("base_model.model.") for name in adapters if "lora" not in name}
     assert heads == {f"{part}.{kind}" for part in ("pre_classifier", "classifier") for kind in ("weight", "bias")}
-    for name, tensor in weights(two, "adapter_model.safetensors").items():
+    for name, tensor in adapter_weights(two).items():
         assert torch.allclose(tensor, adapters[name], atol=1e-5), name
 
 
