@@ -61,7 +61,7 @@ class Rows(NamedTuple):
     starts: Indices  # [rows + 1]
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[int]], vocab_size: int) -> "Rows":
+    def of(cls, rows: Sequence[Sequence[int] | npt.NDArray[Any]], vocab_size: int) -> "Rows":
         lengths = np.array([len(row) for row in rows], np.int64)
         joined = np.fromiter((token for row in rows for token in row), np.int64, int(lengths.sum()))
         tokens: Tokens = joined.astype(np.uint16) if vocab_size <= 2**16 else joined.astype(np.uint32)

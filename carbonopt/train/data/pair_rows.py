@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import PreTrainedTokenizerBase
 
@@ -15,6 +16,7 @@ from carbonopt.train.data.pairs import Pair
 from carbonopt.train.data.tokens import Encoder
 
 PAD = "<|pad|>"
+Row = npt.NDArray[np.uint32]  # token ids
 
 
 def plain_texts(pairs: Sequence[Pair]) -> list[str]:
@@ -41,7 +43,7 @@ def set_pad_token(tokenizer: PreTrainedTokenizerBase, can_grow: bool) -> int:
 class PairTokens:
     """A part's pairs, row 2i the chosen answer of pair i with its prompt, row 2i + 1 the rejected one."""
 
-    rows: list[list[int]]
+    rows: list[Row]
     notes: tuple[str, ...]  # what was left out, or cut
 
     def __len__(self) -> int:
@@ -66,12 +68,13 @@ def tokenized(pairs: Sequence[Pair], encoder: Encoder, length: int, part: str) -
     cut an answer, the pair is left out. `part`: its name in sentences. Raises BadInput for a pair whose rows are the
     same, and if none is left."""
     texts = [text for pair in pairs for text in pair.texts(encoder.tokenizer)]
-    ids = map(np.ndarray.tolist, encoder.rows(texts))
+    ids = (row.astype(np.uint32) for row in encoder.rows(texts))
     # A chat template brings its own special tokens.
-    around = _Frame([], []) if pairs[0].are_messages else _Frame.of(encoder.tokenizer, texts[1])
-    rows, cut, left_out = [], 0, 0
+    around = _Frame.of([], []) if pairs[0].are_messages else _Frame.around(encoder.tokenizer, texts[1])
+    rows: list[Row] = []
+    cut = left_out = 0
     for pair, prompt, chosen, rejected in zip(pairs, ids, ids, ids, strict=True):
-        if chosen == rejected:
+        if np.array_equal(chosen, rejected):
             rule = f"{pair.where}: the chosen and the rejected answer must differ"
             raise BadInput(f"{rule}, but are the same {len(chosen)} tokens, prompt included; take the row out.")
         excess = max(len(chosen), len(rejected)) + around.length - length
@@ -91,22 +94,27 @@ def tokenized(pairs: Sequence[Pair], encoder: Encoder, length: int, part: str) -
     return PairTokens(rows, tuple(note for note, count in said.items() if count))
 
 
-def _shared(prompt: list[int], row: list[int]) -> int:
+def _shared(prompt: Row, row: Row) -> int:
     """How many tokens of the row belong to the prompt alone: where its end and the answer's beginning make one token,
     that is the answer's."""
-    differing = (place for place, (ours, theirs) in enumerate(zip(prompt, row, strict=False)) if ours != theirs)
-    return next(differing, min(len(prompt), len(row)))
+    length = min(len(prompt), len(row))
+    differing = np.flatnonzero(prompt[:length] != row[:length])
+    return int(differing[0]) if len(differing) else length
 
 
 @dataclass(frozen=True)
 class _Frame:
     """The special tokens around a plain text."""
 
-    before: list[int]
-    after: list[int]
+    before: Row
+    after: Row
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase, text: str) -> "_Frame":
+    def of(cls, before: Sequence[int], after: Sequence[int]) -> "_Frame":
+        return cls(np.array(before, np.uint32), np.array(after, np.uint32))
+
+    @classmethod
+    def around(cls, tokenizer: PreTrainedTokenizerBase, text: str) -> "_Frame":
         """Those that the tokenizer itself puts around `text`, and an end-of-text token, at which all of it has been
         read, unless rows are filled up with the same."""
         plain = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -116,14 +124,14 @@ class _Frame:
         end = tokenizer.eos_token_id
         if end is not None and end != tokenizer.pad_token_id and not after:
             after = [end]
-        return cls(before, after)
+        return cls.of(before, after)
 
     @property
     def length(self) -> int:
         return len(self.before) + len(self.after)
 
-    def put(self, row: list[int]) -> list[int]:
-        return [*self.before, *row, *self.after]
+    def put(self, row: Row) -> Row:
+        return np.concatenate([self.before, row, self.after])
 
 
 class PairExamples(Examples):
