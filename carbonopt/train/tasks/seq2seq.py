@@ -118,9 +118,15 @@ class Seq2Seq(ExampleTask):
             vocab_size=len(tokenizer),
             model_parameters=parameters,
             notes=tuple(notes),
-            versions=imports.package_versions(),
+            versions=imports.package_versions() | self._versions(),
             eval_batch_size_per_gpu=self._eval_batch_size(config, len(split.evaluation)),
         )
+
+    def _versions(self) -> dict[str, str]:
+        """Of what decides the quality beside the packages that every training runs on."""
+        from importlib.metadata import version
+
+        return {"sqlglot": version("sqlglot")} if self.quality is CANONICAL_MATCH else {}
 
     def _check_config(self, config: "PreTrainedConfig", tokenizer: "PreTrainedTokenizerBase", space: Space) -> None:
         """Raises BadInput if the model can't be trained so; completes a configuration that the study file has."""

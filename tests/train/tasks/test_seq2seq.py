@@ -37,10 +37,9 @@ SOURCE_LENGTH, TARGET_LENGTH = 16, 14  # tokens; some are cut
 MODEL = {
     "model_type": "t5", "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4,
     "dropout_rate": 0.0,  # or each division drops other activations
+    # Smooth: where ReLU has its kink, the last digits of two ways to add grew to 1e-3 of the perplexity; so to 1e-6.
+    "feed_forward_proj": "gated-gelu",
 }  # fmt: skip
-# Adam divides even a tiny gradient by its size: with the usual 1e-8 the last digits of two ways to add grow until they
-# turn a generated token. With this, divisions differ by some 1e-5 of the perplexity.
-ADAM_EPSILON = 1e-5
 PARAMS = {"global_batch_size": 16, "micro_batch_size_per_gpu": 16, "learning_rate": 4e-3, "epochs": 3}
 SPACE = {"global_batch_size": 16, "learning_rate": 4e-3, "epochs": 3}
 
@@ -79,7 +78,7 @@ def workload(data):
         return {
             "task": "seq2seq", "model": {"from_config": MODEL}, "tokenizer": {"train_bpe": 400}, "dataset": dataset,
             "sequence_length": SOURCE_LENGTH, "max_target_length": TARGET_LENGTH, "source_prefix": "SQL: ",
-            "evaluations": 2, "quality": quality, "training_arguments": {"adam_epsilon": ADAM_EPSILON}, **changes,
+            "evaluations": 2, "quality": quality, **changes,
         }  # fmt: skip
 
     return made
@@ -172,7 +171,7 @@ def test_two_ranks_with_accumulation_and_any_zero_stage(stage, reference, trial)
     run = trial(zero_stage=stage, world_size=2, micro_batch_size_per_gpu=4, save=stage == 3)
     for point, alike in zip(run.points, reference.points, strict=True):
         assert point.value == pytest.approx(alike.value, abs=1e-3)
-        assert point.other_qualities["perplexity"] == pytest.approx(alike.other_qualities["perplexity"], rel=1e-3)
+        assert point.other_qualities["perplexity"] == pytest.approx(alike.other_qualities["perplexity"], rel=1e-4)
     assert predictions(run) == predictions(reference)
     if stage == 3:
         by_hand = ByHand(run.folder / "model", expected())
@@ -252,6 +251,16 @@ def restyle(query: str, quality: str) -> str:
             ")" if "WHERE" in query else ";"
         )
     return query.replace("FROM book", "FROM (SELECT * FROM book) AS shelf")
+
+
+@pytest.mark.slow
+def test_a_trained_model_is_tuned_by_adapters(reference, trial, workload):
+    """With its own tokenizer, loaded in parts on two ranks: it begins where the other one ended."""
+    trained = workload(model={"name_or_path": str(reference.folder / "model")}, tokenizer=None)
+    params = {"zero_stage": 3, "world_size": 2, "micro_batch_size_per_gpu": 8, "lora_rank": 4, "epochs": 0.5}
+    ended = reference.points[-1].other_qualities["perplexity"]
+    assert trial(trained, **params, learning_rate=1e-9).points[-1].other_qualities["perplexity"] == pytest.approx(ended)
+    assert trial(trained, **params).points[-1].other_qualities["perplexity"] < ended
 
 
 @pytest.mark.slow
