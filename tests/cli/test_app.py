@@ -21,9 +21,12 @@ from replays import study_over
 from small_studies import study, trial
 
 from carbonopt.cli.app import _print_recommendation
+from carbonopt.cli.check import describe_study
 from carbonopt.core.trial import TrialRecord
 from carbonopt.doctor import host
 from carbonopt.storage.paths import StudyPaths
+from carbonopt.study.check import check
+from carbonopt.study.file import load_study
 
 
 def test_run_reports_and_recommends(finished: Path, write_study) -> None:

@@ -116,7 +116,7 @@ def test_checkpointing_compiling_and_a_fused_layer_keep_less() -> None:
 
 def test_what_cannot_be_estimated_says_why(tmp_path: Path) -> None:
     absent = {**WORKLOAD, "model": {"name_or_path": str(tmp_path)}, "tokenizer": {"kind": "byte"}}
-    with pytest.raises(BadInput, match="has no config.json"):
+    with pytest.raises(BadInput, match=r"has no config\.json"):
         memory_of(absent)
     with pytest.raises(BadInput, match="adamw_bnb_8bit"):
         memory_of({**WORKLOAD, "training_arguments": {"optim": "adamw_bnb_8bit"}})

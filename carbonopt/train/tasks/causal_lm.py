@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from carbonopt.core.config import ModelWorkload, SequenceLength, Space, values_of
+from carbonopt.core.dimensions import LARGEST_INT
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import PreparedFolder
 from carbonopt.core.quality import PERPLEXITY
@@ -68,11 +69,8 @@ class CausalLM(TrainerTask):
         eval_examples = packing.sequence_count(len(evaluation), length, keep_tail=True)
         eval_batch_size = None
         if torch.cuda.is_available():
-            memory_bytes, vocab_size = (
-                torch.cuda.get_device_properties(0).total_memory,
-                config.get_text_config().vocab_size,
-            )
-            eval_batch_size = packing.batch_size_that_fits(memory_bytes, vocab_size, length, eval_examples)
+            memory_bytes = torch.cuda.get_device_properties(0).total_memory
+            eval_batch_size = self.eval_batch_size(config, memory_bytes, eval_examples)
         np.save(folder.train, train, allow_pickle=False)
         np.save(folder.evaluation, evaluation, allow_pickle=False)
         encoder.tokenizer.save_pretrained(folder.tokenizer)
@@ -100,6 +98,12 @@ class CausalLM(TrainerTask):
         from carbonopt.train.token_loss import evaluate
 
         return Evaluation(*evaluate(run, trainer))
+
+    def eval_batch_size(self, config: "PreTrainedConfig", memory_bytes: int, examples: int = LARGEST_INT) -> int:
+        from carbonopt.train.data import packing
+
+        vocab_size, length = config.get_text_config().vocab_size, self.workload.sequence_length
+        return packing.batch_size_that_fits(memory_bytes, vocab_size, length, examples)
 
     def example_loss(self, model: "PreTrainedModel", folder: PreparedFolder) -> "torch.Tensor":
         return self.largest_loss(model, 2)
