@@ -69,6 +69,7 @@ def test_without_zero_torch_clips_as_deepspeed_does(losses, clip):
     assert faster == pytest.approx(own, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", [0.05, 0.0])
 def test_bf16_without_zero_trains_as_with_it(losses, clip):
     with_zero, untouched = losses[1, "bf16", clip]

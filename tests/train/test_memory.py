@@ -101,6 +101,7 @@ def test_lora_trains_its_adapters_alone() -> None:
     assert lora.parameters == whole.parameters + lora.trained_parameters
 
 
+@pytest.mark.slow
 def test_checkpointing_compiling_and_a_fused_layer_keep_less() -> None:
     big_vocabulary = {**WORKLOAD, "model": {"from_config": {**WORKLOAD["model"]["from_config"], "vocab_size": 8192}}}
     settings = {"precision": "bf16", "micro_batch_size_per_gpu": 8}

@@ -62,6 +62,7 @@ def test_sum_and_gradients_are_those_of_cross_entropy(
     assert not gradients(fused(hidden), hidden)[0][2].any(), "nothing from what is not counted"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("float8", [False, True])
 def test_compiled_it_gives_the_same(float8):
     layer, hidden, targets = example(101, torch.float32)

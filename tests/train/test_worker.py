@@ -188,6 +188,7 @@ def independent_perplexity(model_folder: Path, tokens: np.ndarray) -> float:
     return PERPLEXITY.value(total, count)
 
 
+@pytest.mark.slow
 def test_perplexity_is_what_plain_transformers_computes_on_the_saved_model(saved, prepared):
     tokens = open_tokens(PreparedFolder(prepared).evaluation)
     sequences = -(-(len(tokens) - 1) // LENGTH)

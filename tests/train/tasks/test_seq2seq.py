@@ -148,6 +148,7 @@ def predictions(run: Run) -> list[tuple]:
     return [event.predictions for event in run.events if isinstance(event, Evaluated)]
 
 
+@pytest.mark.slow
 def test_quality_is_what_transformers_alone_computes(reference):
     by_hand = ByHand(reference.folder / "model", expected())
     first, last = reference.points
