@@ -100,14 +100,8 @@ class CausalLM(TrainerTask):
         from carbonopt.train import model
         from carbonopt.train.data import text, tokens
 
-        workload, chosen = self.workload, self.workload.tokenizer
-        if chosen is not None and chosen.train_bpe is not None:
-            tokenizer = tokens.untrained_bpe(chosen.train_bpe)
-        else:
-            learns = chosen is not None and chosen.kind == "char"
-            documents = text.read_text(workload.dataset) if learns else text.Text([], [])
-            tokenizer = tokens.make_encoder(workload, *documents).tokenizer
-        return model.model_config(self.model_kind, workload, tokenizer)
+        tokenizer = tokens.expected_tokenizer(self.workload, lambda: text.read_text(self.workload.dataset))
+        return model.model_config(self.model_kind, self.workload, tokenizer)
 
     def largest_loss(self, model: Any, size: int, compiled: bool = False) -> "torch.Tensor":
         import torch

@@ -15,6 +15,7 @@ from carbonopt.train.tasks.trainer_task import ExampleTask, ModelKind, Part
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedConfig
 
     from carbonopt.train.data.pair_rows import PairExamples
 
@@ -40,6 +41,7 @@ class Reward(ExampleTask):
         "SEQ_CLS",
         "sequence classification model",
     )
+    masks_attention = True
 
     def prepare(self, space: Space, folder: PreparedFolder, fingerprint: str) -> Prepared:
         import torch
@@ -99,9 +101,27 @@ class Reward(ExampleTask):
         """Pairs rated right, pairs, and the sum of their margins."""
         import torch
 
-        margin, counts = margins(model, batch).double(), batch["weights"] > 0
+        counts = batch["weights"] > 0
+        margin = torch.where(counts, margins(model, batch).double(), 0.0)
         right = torch.where(margin.isnan(), margin, (margin > 0).double())  # a NaN is no wrong answer, but no answer
-        return torch.stack([right[counts].sum(), counts.double().sum(), margin[counts].sum()])
+        return torch.stack([right.sum(), counts.double().sum(), margin.sum()])
+
+    def expected_config(self) -> "PreTrainedConfig":
+        from carbonopt.train import model
+        from carbonopt.train.data import pair_rows, tokens
+
+        workload = self.workload
+        tokenizer = tokens.expected_tokenizer(
+            workload, lambda: map(pair_rows.plain_texts, read_pairs(workload.dataset))
+        )
+        pad = pair_rows.set_pad_token(tokenizer, can_grow=workload.model.from_config is not None)
+        return model.model_config(self.model_kind, workload, tokenizer, num_labels=1, pad_token_id=pad)
+
+    def largest_batch(self, config: "PreTrainedConfig", size: int) -> dict[str, "torch.Tensor"]:
+        import torch
+
+        rows = torch.zeros(2 * size, self.workload.sequence_length, dtype=torch.int64)
+        return {"input_ids": rows, "attention_mask": torch.zeros_like(rows), "weights": torch.zeros(size)}
 
     def evaluation(self, sums: list[float]) -> Evaluation:
         right, pairs, margin = sums

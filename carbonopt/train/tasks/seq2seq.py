@@ -1,7 +1,7 @@
 """Sequence-to-sequence models, such as T5: a source text to a target text, judged by the target's perplexity or by what
 the model generates."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -65,6 +65,7 @@ class Seq2Seq(ExampleTask):
         "SEQ_2_SEQ_LM",
         "sequence-to-sequence model",
     )
+    masks_attention = True
 
     @property
     def _target_length(self) -> int:
@@ -219,6 +220,32 @@ class Seq2Seq(ExampleTask):
 
         nll = self._nll(model, batch, "none").double().sum()
         return torch.stack([nll, (batch["labels"] != IGNORED).sum().double()])
+
+    def expected_config(self) -> "PreTrainedConfig":
+        from carbonopt.train import model
+        from carbonopt.train.data import source_target, tokens
+
+        workload, dataset = self.workload, self.workload.dataset
+
+        def texts() -> Iterator[list[str]]:
+            columns = (dataset.source_column, dataset.target_column)
+            split = source_target.read_pairs(dataset, *columns, workload.source_prefix or "")
+            return ([text for pair in part for text in pair[:2]] for part in (split.train, split.evaluation))
+
+        tokenizer = tokens.expected_tokenizer(workload, texts)
+        tokens.complete(tokenizer)
+        return model.model_config(self.model_kind, workload, tokenizer)
+
+    def largest_batch(self, config: "PreTrainedConfig", size: int) -> dict[str, "torch.Tensor"]:
+        import torch
+
+        from carbonopt.train.data.examples import padded_length
+
+        source, target = (
+            torch.zeros(size, padded_length(length), dtype=torch.int64)
+            for length in (self.workload.sequence_length, self._target_length)
+        )
+        return {"input_ids": source, "attention_mask": source, "decoder_input_ids": target, "labels": target}
 
     def _nll(self, model: Any, batch: dict[str, "torch.Tensor"], reduction: str) -> "torch.Tensor":
         from carbonopt.train.token_loss import token_nll

@@ -9,16 +9,15 @@ from carbonopt.core.files import PreparedFolder
 from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.trial import Prepared
 from carbonopt.train.failures import as_bad_input
-from carbonopt.train.tasks.base import Card, Evaluation, TrialRun
+from carbonopt.train.tasks.base import Card, Evaluation
 from carbonopt.train.tasks.trainer_task import ExampleTask, ModelKind, Part
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedConfig, PreTrainedModel, TrainingArguments
+    from transformers import PreTrainedConfig
 
     from carbonopt.train.data.chat import Chat
     from carbonopt.train.data.responses import Responses
-    from carbonopt.train.loop import TrialTrainer
     from carbonopt.train.token_loss import TokenLoss
 
 _PARAGRAPHS = 3  # of a topic of Python's help: its heading, and about as much as a short answer has
@@ -71,7 +70,7 @@ class SFT(ExampleTask):
     model_kind = ModelKind(
         "AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "CAUSAL_LM", "causal language model"
     )
-    _loss: "TokenLoss"  # of the model that `trainer` is given
+    _loss: "TokenLoss"  # of the model that `begin` was told
 
     def prepare(self, space: Space, folder: PreparedFolder, fingerprint: str) -> Prepared:
         from carbonopt.train import imports, model
@@ -130,11 +129,10 @@ class SFT(ExampleTask):
 
         return Responses(folder.root / part, self.workload.sequence_length)
 
-    def trainer(self, run: TrialRun, model: Any, arguments: "TrainingArguments") -> "TrialTrainer":
+    def begin(self, model: Any, compiled: bool) -> None:
         from carbonopt.train.token_loss import TokenLoss
 
-        self._loss = TokenLoss(model, arguments.torch_compile)
-        return super().trainer(run, model, arguments)
+        self._loss = TokenLoss(model, compiled)
 
     def loss_sum(self, model: Any, batch: dict[str, "torch.Tensor"]) -> "torch.Tensor":
         inputs, targets = _divided(batch)
@@ -154,11 +152,22 @@ class SFT(ExampleTask):
     def evaluation(self, sums: list[float]) -> Evaluation:
         return Evaluation(sums[0], round(sums[1]))
 
-    def example_loss(self, model: "PreTrainedModel", folder: PreparedFolder) -> "torch.Tensor":
-        from carbonopt.train.token_loss import TokenLoss
+    @property
+    def masks_attention(self) -> bool:
+        return self.workload.packing
 
-        self._loss = TokenLoss(model, compiled=False)
-        return super().example_loss(model, folder)
+    def expected_config(self) -> "PreTrainedConfig":
+        from carbonopt.train import model
+        from carbonopt.train.data import chat, tokens
+
+        tokenizer = tokens.expected_tokenizer(self.workload, lambda: map(chat.texts_of, _chats(self.workload.dataset)))
+        return model.model_config(self.model_kind, self.workload, tokenizer)
+
+    def largest_batch(self, config: "PreTrainedConfig", size: int) -> dict[str, "torch.Tensor"]:
+        import torch
+
+        names = ("input_ids", "targets", "position_ids") if self.workload.packing else ("input_ids", "targets")
+        return {name: torch.zeros(size, self.workload.sequence_length, dtype=torch.int64) for name in names}
 
 
 def _divided(batch: dict[str, "torch.Tensor"]) -> tuple[dict[str, Any], "torch.Tensor"]:
