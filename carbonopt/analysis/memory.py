@@ -34,7 +34,7 @@ class MemoryEstimate(Frozen):
     parameters_gib: float  # and the model's buffers
     gradients_gib: float  # and the buffers in which ranks add them up
     optimizer_gib: float  # its states, and the weights in float32 where training is in half precision
-    activations_gib: float  # of a micro batch, the loss among them
+    activations_gib: float  # of a micro batch and its loss, or of an evaluation
     peak_gib: float  # most of all together, and what matrix products need
 
 
@@ -84,7 +84,7 @@ def estimate(params: TrainingParams, memory: ModelMemory) -> MemoryEstimate | No
         return None
     layout = _LAYOUTS[params.zero_stage](params, memory, profile)
     step = _at_micro_batch(params.micro_batch_size_per_gpu, profile.activations)
-    activations = max(moment.activation_bytes for moment in step.moments)
+    activations = max(step.evaluation_bytes, *(moment.activation_bytes for moment in step.moments))
     running = max(map(layout.running, step.moments))
     weights = layout.parameters + profile.buffer_bytes
     at_once = max(running, layout.at_end, layout.in_step - layout.gathered, step.evaluation_bytes)

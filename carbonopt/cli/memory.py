@@ -24,9 +24,7 @@ ByGpus = Mapping[int, Sequence[MemoryNeed]]
 
 def describe_memory(checked: Checked, gpu_memory_gib: float | None) -> str:
     """Lines to follow those of `cli.check`. `gpu_memory_gib`: of each GPU; None: this machine's."""
-    answer, launch = ask_memory(checked.config), checked.config.launch
-    if answer.memory is None:
-        return f"{_LABEL}not estimated: {answer.why_none}."
+    launch = checked.config.launch
     of_each = f"a GPU of {gpu_memory_gib:g} GiB" if gpu_memory_gib is not None else _ON_CPU
     if gpu_memory_gib is None and launch.gpus:
         try:
@@ -36,6 +34,9 @@ def describe_memory(checked: Checked, gpu_memory_gib: float | None) -> str:
         else:
             gpu_memory_gib = hardware.gpu_memory_gib
             of_each = hardware.gpus[0] + ("" if gpu_memory_gib is None else f", {gpu_memory_gib:.1f} GiB")
+    answer = ask_memory(checked.config, gpu_memory_gib)
+    if answer.memory is None:
+        return f"{_LABEL}not estimated: {answer.why_none}."
     by_gpus = needs_by_gpus(checked.space, answer.memory)
     lines = [f"{_LABEL}GiB on each GPU, estimated ({of_each})", *_table(by_gpus, checked.space, gpu_memory_gib)]
     if gpu_memory_gib is not None:

@@ -66,6 +66,7 @@ class MemorySpec(Frozen):
     workload: dict[str, Any]  # the task's settings, dumped
     space: Space
     world_size: int
+    gpu_memory_bytes: Whole | None = None  # None: not known
 
 
 class MemoryAnswer(Frozen):

@@ -4,17 +4,22 @@ import subprocess
 
 from carbonopt.core.config import LocalLaunch, StudyConfig
 from carbonopt.core.memory import MemoryAnswer, MemorySpec
+from carbonopt.core.units import BYTES_PER_GIB
 from carbonopt.engines.process.environment import work_environment
 from carbonopt.engines.process.processes import run_module
 
 _PATIENCE_S = 300.0  # torch from a cold network disk; a large model in many settings
 
 
-def ask_memory(config: StudyConfig) -> MemoryAnswer:
-    """Touches no GPU, goes nowhere online and prepares nothing."""
+def ask_memory(config: StudyConfig, gpu_memory_gib: float | None = None) -> MemoryAnswer:
+    """`gpu_memory_gib`: of the GPUs, where it is known: evaluations take of it what they can use.
+    Touches no GPU, goes nowhere online and prepares nothing."""
     assert config.workload is not None
     spec = MemorySpec(
-        workload=config.workload.model_dump(mode="json"), space=config.search.space, world_size=config.launch.world_size
+        workload=config.workload.model_dump(mode="json"),
+        space=config.search.space,
+        world_size=config.launch.world_size,
+        gpu_memory_bytes=None if gpu_memory_gib is None else round(gpu_memory_gib * BYTES_PER_GIB),
     )
     environment = {**work_environment(LocalLaunch(gpus=()), []), "HF_HUB_OFFLINE": "1"}
     program = run_module("carbonopt.train.memory")

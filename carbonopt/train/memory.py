@@ -100,10 +100,11 @@ class LiveMemory(TorchDispatchMode):
         made = operation(*args, **(kwargs or {}))
         for tensor in tree_leaves(made):
             if isinstance(tensor, Tensor):
-                self._count(tensor)
+                self.count(tensor)
         return made
 
-    def _count(self, tensor: Tensor) -> None:
+    def count(self, tensor: Tensor) -> None:
+        """Counts its storage, once, until it is freed."""
         storage = tensor.untyped_storage()
         if storage._cdata in self._bytes:
             return
@@ -341,9 +342,10 @@ def expected_memory(spec: MemorySpec) -> ModelMemory:
     task = task_for(spec.workload)
     if not isinstance(task, TrainerTask):
         raise BadInput(f"what the task {task.workload.task} trains is not known")
-    return model_memory(
-        task, task.expected_config(), spec.space, spec.world_size, task.workload.eval_batch_size_per_gpu
-    )
+    config, eval_batch_size = task.expected_config(), task.workload.eval_batch_size_per_gpu
+    if eval_batch_size is None and spec.gpu_memory_bytes is not None:
+        eval_batch_size = task.eval_batch_size(config, spec.gpu_memory_bytes)
+    return model_memory(task, config, spec.space, spec.world_size, eval_batch_size)
 
 
 def main() -> None:

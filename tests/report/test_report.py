@@ -16,11 +16,13 @@ from small_studies import INTENSITY_G_PER_KWH, REPLAY, SAME, TRACE, gpu_study, o
 
 from carbonopt.analysis.recommend import recommend
 from carbonopt.core.format import percent_text
+from carbonopt.core.memory import PROFILED, Activations, MemoryProfile, ModelMemory, Moment
 from carbonopt.core.study import Intensity, Provenance, StudyData
-from carbonopt.core.trial import Failure, Prediction, StopReason, TrialState
+from carbonopt.core.trial import Failure, Prediction, Prepared, StopReason, TrialState
 from carbonopt.report.build import write_report
 from carbonopt.report.caveats import TEMPLATES
 from carbonopt.report.render.markdown import escape
+from carbonopt.report.sections.memory import section
 from carbonopt.report.study_view import StudyView
 
 EVIL = """<script>alert(1)</script> | `x` [a](javascript:b) "'&{{7*7}} </script>"""
@@ -316,3 +318,33 @@ def test_a_repeat_of_the_recommendation_that_failed_is_said():
     )
     caveat = caveats_of(study(trial(0, 2e-3), trial(1), failed))["failed_replicates"]
     assert caveat.text.endswith("without a result: trials 2.")
+
+
+def test_measured_memory_stands_beside_the_estimate() -> None:
+    numbers = {"precision": "bf16", "zero_stage": 2, "world_size": 2, "micro_batch_size_per_gpu": 8}
+    records = [trial(number, params=numbers, rank_peak_memory_gib=(1.5 + number, 1.25)) for number in (0, 1)]
+    profile = MemoryProfile(
+        settings=dict.fromkeys(PROFILED) | {"precision": "bf16"},
+        parameters=2**28,
+        trained_parameters=2**28,
+        largest_parameter=2**20,
+        buffer_bytes=0,
+        activations=(
+            Activations(
+                micro_batch_size=8,
+                moments=(Moment(activation_bytes=2**30, gradient_elements=0),),
+                evaluation_bytes=2**20,
+            ),
+        ),
+    )
+    memory = ModelMemory(profiles=(profile,), optimizer_bytes_per_parameter=8.0, optimizer_step_bytes_per_parameter=0.0)
+    prepared = Prepared(fingerprint="f", train_examples=9, eval_examples=9, versions={}, memory=memory)
+    data = study(*records, prepared=prepared, raw={"launch": {"kind": "local", "gpus": [0, 1]}})
+    assert section(StudyView(study(*records))) is None
+    (shown,) = section(StudyView(data)).blocks
+    (row,) = shown.rows
+    cells = dict(zip((column.label for column in shown.columns), (cell.sort for cell in row), strict=True))
+    assert cells["Trials"] == 2 and cells["Parameters"] == 0.5 and cells["Optimizer"] == 1.5
+    assert cells["Measured, rank 0"] == 2.5 and cells["Measured, rank 1"] == 1.25
+    assert cells["Estimated ÷ measured"] == cells["Estimated peak"] / 2.5
+    assert "Memory of each GPU" in markdown_of(data)

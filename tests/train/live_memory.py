@@ -5,13 +5,24 @@ import gc
 import sys
 from pathlib import Path
 
+import torch
+
 from carbonopt.core.trial import TrialSpec
 from carbonopt.train import loop, ranks, worker
 from carbonopt.train.imports import import_all
 from carbonopt.train.memory import LiveMemory
 
+
+class RealMemory(LiveMemory):
+    """Without what has shapes alone, of which ZeRO 1 keeps a copy of each parameter."""
+
+    def count(self, tensor: torch.Tensor) -> None:
+        if not tensor.is_meta:
+            super().count(tensor)
+
+
 import_all()
-live = LiveMemory()
+live = RealMemory()
 own_begin = loop.Evaluations.on_train_begin
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from carbonopt.core.config import ModelWorkload, SequenceLength, Space, values_of
+from carbonopt.core.dimensions import LARGEST_INT
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import PreparedFolder
 from carbonopt.core.quality import PERPLEXITY
@@ -64,7 +65,10 @@ class CausalLM(TrainerTask):
         if len(evaluation) < 2:
             raise BadInput(f"the evaluation text must have at least 2 tokens, but has {len(evaluation)}.")
         eval_examples = packing.sequence_count(len(evaluation), length, keep_tail=True)
-        vocab_size = config.get_text_config().vocab_size
+        eval_batch_size = None
+        if torch.cuda.is_available():
+            memory_bytes = torch.cuda.get_device_properties(0).total_memory
+            eval_batch_size = self.eval_batch_size(config, memory_bytes, eval_examples)
         np.save(folder.train, train, allow_pickle=False)
         np.save(folder.evaluation, evaluation, allow_pickle=False)
         encoder.tokenizer.save_pretrained(folder.tokenizer)
@@ -79,7 +83,7 @@ class CausalLM(TrainerTask):
             vocab_size=len(encoder.tokenizer),
             model_parameters=parameters,
             versions=imports.package_versions(),
-            eval_batch_size_per_gpu=packing.gpu_batch_size_that_fits(vocab_size, length, eval_examples),
+            eval_batch_size_per_gpu=eval_batch_size,
         )
 
     def trainer(self, run: TrialRun, model: Any, arguments: "TrainingArguments") -> "TrialTrainer":
@@ -92,6 +96,12 @@ class CausalLM(TrainerTask):
         from carbonopt.train.token_loss import evaluate
 
         return Evaluation(*evaluate(run, trainer))
+
+    def eval_batch_size(self, config: "PreTrainedConfig", memory_bytes: int, examples: int = LARGEST_INT) -> int:
+        from carbonopt.train.data import packing
+
+        vocab_size, length = config.get_text_config().vocab_size, self.workload.sequence_length
+        return packing.batch_size_that_fits(memory_bytes, vocab_size, length, examples)
 
     def example_loss(self, model: "PreTrainedModel", folder: PreparedFolder) -> "torch.Tensor":
         return self.largest_loss(model, 2)

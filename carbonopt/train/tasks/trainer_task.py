@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from carbonopt.core.config import ModelWorkload
+from carbonopt.core.dimensions import LARGEST_INT
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import PreparedFolder
 from carbonopt.train.client import Speaker
@@ -64,6 +65,11 @@ class TrainerTask(TrainingTask):
     @abstractmethod
     def example_loss(self, model: "PreTrainedModel", folder: PreparedFolder) -> "torch.Tensor":
         """Of a micro batch of the right shape, whatever is in it: by it a waiting process loads the kernels."""
+
+    def eval_batch_size(self, config: "PreTrainedConfig", memory_bytes: int, examples: int = LARGEST_INT) -> int | None:
+        """Examples in a forward pass of an evaluation, of `examples`, on a GPU of this memory. None: as many as in a
+        micro batch."""
+        return None
 
     # The next four are for the estimate of memory (`train.memory`), which a task can do without.
 
