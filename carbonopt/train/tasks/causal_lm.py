@@ -65,10 +65,6 @@ class CausalLM(TrainerTask):
         if len(evaluation) < 2:
             raise BadInput(f"the evaluation text must have at least 2 tokens, but has {len(evaluation)}.")
         eval_examples = packing.sequence_count(len(evaluation), length, keep_tail=True)
-        eval_batch_size = None
-        if torch.cuda.is_available():
-            memory_bytes = torch.cuda.get_device_properties(0).total_memory
-            eval_batch_size = self.eval_batch_size(config, memory_bytes, eval_examples)
         np.save(folder.train, train, allow_pickle=False)
         np.save(folder.evaluation, evaluation, allow_pickle=False)
         encoder.tokenizer.save_pretrained(folder.tokenizer)
@@ -83,7 +79,7 @@ class CausalLM(TrainerTask):
             vocab_size=len(encoder.tokenizer),
             model_parameters=parameters,
             versions=imports.package_versions(),
-            eval_batch_size_per_gpu=eval_batch_size,
+            eval_batch_size_per_gpu=self.eval_batch_size_here(config, eval_examples),
         )
 
     def trainer(self, run: TrialRun, model: Any, arguments: "TrainingArguments") -> "TrialTrainer":

@@ -4,6 +4,7 @@ alone, in training and in evaluation."""
 from typing import TYPE_CHECKING, Any, Literal
 
 from carbonopt.core.config import Dataset, ModelWorkload, SequenceLength, Space, values_of
+from carbonopt.core.dimensions import LARGEST_INT
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import PreparedFolder
 from carbonopt.core.quality import PERPLEXITY
@@ -74,7 +75,7 @@ class SFT(ExampleTask):
 
     def prepare(self, space: Space, folder: PreparedFolder, fingerprint: str) -> Prepared:
         from carbonopt.train import imports, model
-        from carbonopt.train.data import chat, packing, responses, tokens
+        from carbonopt.train.data import chat, responses, tokens
 
         workload, length, kind = self.workload, self.workload.sequence_length, self.model_kind
         with as_bad_input("dataset"):
@@ -98,7 +99,6 @@ class SFT(ExampleTask):
         tokenizer.save_pretrained(folder.tokenizer)
         config.save_pretrained(folder.model_config)
         packed = f"{len(kept.examples)} training examples were packed into {rows} rows." if packed_to else ""
-        vocab_size = config.get_text_config().vocab_size
         return Prepared(
             fingerprint=fingerprint,
             train_examples=rows,
@@ -109,7 +109,7 @@ class SFT(ExampleTask):
             model_parameters=parameters,
             notes=tuple(note for note in (kept.note, eval_kept.note, packed) if note),
             versions=imports.package_versions(),
-            eval_batch_size_per_gpu=packing.gpu_batch_size_that_fits(vocab_size, length, eval_rows),
+            eval_batch_size_per_gpu=self.eval_batch_size_here(config, eval_rows),
         )
 
     def _check(self, space: Space, config: "PreTrainedConfig") -> None:
@@ -151,6 +151,12 @@ class SFT(ExampleTask):
 
     def evaluation(self, sums: list[float]) -> Evaluation:
         return Evaluation(sums[0], round(sums[1]))
+
+    def eval_batch_size(self, config: "PreTrainedConfig", memory_bytes: int, examples: int = LARGEST_INT) -> int:
+        from carbonopt.train.data import packing
+
+        vocab_size, length = config.get_text_config().vocab_size, self.workload.sequence_length
+        return packing.batch_size_that_fits(memory_bytes, vocab_size, length, examples)
 
     @property
     def masks_attention(self) -> bool:

@@ -71,6 +71,14 @@ class TrainerTask(TrainingTask):
         micro batch."""
         return None
 
+    def eval_batch_size_here(self, config: "PreTrainedConfig", examples: int) -> int | None:
+        """As `eval_batch_size`, on this process's GPU; None also where it has none."""
+        import torch
+
+        if not torch.cuda.is_available():
+            return None
+        return self.eval_batch_size(config, torch.cuda.get_device_properties(0).total_memory, examples)
+
     # The next four are for the estimate of memory (`train.memory`), which a task can do without.
 
     @property
