@@ -24,7 +24,7 @@ import optuna
 from carbonopt.core.config import StudyConfig
 from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.space import SearchSpace
-from carbonopt.core.trial import Phase, StopReason, TrialSpec, TrialState
+from carbonopt.core.trial import Phase, QualityResult, StopReason, TrialSpec, TrialState
 from carbonopt.core.units import joules_from_kwh
 from carbonopt.engines.replay import RecordedRun, ReplayEngine, read_table
 from carbonopt.search.strategy import Strategy, distributions
@@ -176,7 +176,8 @@ def carbon(table: Table, _: str, target: float, seed: int, goal: str = "recommen
         )
         engine.meter.enter(Phase.SETUP)
         watch = TrialWatch(
-            spec, quality.name, engine.start(spec, Path()), engine.meter, rules, [], lambda *_: None, lambda _: None
+            *(spec, QualityResult.named(quality), engine.start(spec, Path()), engine.meter, rules),
+            *([], lambda *_: None, lambda _: None),
         )
         record = watch.run()
         trial.set_user_attr("record", record.as_json())

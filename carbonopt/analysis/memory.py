@@ -68,14 +68,18 @@ class _Layout:
     always: float = 0.0  # buffers that are never freed
     held: float = 0.0  # beside them during a forward and backward pass: gradients of earlier micro batches
     from_first: float = 0.0  # ... beside these from its first gradient on: the buffer in which ranks add them up
+    kept: float = 0.0  # ... and once that buffer was full: this rank's own gradients
+    full_at: float = math.inf  # gradient elements
     per_gradient: float = 0.0  # during a backward pass, of each element whose gradient has been computed
     most_gradients: float = math.inf  # elements, of which that many at most wait to be given away
     at_end: float = 0.0  # of a step's last backward pass, when activations are gone, all that is not there always
     in_step: float = 0.0  # of the optimizer, likewise
 
     def running(self, moment: Moment) -> float:
-        gradients = self.per_gradient * min(moment.gradient_elements, self.most_gradients)
-        return self.held + moment.activation_bytes + gradients + (self.from_first if moment.gradient_elements else 0)
+        count = moment.gradient_elements
+        gradients = self.held + self.per_gradient * min(count, self.most_gradients)
+        gradients += (self.from_first if count else 0.0) + (self.kept if count > self.full_at else 0.0)
+        return moment.activation_bytes + gradients
 
 
 def estimate(params: TrainingParams, memory: ModelMemory) -> MemoryEstimate | None:
@@ -229,8 +233,7 @@ def _partitioned(params: TrainingParams, memory: ModelMemory, profile: MemoryPro
         held = buffer + each * (trained + profile.largest_parameter) if accumulates else 0.0
         from_first, at_end = 0.0 if accumulates else buffer, at_end + each * trained
     else:  # each full buffer leaves the rank's own gradients behind
-        held = own_gradients if accumulates else 0.0
-        from_first = buffer + (own_gradients if trained > memory.reduce_bucket_elements else 0.0)
+        held, from_first = own_gradients if accumulates else 0.0, buffer
         at_end += held
     flattened = own_gradients if each < _MASTER_BYTES else 0.0  # before they become float32
     in_step = own_gradients + flattened + (_MASTER_BYTES + memory.optimizer_step_bytes_per_parameter) * partition
@@ -240,6 +243,8 @@ def _partitioned(params: TrainingParams, memory: ModelMemory, profile: MemoryPro
         always=each * profile.largest_parameter if offloads else 0.0,  # on its way to the host and back
         held=held,
         from_first=from_first,
+        kept=own_gradients if params.zero_stage == 2 else 0.0,
+        full_at=memory.reduce_bucket_elements,
         per_gradient=0.0 if params.zero_stage == 1 and accumulates else each,
         most_gradients=math.inf if params.zero_stage == 1 else profile.largest_parameter,
         at_end=at_end,

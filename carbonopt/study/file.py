@@ -15,6 +15,7 @@ from carbonopt.core.config import LAUNCHES, Fixed, LocalLaunch, Range, StudyConf
 from carbonopt.core.dimensions import DIMENSIONS, REQUIRED, SEARCHED
 from carbonopt.core.errors import BadInput, first_fault, hint, shortened
 from carbonopt.core.files import read_text
+from carbonopt.core.quality import PERPLEXITY
 from carbonopt.train.tasks.base import task_class
 
 
@@ -114,7 +115,8 @@ def parse_study(raw: dict[str, Any], origin: str) -> StudyConfig:
         workload = _checked_workload(raw)
         raw = _with_space(raw)
         # As JSON: strictly, a text is no number and true is not 1, while a list may still stand for a tuple.
-        return _with_quality(StudyConfig.model_validate_json(json.dumps(raw | workload), strict=True))
+        config = StudyConfig.model_validate_json(json.dumps(raw | workload), strict=True)
+        return _with_pruning(_with_quality(config))
     except (TypeError, RecursionError) as error:
         raise BadInput(f"{origin} must hold plain text, numbers, lists and mappings: {error}.") from error
     except BadInput as error:
@@ -166,6 +168,14 @@ def _with_quality(config: StudyConfig) -> StudyConfig:
         raise BadInput(f"workload.quality must be the target's, {target}, but got {workload.quality}; leave it out.")
     quality = None if target in names[:1] else target
     return config.model_copy(update={"workload": workload.model_copy(update={"quality": quality})})
+
+
+def _with_pruning(config: StudyConfig) -> StudyConfig:
+    """With what stops trials for their target said."""
+    if config.search.pruning.target is not None:
+        return config
+    pruning = config.search.pruning.model_copy(update={"target": config.quality is PERPLEXITY})
+    return config.model_copy(update={"search": config.search.model_copy(update={"pruning": pruning})})
 
 
 def _settings(workload: dict[str, Any]) -> type[Workload]:

@@ -248,7 +248,7 @@ class _Call:
         meeting, spent_kwh = self.strategy.meeting(study, number), data.spent_kwh()
         emissions = (record.emissions_kg_co2e for record in data.records if record.trial in meeting)
         best = min((kg_co2e for kg_co2e in emissions if kg_co2e is not None), default=None)
-        prunes = search.pruning.target and not to_its_end
+        prunes = bool(search.pruning.target) and not to_its_end
 
         def budget_spent() -> bool:
             running = sum(self.engine.meter.running(phase).total_kwh for phase in TRIAL_PHASES)

@@ -48,8 +48,10 @@ _UNRUNNABLE = (ValueError, TypeError, KeyError, AttributeError, RuntimeError, No
 class LiveMemory(TorchDispatchMode):
     """While it is entered, counts the storages that operations make, until they are freed."""
 
-    def __init__(self) -> None:
+    def __init__(self, masked: bool = False) -> None:
+        """`masked`: as `TrainerTask.masks_attention`."""
         super().__init__()  # type: ignore[no-untyped-call]
+        self._masked = masked
         self._in_kernel = False
         self.begin(())
 
@@ -93,8 +95,8 @@ class LiveMemory(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if operation is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
-            # A model looks whether all of a mask is true, or all positions follow each other, as they do in training.
-            return True
+            # A model looks whether all of a mask is true, or all positions follow each other: if so, it needs no mask.
+            return not self._masked
         made = operation(*args, **(kwargs or {}))
         for tensor in tree_leaves(made):
             if isinstance(tensor, Tensor):
@@ -126,8 +128,11 @@ def _attention(
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
     """As `scaled_dot_product_attention` on a GPU, by one of its fused kernels: no scores are kept. The meta device has
-    the one that keeps them alone. Flash attention takes half precision without a mask, the other one anything."""
+    the one that keeps them alone. Flash attention takes half precision without a mask, the other one anything; a mask
+    that says true or false becomes one that is added."""
     operations = torch.ops.aten
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype)
     if attn_mask is None and query.dtype in _HALF.values():
         flash = operations._scaled_dot_product_flash_attention
         return flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]  # type: ignore[no-any-return]
@@ -242,7 +247,7 @@ def _ends(domain: Any) -> tuple[Scalar, ...]:
 def _profile(
     task: TrainerTask, config: PreTrainedConfig, settings: dict[str, Any], sizes: tuple[int, ...], eval_size: int | None
 ) -> MemoryProfile:
-    live = LiveMemory()
+    live = LiveMemory(task.masks_attention)
     with _as_on_a_gpu(live):
         model = _model(task, config, settings)
         if compiles := bool(_setting(task, settings, "torch_compile")):

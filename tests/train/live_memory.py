@@ -2,6 +2,7 @@
 prints the most bytes that were there at once from the beginning of the training on."""
 
 import gc
+import os
 import sys
 from pathlib import Path
 
@@ -36,4 +37,5 @@ loop.Evaluations.on_train_begin = begin
 with live:
     worker.run_trial(TrialSpec.model_validate_json(Path(sys.argv[1]).read_bytes()), None)
 if ranks.rank() == 0:
-    print(f"most {live.peak_bytes}")
+    print(f"most {live.peak_bytes}", flush=True)
+os._exit(0)  # as a worker ends: the threads that still run can die badly with the interpreter

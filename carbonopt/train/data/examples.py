@@ -61,6 +61,11 @@ class ExampleMicroBatches(MicroBatches):
         return {**self._of.batch(self.indices(index)), "loss_count": torch.tensor(max(total, 1))}
 
 
+def padded_length(length: int, multiple: int = PADDED_TO) -> int:
+    """The next multiple."""
+    return -(-length // multiple) * multiple
+
+
 class Rows(NamedTuple):
     """Rows of tokens, one after the other."""
 
@@ -85,7 +90,7 @@ class Rows(NamedTuple):
         stands at the end of the shorter ones, and in all of row −1. `longest`: the most that the model has positions
         for, to which no row's length is rounded up beyond."""
         lengths = np.where(indices < 0, 0, self.lengths[indices])
-        width = max(multiple, -(-int(lengths.max()) // multiple) * multiple)
+        width = max(multiple, padded_length(int(lengths.max()), multiple))
         width = width if longest is None else min(width, longest)
         places = np.arange(width)
         present = places < lengths[:, None]

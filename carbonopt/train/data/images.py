@@ -131,6 +131,17 @@ class ImageReader:
         return made
 
 
+def expected_shape(model: Model, config: PreTrainedConfig) -> tuple[int, ...]:
+    """Channels, height and width of the images that the model gets. Raises BadInput where the data alone say that."""
+    shapes = set()
+    for size in (64, 96):  # any two
+        row = Row({"image": np.zeros((size, size, 3), np.uint8)}, "an empty image")
+        shapes.add(ImageReader(model, config, "image").pixels([row]).shape[1:])
+    if len(shapes) > 1:
+        raise BadInput("the size of the images is not known before they are read: the model takes any")
+    return shapes.pop()
+
+
 def _has_processor(model: Model) -> bool:
     """A folder with none holds a model that has never needed one; on a hub there is one."""
     if model.name_or_path is None:

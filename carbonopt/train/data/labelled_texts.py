@@ -49,7 +49,7 @@ def read_texts(
     longest = workload.sequence_length
     assert longest is not None
     parts = {"training": labelled.train.rows, "evaluation": labelled.evaluation.rows}
-    texts = {part: [_text(row, column) for row in rows] for part, rows in parts.items()}
+    texts = dict(zip(parts, texts_of(labelled, column), strict=True))
     arrays, notes = {}, []
     with as_bad_input("tokenizer"):
         tokenizer = with_padding(make_encoder(workload, *texts.values()).tokenizer)
@@ -82,6 +82,12 @@ def read_texts(
     tokenizer.save_pretrained(folder.tokenizer)
     train = arrays["training"]
     return Contents(config, train, arrays["evaluation"], tuple(notes), len(train["tokens"]), len(tokenizer))
+
+
+def texts_of(labelled: Labelled, column: str) -> tuple[list[str], list[str]]:
+    """For training and for evaluation. Raises BadInput for one that is empty."""
+    train, evaluation = ([_text(row, column) for row in part.rows] for part in (labelled.train, labelled.evaluation))
+    return train, evaluation
 
 
 def _text(row: Row, column: str) -> str:

@@ -72,14 +72,6 @@ def batch_size_that_fits(memory_bytes: int, vocab_size: int, sequence_length: in
     return -(-count // -(-count // largest))  # in passes of equal size
 
 
-def gpu_batch_size_that_fits(vocab_size: int, sequence_length: int, count: int) -> int | None:
-    """As `batch_size_that_fits`, on this process's GPU; None: it has none."""
-    if not torch.cuda.is_available():
-        return None
-    memory_bytes = torch.cuda.get_device_properties(0).total_memory
-    return batch_size_that_fits(memory_bytes, vocab_size, sequence_length, count)
-
-
 def batches_of_rank(count: int, batch_size: int, rank: int, world_size: int) -> Indices:
     """The sequences that a rank evaluates, int64 [batches, batch_size]: rank, rank + world size, …; −1 is none. Under
     ZeRO-3 a rank with fewer batches would leave the others waiting for its part of the weights."""

@@ -53,11 +53,6 @@ class PairTokens:
     def tokens(self) -> int:
         return sum(map(len, self.rows))
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest row."""
-        return max(map(len, self.rows))
-
     def save(self, folder: Path, vocab_size: int, pad: int) -> None:
         rows = Rows.of(self.rows, vocab_size)
         save_arrays(folder, tokens=rows.tokens, starts=rows.starts, pad=np.array(pad))

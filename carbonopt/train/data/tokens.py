@@ -60,6 +60,16 @@ def make_encoder(workload: ModelWorkload, train: list[str], evaluation: list[str
     return Encoder(tokenizer, ids)
 
 
+def expected_tokenizer(workload: ModelWorkload, texts: Callable[[], Iterable[list[str]]]) -> PreTrainedTokenizerBase:
+    """The one of `make_encoder`, as far as it is known without text: `texts`, those for training and for evaluation,
+    are read for one of characters alone. Raises as `make_encoder`."""
+    chosen = workload.tokenizer
+    if chosen is not None and chosen.train_bpe is not None:
+        return _untrained_bpe(chosen.train_bpe)
+    learns = chosen is not None and chosen.kind == "char"
+    return make_encoder(workload, *(texts() if learns else ([], []))).tokenizer
+
+
 def with_padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """The same one, with a token for the end of shorter rows: its own, or the end of a text, or a new one."""
     if tokenizer.pad_token_id is None:
@@ -118,10 +128,11 @@ def _trained_bpe(train: list[str], vocab_size: int) -> PreTrainedTokenizerBase:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TEXT)
 
 
-def untrained_bpe(vocab_size: int) -> PreTrainedTokenizerBase:
+def _untrained_bpe(vocab_size: int) -> PreTrainedTokenizerBase:
     """What `train_bpe` makes, as far as it is known without the text: how many tokens, and which of them is special."""
     vocabulary = {str(index): index for index in range(1, vocab_size)} | {END_OF_TEXT: 0}
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocabulary)), eos_token=END_OF_TEXT)
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=END_OF_TEXT))  # it takes any text
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TEXT)
 
 
 def _characters(train: list[str], evaluation: list[str]) -> Encoder:

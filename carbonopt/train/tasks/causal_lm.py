@@ -65,10 +65,6 @@ class CausalLM(TrainerTask):
         if len(evaluation) < 2:
             raise BadInput(f"the evaluation text must have at least 2 tokens, but has {len(evaluation)}.")
         eval_examples = packing.sequence_count(len(evaluation), length, keep_tail=True)
-        eval_batch_size = None
-        if torch.cuda.is_available():
-            memory_bytes = torch.cuda.get_device_properties(0).total_memory
-            eval_batch_size = self.eval_batch_size(config, memory_bytes, eval_examples)
         np.save(folder.train, train, allow_pickle=False)
         np.save(folder.evaluation, evaluation, allow_pickle=False)
         encoder.tokenizer.save_pretrained(folder.tokenizer)
@@ -83,7 +79,7 @@ class CausalLM(TrainerTask):
             vocab_size=len(encoder.tokenizer),
             model_parameters=parameters,
             versions=imports.package_versions(),
-            eval_batch_size_per_gpu=eval_batch_size,
+            eval_batch_size_per_gpu=self.eval_batch_size_here(config, eval_examples),
         )
 
     def trainer(self, run: TrialRun, model: Any, arguments: "TrainingArguments") -> "TrialTrainer":
@@ -110,14 +106,8 @@ class CausalLM(TrainerTask):
         from carbonopt.train import model
         from carbonopt.train.data import text, tokens
 
-        workload, chosen = self.workload, self.workload.tokenizer
-        if chosen is not None and chosen.train_bpe is not None:
-            tokenizer = tokens.untrained_bpe(chosen.train_bpe)
-        else:
-            learns = chosen is not None and chosen.kind == "char"
-            documents = text.read_text(workload.dataset) if learns else text.Text([], [])
-            tokenizer = tokens.make_encoder(workload, *documents).tokenizer
-        return model.model_config(self.model_kind, workload, tokenizer)
+        tokenizer = tokens.expected_tokenizer(self.workload, lambda: text.read_text(self.workload.dataset))
+        return model.model_config(self.model_kind, self.workload, tokenizer)
 
     def largest_loss(self, model: Any, size: int, compiled: bool = False) -> "torch.Tensor":
         import torch

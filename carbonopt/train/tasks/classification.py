@@ -16,7 +16,7 @@ from carbonopt.train.tasks.trainer_task import ExampleTask, ModelKind, Part
 
 if TYPE_CHECKING:
     import torch
-    from transformers import TrainingArguments
+    from transformers import PreTrainedConfig, TrainingArguments
 
     from carbonopt.train.data.examples import Examples
     from carbonopt.train.data.labels import Contents, Labelled
@@ -33,6 +33,7 @@ _IMAGE_KIND = ModelKind(
 )
 _TEXT_CARD = Card("text-classification", "Text Classification", "a text classifier")
 _IMAGE_CARD = Card("image-classification", "Image Classification", "an image classifier")
+_FEWEST_CLASSES = 2
 _JUDGED_BY = ("labels", "weights")  # what of a batch a model doesn't read
 
 
@@ -57,6 +58,7 @@ class Classification(ExampleTask):
     settings = ClassificationWorkload
     workload: ClassificationWorkload
     qualities = (ACCURACY, MACRO_F1)
+    masks_attention = True  # of texts; images have none
 
     @property
     def card(self) -> Card:
@@ -127,13 +129,41 @@ class Classification(ExampleTask):
         import torch
 
         logits = _logits(model, batch)
-        counted = batch["weights"] > 0
-        logits, labels = logits[counted], batch["labels"][counted]
-        predicted, classes = logits.argmax(-1), logits.shape[-1]
-        counts = [labels[predicted == labels], predicted, labels]
-        sums = torch.stack([torch.bincount(of, minlength=classes).double() for of in counts])
-        sums[0] += torch.where(torch.isfinite(logits).all(), 0.0, torch.nan)
+        counted = batch["weights"][:, None] > 0
+        classes = torch.arange(logits.shape[-1], device=logits.device)
+        predicted, present = (of[:, None].eq(classes) & counted for of in (logits.argmax(-1), batch["labels"]))
+        sums = torch.stack([of.sum(0).double() for of in (predicted & present, predicted, present)])
+        finite = (torch.isfinite(logits) | ~counted).all()
+        sums[0] += torch.where(finite, 0.0, torch.nan)
         return sums.flatten()
+
+    def expected_config(self) -> "PreTrainedConfig":
+        from carbonopt.train import model
+        from carbonopt.train.data import labelled_texts, labels, tokens
+
+        workload = self.workload
+        if workload.dataset.has_images:
+            return model.model_config(self.model_kind, workload, None, num_labels=_FEWEST_CLASSES)
+
+        def texts() -> tuple[list[str], list[str]]:
+            return labelled_texts.texts_of(labels.read_labelled(workload.dataset), workload.dataset.content_column)
+
+        tokenizer = tokens.with_padding(tokens.expected_tokenizer(workload, texts))
+        config = model.model_config(self.model_kind, workload, tokenizer, num_labels=_FEWEST_CLASSES)
+        config.get_text_config().pad_token_id = tokenizer.pad_token_id
+        return config
+
+    def largest_batch(self, config: "PreTrainedConfig", size: int) -> dict[str, "torch.Tensor"]:
+        import torch
+
+        from carbonopt.train.data.images import expected_shape
+
+        judged_by = {"labels": torch.zeros(size, dtype=torch.int64), "weights": torch.zeros(size)}
+        if (length := self.workload.sequence_length) is None:
+            shape = expected_shape(self.workload.model, config)
+            return {"pixel_values": torch.zeros(size, *shape), **judged_by}
+        tokens = torch.zeros(size, length, dtype=torch.int64)
+        return {"input_ids": tokens, "attention_mask": tokens, **judged_by}
 
     def evaluation(self, sums: list[float]) -> Evaluation:
         """A class's F1 is 2 × right ÷ (predicted + present), the harmonic mean of precision and recall; 0 for one that

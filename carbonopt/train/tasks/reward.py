@@ -4,6 +4,7 @@ the chosen answer above the rejected one, by the loss −log σ(chosen − rejec
 from typing import TYPE_CHECKING, Any, Literal
 
 from carbonopt.core.config import ModelWorkload, SequenceLength, Space, may_be_other_than
+from carbonopt.core.dimensions import LARGEST_INT
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import PreparedFolder
 from carbonopt.core.quality import PREFERENCE_ACCURACY
@@ -15,6 +16,7 @@ from carbonopt.train.tasks.trainer_task import ExampleTask, ModelKind, Part
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedConfig
 
     from carbonopt.train.data.pair_rows import PairExamples
 
@@ -40,12 +42,11 @@ class Reward(ExampleTask):
         "SEQ_CLS",
         "sequence classification model",
     )
+    masks_attention = True
 
     def prepare(self, space: Space, folder: PreparedFolder, fingerprint: str) -> Prepared:
-        import torch
-
         from carbonopt.train import imports, model
-        from carbonopt.train.data import packing, pair_rows, tokens
+        from carbonopt.train.data import pair_rows, tokens
 
         if may_be_other_than(space["output_layer"], "standard"):
             raise BadInput("output_layer must be standard: a reward model has one score instead of a vocabulary's.")
@@ -66,11 +67,6 @@ class Reward(ExampleTask):
             parameters = model.parameter_count(kind, config, workload.model.trust_remote_code)
         for part, pair_tokens in parts.items():
             pair_tokens.save(folder.root / part, len(encoder.tokenizer), pad)
-        eval_batch_size = None
-        if torch.cuda.is_available():
-            memory_bytes, longest = torch.cuda.get_device_properties(0).total_memory, 2 * parts["eval"].longest
-            # One score a token, instead of a vocabulary's.
-            eval_batch_size = packing.batch_size_that_fits(memory_bytes, 1, longest, len(parts["eval"]))
         encoder.tokenizer.save_pretrained(folder.tokenizer)
         config.save_pretrained(folder.model_config)
         return Prepared(
@@ -82,7 +78,7 @@ class Reward(ExampleTask):
             model_parameters=parameters,
             notes=tuple(note for part in parts.values() for note in part.notes),
             versions=imports.package_versions(),
-            eval_batch_size_per_gpu=eval_batch_size,
+            eval_batch_size_per_gpu=self.eval_batch_size_here(config, len(parts["eval"])),
         )
 
     def examples(self, folder: PreparedFolder, part: Part) -> "PairExamples":
@@ -99,9 +95,33 @@ class Reward(ExampleTask):
         """Pairs rated right, pairs, and the sum of their margins."""
         import torch
 
-        margin, counts = margins(model, batch).double(), batch["weights"] > 0
+        counts = batch["weights"] > 0
+        margin = torch.where(counts, margins(model, batch).double(), 0.0)
         right = torch.where(margin.isnan(), margin, (margin > 0).double())  # a NaN is no wrong answer, but no answer
-        return torch.stack([right[counts].sum(), counts.double().sum(), margin[counts].sum()])
+        return torch.stack([right.sum(), counts.double().sum(), margin.sum()])
+
+    def eval_batch_size(self, config: "PreTrainedConfig", memory_bytes: int, examples: int = LARGEST_INT) -> int:
+        from carbonopt.train.data import packing
+
+        # Two rows a pair; one score a token, instead of a vocabulary's.
+        return packing.batch_size_that_fits(memory_bytes, 1, 2 * self.workload.sequence_length, examples)
+
+    def expected_config(self) -> "PreTrainedConfig":
+        from carbonopt.train import model
+        from carbonopt.train.data import pair_rows, tokens
+
+        workload = self.workload
+        tokenizer = tokens.expected_tokenizer(
+            workload, lambda: map(pair_rows.plain_texts, read_pairs(workload.dataset))
+        )
+        pad = pair_rows.set_pad_token(tokenizer, can_grow=workload.model.from_config is not None)
+        return model.model_config(self.model_kind, workload, tokenizer, num_labels=1, pad_token_id=pad)
+
+    def largest_batch(self, config: "PreTrainedConfig", size: int) -> dict[str, "torch.Tensor"]:
+        import torch
+
+        rows = torch.zeros(2 * size, self.workload.sequence_length, dtype=torch.int64)
+        return {"input_ids": rows, "attention_mask": torch.zeros_like(rows), "weights": torch.zeros(size)}
 
     def evaluation(self, sums: list[float]) -> Evaluation:
         right, pairs, margin = sums

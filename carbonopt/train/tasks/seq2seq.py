@@ -1,11 +1,12 @@
 """Sequence-to-sequence models, such as T5: a source text to a target text, judged by the target's perplexity or by what
 the model generates."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from carbonopt.core.config import Dataset, ModelWorkload, Name, SequenceLength, Space, may_be_other_than, values_of
+from carbonopt.core.dimensions import LARGEST_INT
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import PreparedFolder
 from carbonopt.core.quality import CANONICAL_MATCH, EXACT_MATCH, EXECUTION_MATCH, PERPLEXITY
@@ -65,6 +66,7 @@ class Seq2Seq(ExampleTask):
         "SEQ_2_SEQ_LM",
         "sequence-to-sequence model",
     )
+    masks_attention = True
 
     @property
     def _target_length(self) -> int:
@@ -119,7 +121,7 @@ class Seq2Seq(ExampleTask):
             model_parameters=parameters,
             notes=tuple(notes),
             versions=imports.package_versions() | self._versions(),
-            eval_batch_size_per_gpu=self._eval_batch_size(config, len(split.evaluation)),
+            eval_batch_size_per_gpu=self.eval_batch_size_here(config, len(split.evaluation)),
         )
 
     def _versions(self) -> dict[str, str]:
@@ -191,17 +193,12 @@ class Seq2Seq(ExampleTask):
             raise BadInput(f"the evaluation targets must be such that a generated text can match them, but {sentence}.")
         return [f"{sentence}."]
 
-    def _eval_batch_size(self, config: "PreTrainedConfig", examples: int) -> int | None:
-        """On a GPU, as for language models, the tokens of source and target together; None: by the micro batch."""
-        import torch
+    def eval_batch_size(self, config: "PreTrainedConfig", memory_bytes: int, examples: int = LARGEST_INT) -> int:
+        """As for language models, by the tokens of source and target together."""
+        from carbonopt.train.data import packing
 
-        from carbonopt.train.data.packing import batch_size_that_fits
-
-        if not torch.cuda.is_available():
-            return None
-        memory_bytes = torch.cuda.get_device_properties(0).total_memory
-        length = self.workload.sequence_length + self._target_length
-        return batch_size_that_fits(memory_bytes, config.get_text_config().vocab_size, length, examples)
+        vocab_size, length = config.get_text_config().vocab_size, self.workload.sequence_length + self._target_length
+        return packing.batch_size_that_fits(memory_bytes, vocab_size, length, examples)
 
     def examples(self, folder: PreparedFolder, part: Part) -> "PairExamples":
         from carbonopt.train.data.source_target import PairExamples
@@ -219,6 +216,32 @@ class Seq2Seq(ExampleTask):
 
         nll = self._nll(model, batch, "none").double().sum()
         return torch.stack([nll, (batch["labels"] != IGNORED).sum().double()])
+
+    def expected_config(self) -> "PreTrainedConfig":
+        from carbonopt.train import model
+        from carbonopt.train.data import source_target, tokens
+
+        workload, dataset = self.workload, self.workload.dataset
+
+        def texts() -> Iterator[list[str]]:
+            columns = (dataset.source_column, dataset.target_column)
+            split = source_target.read_pairs(dataset, *columns, workload.source_prefix or "")
+            return ([text for pair in part for text in pair[:2]] for part in (split.train, split.evaluation))
+
+        tokenizer = tokens.expected_tokenizer(workload, texts)
+        tokens.complete(tokenizer)
+        return model.model_config(self.model_kind, workload, tokenizer)
+
+    def largest_batch(self, config: "PreTrainedConfig", size: int) -> dict[str, "torch.Tensor"]:
+        import torch
+
+        from carbonopt.train.data.examples import padded_length
+
+        source, target = (
+            torch.zeros(size, padded_length(length), dtype=torch.int64)
+            for length in (self.workload.sequence_length, self._target_length)
+        )
+        return {"input_ids": source, "attention_mask": source, "decoder_input_ids": target, "labels": target}
 
     def _nll(self, model: Any, batch: dict[str, "torch.Tensor"], reduction: str) -> "torch.Tensor":
         from carbonopt.train.token_loss import token_nll

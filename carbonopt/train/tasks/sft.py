@@ -4,21 +4,21 @@ alone, in training and in evaluation."""
 from typing import TYPE_CHECKING, Any, Literal
 
 from carbonopt.core.config import Dataset, ModelWorkload, SequenceLength, Space, values_of
+from carbonopt.core.dimensions import LARGEST_INT
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import PreparedFolder
 from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.trial import Prepared
 from carbonopt.train.failures import as_bad_input
-from carbonopt.train.tasks.base import Card, Evaluation, TrialRun
+from carbonopt.train.tasks.base import Card, Evaluation
 from carbonopt.train.tasks.trainer_task import ExampleTask, ModelKind, Part
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedConfig, PreTrainedModel, TrainingArguments
+    from transformers import PreTrainedConfig
 
     from carbonopt.train.data.chat import Chat
     from carbonopt.train.data.responses import Responses
-    from carbonopt.train.loop import TrialTrainer
     from carbonopt.train.token_loss import TokenLoss
 
 _PARAGRAPHS = 3  # of a topic of Python's help: its heading, and about as much as a short answer has
@@ -71,11 +71,11 @@ class SFT(ExampleTask):
     model_kind = ModelKind(
         "AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "CAUSAL_LM", "causal language model"
     )
-    _loss: "TokenLoss"  # of the model that `trainer` is given
+    _loss: "TokenLoss"  # of the model that `begin` was told
 
     def prepare(self, space: Space, folder: PreparedFolder, fingerprint: str) -> Prepared:
         from carbonopt.train import imports, model
-        from carbonopt.train.data import chat, packing, responses, tokens
+        from carbonopt.train.data import chat, responses, tokens
 
         workload, length, kind = self.workload, self.workload.sequence_length, self.model_kind
         with as_bad_input("dataset"):
@@ -99,7 +99,6 @@ class SFT(ExampleTask):
         tokenizer.save_pretrained(folder.tokenizer)
         config.save_pretrained(folder.model_config)
         packed = f"{len(kept.examples)} training examples were packed into {rows} rows." if packed_to else ""
-        vocab_size = config.get_text_config().vocab_size
         return Prepared(
             fingerprint=fingerprint,
             train_examples=rows,
@@ -110,7 +109,7 @@ class SFT(ExampleTask):
             model_parameters=parameters,
             notes=tuple(note for note in (kept.note, eval_kept.note, packed) if note),
             versions=imports.package_versions(),
-            eval_batch_size_per_gpu=packing.gpu_batch_size_that_fits(vocab_size, length, eval_rows),
+            eval_batch_size_per_gpu=self.eval_batch_size_here(config, eval_rows),
         )
 
     def _check(self, space: Space, config: "PreTrainedConfig") -> None:
@@ -130,11 +129,10 @@ class SFT(ExampleTask):
 
         return Responses(folder.root / part, self.workload.sequence_length)
 
-    def trainer(self, run: TrialRun, model: Any, arguments: "TrainingArguments") -> "TrialTrainer":
+    def begin(self, model: Any, compiled: bool) -> None:
         from carbonopt.train.token_loss import TokenLoss
 
-        self._loss = TokenLoss(model, arguments.torch_compile)
-        return super().trainer(run, model, arguments)
+        self._loss = TokenLoss(model, compiled)
 
     def loss_sum(self, model: Any, batch: dict[str, "torch.Tensor"]) -> "torch.Tensor":
         inputs, targets = _divided(batch)
@@ -154,11 +152,28 @@ class SFT(ExampleTask):
     def evaluation(self, sums: list[float]) -> Evaluation:
         return Evaluation(sums[0], round(sums[1]))
 
-    def example_loss(self, model: "PreTrainedModel", folder: PreparedFolder) -> "torch.Tensor":
-        from carbonopt.train.token_loss import TokenLoss
+    def eval_batch_size(self, config: "PreTrainedConfig", memory_bytes: int, examples: int = LARGEST_INT) -> int:
+        from carbonopt.train.data import packing
 
-        self._loss = TokenLoss(model, compiled=False)
-        return super().example_loss(model, folder)
+        vocab_size, length = config.get_text_config().vocab_size, self.workload.sequence_length
+        return packing.batch_size_that_fits(memory_bytes, vocab_size, length, examples)
+
+    @property
+    def masks_attention(self) -> bool:
+        return self.workload.packing
+
+    def expected_config(self) -> "PreTrainedConfig":
+        from carbonopt.train import model
+        from carbonopt.train.data import chat, tokens
+
+        tokenizer = tokens.expected_tokenizer(self.workload, lambda: map(chat.texts_of, _chats(self.workload.dataset)))
+        return model.model_config(self.model_kind, self.workload, tokenizer)
+
+    def largest_batch(self, config: "PreTrainedConfig", size: int) -> dict[str, "torch.Tensor"]:
+        import torch
+
+        names = ("input_ids", "targets", "position_ids") if self.workload.packing else ("input_ids", "targets")
+        return {name: torch.zeros(size, self.workload.sequence_length, dtype=torch.int64) for name in names}
 
 
 def _divided(batch: dict[str, "torch.Tensor"]) -> tuple[dict[str, Any], "torch.Tensor"]:

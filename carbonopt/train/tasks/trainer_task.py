@@ -71,7 +71,20 @@ class TrainerTask(TrainingTask):
         micro batch."""
         return None
 
-    # The next three are for the estimate of memory (`train.memory`), which a task can do without.
+    def eval_batch_size_here(self, config: "PreTrainedConfig", examples: int) -> int | None:
+        """As `eval_batch_size`, on this process's GPU; None also where it has none."""
+        import torch
+
+        if not torch.cuda.is_available():
+            return None
+        return self.eval_batch_size(config, torch.cuda.get_device_properties(0).total_memory, examples)
+
+    # The next four are for the estimate of memory (`train.memory`), which a task can do without.
+
+    @property
+    def masks_attention(self) -> bool:
+        """Whether attention needs a mask, since rows of a micro batch differ in length or hold several examples."""
+        return False
 
     def expected_config(self) -> "PreTrainedConfig":
         """The model's configuration as `prepare` makes it, as far as it is known before: a number of classes that only
@@ -105,6 +118,9 @@ class ExampleTask(TrainerTask):
     def examples(self, folder: PreparedFolder, part: Part) -> "Examples":
         """Those that `prepare` has written into the folder."""
 
+    def begin(self, model: Any, compiled: bool) -> None:
+        """Is told the model whose batches `loss_sum` and `sums` get then, and whether the loss is to be compiled."""
+
     @abstractmethod
     def loss_sum(self, model: Any, batch: dict[str, "torch.Tensor"]) -> "torch.Tensor":
         """The loss of a micro batch of `examples`, summed over what their weights count."""
@@ -112,7 +128,7 @@ class ExampleTask(TrainerTask):
     @abstractmethod
     def sums(self, model: Any, batch: dict[str, "torch.Tensor"]) -> "torch.Tensor":
         """What `evaluation` is made of, float64 [any number], summed over a batch: of an example whose weight is 0,
-        nothing."""
+        nothing. No shape may depend on numbers, which tensors of the estimate of memory have not."""
 
     @abstractmethod
     def evaluation(self, sums: list[float]) -> Evaluation:
@@ -121,6 +137,7 @@ class ExampleTask(TrainerTask):
     def trainer(self, run: TrialRun, model: Any, arguments: "TrainingArguments") -> "TrialTrainer":
         from carbonopt.train.example_loss import ExampleTrainer
 
+        self.begin(model, arguments.torch_compile)
         return ExampleTrainer(self, run, model, arguments)
 
     def evaluate(self, run: TrialRun, trainer: "TrialTrainer") -> Evaluation:
@@ -128,18 +145,26 @@ class ExampleTask(TrainerTask):
 
         return self.evaluation(summed(self, run, trainer.model_wrapped))
 
-    def largest_batch(self, size: int) -> dict[str, "torch.Tensor"]:
-        """As `Examples.batch`, of so many of the longest examples, whatever is in them; for the estimate of memory."""
-        raise self._unestimated
+    @abstractmethod
+    def largest_batch(self, config: "PreTrainedConfig", size: int) -> dict[str, "torch.Tensor"]:
+        """As `Examples.batch`, of so many of the longest examples that a model of this configuration can get, with
+        zeros in them, on torch's default device; for the estimate of memory."""
 
     def largest_loss(self, model: Any, size: int, compiled: bool = False) -> "torch.Tensor":
-        return self.loss_sum(model, {key: value.to(model.device) for key, value in self.largest_batch(size).items()})
+        self.begin(model, compiled)
+        with model.device:
+            batch = self.largest_batch(model.config, size)
+        return self.loss_sum(model, batch)
 
-    def largest_evaluation(self, model: Any, size: int) -> Any:
-        return self.sums(model, {key: value.to(model.device) for key, value in self.largest_batch(size).items()})
+    def largest_evaluation(self, model: Any, size: int) -> "torch.Tensor":
+        self.begin(model, compiled=False)
+        with model.device:
+            batch = self.largest_batch(model.config, size)
+        return self.sums(model, batch)
 
     def example_loss(self, model: "PreTrainedModel", folder: PreparedFolder) -> "torch.Tensor":
         import numpy as np
 
+        self.begin(model, compiled=False)
         batch = self.examples(folder, "train").batch(np.zeros(2, np.int64))
         return self.loss_sum(model, {name: tensor.to(model.device) for name, tensor in batch.items()})
