@@ -173,13 +173,19 @@ class TrialParams(Frozen, extra="allow"):
         return cls(**{"zero_stage": None, "offload": None, **given})
 
 
+DIMENSIONS: dict[str, Dimension] = {
+    name: next(each for each in field.metadata if isinstance(each, Dimension))
+    for name, field in TrialParams.model_fields.items()
+}
+
+
 class TrainingParams(TrialParams, extra="forbid"):
     """Of a trial that carbonopt trains: its loop needs all of these."""
 
-    global_batch_size: int
-    micro_batch_size_per_gpu: int
-    learning_rate: float
-    epochs: float
+    global_batch_size: Annotated[int, DIMENSIONS["global_batch_size"]]
+    micro_batch_size_per_gpu: Annotated[int, DIMENSIONS["micro_batch_size_per_gpu"]]
+    learning_rate: Annotated[float, DIMENSIONS["learning_rate"]]
+    epochs: Annotated[float, DIMENSIONS["epochs"]]
     zero_stage: ZeroStage = 1
     offload: Offload = "none"
 
@@ -194,10 +200,6 @@ class TrainingParams(TrialParams, extra="forbid"):
         return steps
 
 
-DIMENSIONS: dict[str, Dimension] = {
-    name: next(each for each in field.metadata if isinstance(each, Dimension))
-    for name, field in TrialParams.model_fields.items()
-}
 SEARCHED = tuple(name for name in DIMENSIONS if name != "world_size")  # that one is the launch's
 REQUIRED = tuple(name for name in SEARCHED if DIMENSIONS[name].required)
 
