@@ -42,7 +42,7 @@ class Rerun:
     def __init__(
         self, folder: Path, workload: dict, launch: dict | None = None, target: dict | None = None, **space
     ) -> None:
-        if workload.get("task", "causal_lm") == "causal_lm":
+        if workload.get("task", "causal_lm") in ("causal_lm", "sft"):
             workload = {"model": MODEL, "sequence_length": 64, **workload}
         workload = {"evaluations": 2, **workload}
         study = {

@@ -13,7 +13,6 @@ import torch
 from commands import carbonopt
 from small_studies import study
 from tokenizers import Tokenizer, models, pre_tokenizers
-from train.test_worker import Run, start
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -21,6 +20,7 @@ from transformers import (
     AutoTokenizer,
     PreTrainedTokenizerFast,
 )
+from trial_processes import Run, start
 
 from carbonopt.core.config import Space
 from carbonopt.core.errors import BadInput

@@ -17,8 +17,8 @@ import torch
 import yaml
 from commands import carbonopt
 from small_studies import study
-from train.test_worker import Run, start
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
+from trial_processes import Run, start
 
 from carbonopt.core.config import Space
 from carbonopt.core.errors import BadInput

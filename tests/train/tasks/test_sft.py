@@ -11,8 +11,8 @@ import torch
 from commands import carbonopt
 from export.test_rerun import Rerun
 from small_studies import study
-from train.test_worker import Run, start
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from trial_processes import Run, start
 
 from carbonopt.core.config import Space
 from carbonopt.core.errors import BadInput
@@ -127,7 +127,7 @@ def reference(trial) -> Run:
     ids=lambda params: "-".join(str(value) for value in params.values()),
 )
 def test_how_a_step_is_computed_does_not_change_it(params, reference, trial):
-    assert trial(**params).perplexities == pytest.approx(reference.perplexities, rel=1e-5)
+    assert trial(**params).values == pytest.approx(reference.values, rel=1e-5)
 
 
 @pytest.mark.slow
@@ -147,9 +147,9 @@ def test_how_a_step_of_packed_rows_is_computed_does_not_change_it_either(packed,
     rows = PreparedFolder(prepared(True)).read_summary()
     assert 2 * PARAMS["global_batch_size"] <= rows.train_examples < ROWS / 1.5
     other = trial(packing=True, zero_stage=3, world_size=2, micro_batch_size_per_gpu=2)
-    assert other.perplexities == pytest.approx(packed.perplexities, rel=1e-5)
+    assert other.values == pytest.approx(packed.values, rel=1e-5)
     assert {point.count for point in packed.points} == {point.count for point in reference.points}
-    assert packed.perplexities[-1] != pytest.approx(reference.perplexities[-1], rel=1e-3), "other global batches"
+    assert packed.values[-1] != pytest.approx(reference.values[-1], rel=1e-3), "other global batches"
 
 
 def independent_perplexity(model_folder: Path, eval_file: str) -> tuple[float, int]:
@@ -174,7 +174,7 @@ def test_perplexity_is_what_plain_transformers_computes_on_the_saved_model(packe
     ragged = trial(zero_stage=3, world_size=2, micro_batch_size_per_gpu=4, save=True)
     for run in (packed, ragged):
         perplexity, count = independent_perplexity(run.folder / "model", eval_file)
-        assert run.perplexities[-1] == pytest.approx(perplexity, rel=1e-5) and run.points[-1].count == count
+        assert run.values[-1] == pytest.approx(perplexity, rel=1e-5) and run.points[-1].count == count
 
 
 @pytest.mark.slow
@@ -182,15 +182,15 @@ def test_a_pretrained_model_goes_on_from_its_weights(packed, trial):
     """Under ZeRO 3, where loading partitions; a learning rate of nothing leaves the weights as they were."""
     model = {"name_or_path": str(packed.folder / "model")}
     run = trial(model=model, zero_stage=3, learning_rate=1e-12, world_size=2, micro_batch_size_per_gpu=4)
-    assert run.perplexities == pytest.approx(packed.perplexities[-1:] * 2, rel=1e-5)
+    assert run.values == pytest.approx(packed.values[-1:] * 2, rel=1e-5)
 
 
 @pytest.mark.slow
 def test_every_optional_dimension(trial, reference):
     options = {"precision": "bf16", "gradient_checkpointing": True, "lora_rank": 4, "output_layer": "fused"}
     for packing in (False, True):
-        first, last = trial(packing=packing, **options, attention_implementation="eager").perplexities
-        assert reference.perplexities[-1] < last < first, "adapters learn, and learn less than all weights"
+        first, last = trial(packing=packing, **options, attention_implementation="eager").values
+        assert reference.values[-1] < last < first, "adapters learn, and learn less than all weights"
 
 
 # ----------------------------------------------------------------------------------------------------------- the data
