@@ -121,7 +121,10 @@ def study_over(folder: Path, rows: list[dict], **changes: object) -> dict:
     return {
         "name": "accurate",
         "target": {"accuracy": TARGET},
-        "search": {"space": {name: {"choices": sorted({run["params"][name] for run in rows})} for name in names}},
+        "search": {
+            "space": {name: {"choices": sorted({run["params"][name] for run in rows})} for name in names},
+            "pruning": {"target": True},
+        },
         "budget": {"trials": len(KEYS)},
         "carbon": {"intensity_g_co2e_per_kwh": G_PER_KWH, "pue": PUE},
         "launch": {"kind": "replay", "table": str(table)},
