@@ -220,7 +220,7 @@ def study_of(folder: Path, script: str = LOOP, command: str = "python train.py {
         "name": "own",
         "workload": {"task": "script", "command": command, **changes.pop("workload", {})},
         "target": changes.pop("target", {"accuracy": 0.5}),
-        "search": {"space": space, "sampler": "random"},
+        "search": {"space": space, "sampler": "random", "pruning": {"cap": False}},
         "budget": {"trials": 2},
         "carbon": {"intensity_g_co2e_per_kwh": 500},
         "launch": {"gpus": [], **changes.pop("launch", {})},
@@ -276,11 +276,12 @@ def test_a_warm_script_is_run_from_its_first_line_by_a_fork(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_every_rank_of_a_launch_stops_together(tmp_path: Path) -> None:
     script = """
-        import os, torch, torch.distributed as dist
+        import time, torch, torch.distributed as dist
         dist.init_process_group("gloo")
         import carbonopt.script as carbon
         with carbon.run(total_steps=4) as run:
             for step in range(1, 5):
+                time.sleep(0.1)
                 total = torch.tensor(float(dist.get_rank() + 1))
                 dist.all_reduce(total)
                 run.step(step)

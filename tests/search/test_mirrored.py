@@ -65,6 +65,7 @@ def ran(folder: Path, quality: str, **changes: object) -> StudyData:
         "search": {
             "space": {name: {"choices": sorted({row["params"][name] for row in rows})} for name in rows[0]["params"]},
             "goal": goal,
+            "pruning": {"target": True},
         },
         "budget": {"trials": len(KEYS)},
         "carbon": {"intensity_g_co2e_per_kwh": 500},

@@ -26,7 +26,7 @@ from typing import Literal
 from carbonopt.core.config import Dataset, Workload
 from carbonopt.core.quality import QUALITIES
 from carbonopt.core.trial import EvalPoint, Prepared
-from carbonopt.train.tasks.base import Card, Task, Trained
+from carbonopt.train.tasks.base import Card, Trained, TrainingTask
 
 
 class Words(Dataset, extra="forbid"):
@@ -39,7 +39,7 @@ class CountsWorkload(Workload, extra="forbid"):
     longest: int = 7
 
 
-class Counts(Task):
+class Counts(TrainingTask):
     settings = CountsWorkload
     qualities = (QUALITIES["accuracy"],)
     card = Card("other", "Other", "a counter")

@@ -101,7 +101,7 @@ class Trained:
     save_model: Callable[[Path], None]  # writes model and tokenizer into a folder; to be called on every rank
 
 
-class Task:
+class Task(ABC):
     """One kind of training, for one study's settings. A task that trains with a Trainer derives from
     `trainer_task.TrainerTask`."""
 
@@ -113,11 +113,11 @@ class Task:
         self.workload = workload
 
     @property
+    @abstractmethod
     def card(self) -> Card:
         """What a task has as a class attribute, unless it depends on the workload."""
-        raise NotImplementedError
 
-    def check(self, space: Space) -> None:
+    def check(self, space: Space) -> None:  # noqa: B027: nothing, unless a task knows more
         """Raises BadInput for what can be known to be wrong before anything is started."""
 
     def input_files(self) -> tuple[str, ...]:
@@ -129,7 +129,7 @@ class Task:
         return None
 
 
-class TrainingTask(Task, ABC):
+class TrainingTask(Task):
     """One that carbonopt prepares and trains. Dimensions are not here: a trial's parameters are one record, whatever
     the task."""
 
