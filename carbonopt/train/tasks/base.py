@@ -117,7 +117,7 @@ class Task(ABC):
     def card(self) -> Card:
         """What a task has as a class attribute, unless it depends on the workload."""
 
-    def check(self, space: Space) -> None:  # noqa: B027: nothing, unless a task knows more
+    def check(self, space: Space) -> None:  # noqa: B027
         """Raises BadInput for what can be known to be wrong before anything is started."""
 
     def input_files(self) -> tuple[str, ...]:
