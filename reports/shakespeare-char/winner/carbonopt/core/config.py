@@ -4,11 +4,19 @@ import math
 import re
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, create_model, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    create_model,
+    model_validator,
+)
 
 from carbonopt.core import values
 from carbonopt.core.dimensions import DIMENSIONS, SEARCHED
-from carbonopt.core.quality import QUALITIES, Quality
+from carbonopt.core.quality import QUALITIES, Quality, quality_of
 from carbonopt.core.quality import Target as QualityTarget
 from carbonopt.core.values import Given, Scalar
 
@@ -83,13 +91,14 @@ class Tokenizer(Frozen):
 
 
 class Dataset(Frozen, extra="allow"):
-    """Built in, a hub name or folder, or files (text, jsonl, csv, parquet). Its columns are the task's to say."""
+    """Built in, a hub name or folder, or files (text, jsonl, csv, parquet). Its columns are the task's to say, and what
+    is built in."""
 
-    builtin: Literal["python-docs"] | None = None
+    builtin: Name | None = None  # which there are, each task's own class says
     name_or_path: Name | None = None
     config: str | None = None  # the hub data set's configuration
     train_split: str = "train"
-    eval_split: str = "validation"
+    eval_split: str = "validation"  # the training split: its last eval_fraction
     train_files: tuple[str, ...] | None = None
     eval_files: tuple[str, ...] | None = None  # none: the last eval_fraction of the training rows
     eval_fraction: float = Field(default=0.1, gt=0, lt=1)
@@ -104,19 +113,44 @@ class Dataset(Frozen, extra="allow"):
         }
 
 
+SequenceLength = Annotated[int, Field(ge=2, le=1_048_576)]  # tokens
+
+
 class Workload(Frozen, extra="allow"):
     """What every trial trains and how it is judged: the keys that tasks share. Each task's file derives a class from
     this one with its other keys. Here these are kept as they are: storage, records and reports need no task."""
 
     task: str = "causal_lm"
-    model: Model
+    quality: Name | None = None  # the target's, where that is not the first of the task's
+    model: Model | None = None  # none: a script's own
     tokenizer: Tokenizer | None = None  # none: the model's own
-    dataset: Dataset
-    sequence_length: int = Field(ge=2, le=1_048_576)  # tokens
+    dataset: Dataset | None = None  # none: a script's own
+    sequence_length: SequenceLength | None = None  # none: images, or a script's own
     evaluations: int = Field(default=8, ge=1, le=1000)  # at even fractions of a trial; the last one is at its end
     eval_batch_size_per_gpu: int | None = Field(default=None, ge=1)  # none: the micro batch, at least 8
     training_arguments: dict[str, Any] = Field(default_factory=dict)  # more of transformers.TrainingArguments
     deepspeed: dict[str, Any] = Field(default_factory=dict)  # more of the DeepSpeed configuration
+
+    @property
+    def data_files(self) -> tuple[str, ...]:
+        """All that the data set names."""
+        if (dataset := self.dataset) is None:
+            return ()
+        database = getattr(dataset, "database", None)  # of tasks that have one
+        return (*(dataset.train_files or ()), *(dataset.eval_files or ()), *([database] if database else []))
+
+    @property
+    def names_or_paths(self) -> dict[str, str]:
+        """Hub names and folders, by the key that has them."""
+        parts = {"model": self.model, "tokenizer": self.tokenizer, "dataset": self.dataset}
+        return {key: part.name_or_path for key, part in parts.items() if part and part.name_or_path is not None}
+
+
+class ModelWorkload(Workload):
+    """Of a task that trains one of Hugging Face's models."""
+
+    model: Model
+    dataset: Dataset
 
 
 # ------------------------------------------------------------------------------------------------------------ search
@@ -181,19 +215,27 @@ def may_be_other_than(domain: Domain | None, value: Scalar) -> bool:
 
 def _space_field(name: str) -> tuple[Any, Any]:
     default = DIMENSIONS[name].default
-    optional = (Domain | None, None if default is None else Fixed(value=default))
-    return (Domain, ...) if DIMENSIONS[name].required else optional
+    return Domain | None, None if default is None else Fixed(value=default)
 
 
 class Space(create_model("Space", __base__=Frozen, **{name: _space_field(name) for name in SEARCHED})):  # type: ignore[misc]
-    """The dimensions of the search. One that is left out takes its default; a single value fixes it."""
+    """The dimensions of the search. One that is left out takes its default; a single value fixes it. Beside the
+    table's, a script's user has dimensions of their own; which ones have to be there is the task's to say."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Domain]
 
     def __getitem__(self, name: str) -> Domain | None:
-        return getattr(self, name)  # type: ignore[no-any-return]
+        return getattr(self, name, None)
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The names of dimensions that the user has invented."""
+        return tuple(self.__pydantic_extra__)
 
     def domains(self) -> dict[str, Domain]:
-        """Of every dimension that has a value, in the table's order."""
-        return {name: domain for name in SEARCHED if (domain := self[name]) is not None}
+        """Of every dimension that has a value, in the table's order, then the user's own."""
+        return {name: domain for name in (*SEARCHED, *self.own) if (domain := self[name]) is not None}
 
     def free(self) -> dict[str, Choices | Range]:
         """Of those that the search may move."""
@@ -201,7 +243,9 @@ class Space(create_model("Space", __base__=Frozen, **{name: _space_field(name) f
 
 
 class Pruning(Frozen):
-    target: bool = True  # stop a trial that can't reach the target, by its curve and by what the others have taught
+    # Stop a trial that can't reach the target, by its curve and by what the others have taught. None: of a perplexity,
+    # on whose curves the models were tuned.
+    target: bool | None = None
     cap: bool = True  # stop a trial that emits more than the best one that meets the target
     audit: float = Field(default=0.0, ge=0, le=1)  # share of the trials to be stopped that are run to their end instead
 
@@ -218,25 +262,39 @@ class Search(Frozen):
 # ------------------------------------------------------------------------------------------------------ the whole file
 
 
-class Target(Frozen):
-    """What a trial has to reach: one of the qualities, at most or at least this, as its direction is."""
+def _target_field(quality: Quality) -> tuple[Any, Any]:
+    return float | None, Field(default=None, ge=quality.lowest, le=min(quality.highest, 1e9))
 
-    perplexity: float | None = Field(default=None, ge=QUALITIES["perplexity"].lowest, le=1e9)
-    accuracy: float | None = Field(default=None, ge=QUALITIES["accuracy"].lowest, le=QUALITIES["accuracy"].highest)
 
-    one_of = tuple(QUALITIES)
+class Target(create_model("Target", __base__=Frozen, **{name: _target_field(q) for name, q in QUALITIES.items()})):  # type: ignore[misc]
+    """What a trial has to reach: one of the qualities, at most or at least this, as its direction is; or one that a
+    script reports by a name of its own, with the bound that says which direction is better."""
 
-    @property
-    def quality(self) -> Quality:
-        return next(quality for name, quality in QUALITIES.items() if getattr(self, name) is not None)
+    quality: Annotated[Name, StringConstraints(pattern=r"^[A-Za-z_]\w*$")] | None = None
+    at_least: float | None = Field(default=None, ge=-1e12, le=1e12)
+    at_most: float | None = Field(default=None, ge=-1e12, le=1e12)
+
+    one_of = (*QUALITIES, "quality")
+
+    def faults(self) -> dict[str, bool]:
+        bounds = sum(bound is not None for bound in (self.at_least, self.at_most))
+        named = self.quality is not None
+        return {
+            f"quality: {self.quality} must be written as {{{self.quality}: VALUE}}": self.quality in QUALITIES,
+            f"quality: {self.quality} needs at_least or at_most beside it, one of them": named and bounds != 1,
+            "at_least and at_most go with quality, the name of what a script reports": not named and bounds > 0,
+        }
 
     @property
     def value(self) -> float:
-        return float(getattr(self, self.quality.name))
+        given = (self.at_least, self.at_most, *(getattr(self, name) for name in QUALITIES))
+        return float(next(value for value in given if value is not None))
 
     def at(self, value: float | None = None) -> QualityTarget:
         """For the same quality another target; None: this one."""
-        return QualityTarget(self.quality, self.value if value is None else value)
+        name = self.quality or next(name for name in QUALITIES if getattr(self, name) is not None)
+        quality = quality_of(name, "minimize" if self.at_least is None else "maximize")
+        return QualityTarget(quality, self.value if value is None else value)
 
 
 class Budget(Frozen):
@@ -365,6 +423,11 @@ class StudyConfig(Frozen):
             unexpecting: self.budget.until is not None and (sampler, goal) != ("carbon", "recommend"),
             "carbon.objective: gpu needs GPUs to count, but launch.gpus is []": uncounted,
         }
+
+    @property
+    def quality(self) -> Quality:
+        """By which trials are judged."""
+        return self.target.at().quality
 
     def identity(self) -> dict[str, Any]:
         """What makes two study files the same study: all but budget, confirmation, trackers, trace and warm start."""

@@ -85,23 +85,31 @@ _OFFLOAD_KEYS = tuple(f"zero_optimization.{key}" for key in _OFFLOADS)
 _of_steps = partial(Dimension, argument="warmup_steps", to_argument=lambda ratio, steps: math.ceil(ratio * steps))
 
 
-class TrialParams(Frozen):
-    """One configuration. A step is an optimizer step. The fields up to `world_size` are in every record; the others
-    only where the study file names them (None: as Hugging Face has it)."""
+class TrialParams(Frozen, extra="allow"):
+    """One configuration. A step is an optimizer step. The fields up to `world_size` are in every record of a trial that
+    carbonopt trains; the others only where the study file names them (None: as Hugging Face has it). A script's trial
+    has those that its study file names, and beside them dimensions that its user has invented."""
 
-    global_batch_size: Annotated[  # sequences per step, over all ranks
-        int, _batch_size("batch", ("quality", "cost"), required=True, deepspeed=("train_batch_size",))
-    ]
-    micro_batch_size_per_gpu: Annotated[  # sequences per forward pass and rank
-        int, _batch_size("micro batch", _SYSTEM, argument="per_device_train_batch_size", deepspeed=_MICRO_BATCH_KEYS)
-    ]
-    learning_rate: Annotated[float, Dimension("lr", ("quality",), above=True, required=True, argument="learning_rate")]
-    epochs: Annotated[float, Dimension("epochs", ("quality",), above=True, required=True, argument="num_train_epochs")]
+    __pydantic_extra__: dict[str, Scalar]
+
+    global_batch_size: Annotated[  # examples per step, over all ranks
+        int | None, _batch_size("batch", ("quality", "cost"), required=True, deepspeed=("train_batch_size",))
+    ] = None
+    micro_batch_size_per_gpu: Annotated[  # examples per forward pass and rank
+        int | None,
+        _batch_size("micro batch", _SYSTEM, argument="per_device_train_batch_size", deepspeed=_MICRO_BATCH_KEYS),
+    ] = None
+    learning_rate: Annotated[
+        float | None, Dimension("lr", ("quality",), above=True, required=True, argument="learning_rate")
+    ] = None
+    epochs: Annotated[
+        float | None, Dimension("epochs", ("quality",), above=True, required=True, argument="num_train_epochs")
+    ] = None
     zero_stage: Annotated[
-        ZeroStage, Dimension("ZeRO", _SYSTEM, get_args(ZeroStage), integer=True, default=1, deepspeed=_ZERO_KEYS)
+        ZeroStage | None, Dimension("ZeRO", _SYSTEM, get_args(ZeroStage), integer=True, default=1, deepspeed=_ZERO_KEYS)
     ] = 1
     offload: Annotated[
-        Offload, Dimension("offload", _SYSTEM, get_args(Offload), default="none", deepspeed=_OFFLOAD_KEYS)
+        Offload | None, Dimension("offload", _SYSTEM, get_args(Offload), default="none", deepspeed=_OFFLOAD_KEYS)
     ] = "none"
     world_size: Annotated[int, Dimension("ranks", _SYSTEM, lowest=1, integer=True)] = 1
 
@@ -129,8 +137,16 @@ class TrialParams(Frozen):
     ] = None
 
     @property
-    def gradient_accumulation_steps(self) -> int:
-        """Derived, never stored; raises BadInput where it is no whole number."""
+    def own(self) -> dict[str, Scalar]:
+        """Dimensions that the user has invented."""
+        return self.__pydantic_extra__
+
+    @property
+    def gradient_accumulation_steps(self) -> int | None:
+        """Derived, never stored; None where a script knows its batches itself. Raises BadInput where it is no whole
+        number."""
+        if self.global_batch_size is None or self.micro_batch_size_per_gpu is None:
+            return None
         per_pass = self.micro_batch_size_per_gpu * self.world_size
         if self.global_batch_size % per_pass:
             product = f"{self.micro_batch_size_per_gpu} × {self.world_size}"
@@ -145,20 +161,52 @@ class TrialParams(Frozen):
     def as_record(self) -> dict[str, Scalar]:
         """The record's `params`: every set field, and the derived gradient accumulation."""
         record = self.model_dump(exclude_none=True)
-        record["epochs"] = int(self.epochs) if float(self.epochs).is_integer() else self.epochs
-        record["gradient_accumulation_steps"] = self.gradient_accumulation_steps
+        if self.epochs is not None and float(self.epochs).is_integer():
+            record["epochs"] = int(self.epochs)
+        if (accumulation_steps := self.gradient_accumulation_steps) is not None:
+            record["gradient_accumulation_steps"] = accumulation_steps
         return record
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> "TrialParams":
-        return cls(**{key: value for key, value in record.items() if key != "gradient_accumulation_steps"})
+        given = {key: value for key, value in record.items() if key != "gradient_accumulation_steps"}
+        return cls(**{"zero_stage": None, "offload": None, **given})
 
 
 DIMENSIONS: dict[str, Dimension] = {
     name: next(each for each in field.metadata if isinstance(each, Dimension))
     for name, field in TrialParams.model_fields.items()
 }
+
+
+class TrainingParams(TrialParams, extra="forbid"):
+    """Of a trial that carbonopt trains: its loop needs all of these."""
+
+    global_batch_size: Annotated[int, DIMENSIONS["global_batch_size"]]
+    micro_batch_size_per_gpu: Annotated[int, DIMENSIONS["micro_batch_size_per_gpu"]]
+    learning_rate: Annotated[float, DIMENSIONS["learning_rate"]]
+    epochs: Annotated[float, DIMENSIONS["epochs"]]
+    zero_stage: ZeroStage = 1
+    offload: Offload = "none"
+
+    @classmethod
+    def of(cls, params: TrialParams) -> "TrainingParams":
+        return cls(**params.model_dump())
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        steps = super().gradient_accumulation_steps
+        assert steps is not None
+        return steps
+
+
 SEARCHED = tuple(name for name in DIMENSIONS if name != "world_size")  # that one is the launch's
+REQUIRED = tuple(name for name in SEARCHED if DIMENSIONS[name].required)
+
+
+def label(name: str) -> str:
+    """For people, where one line has many dimensions; a user's own has its name."""
+    return DIMENSIONS[name].label if name in DIMENSIONS else name
 
 
 def affecting(what: Affects, names: Collection[str] | None = None) -> tuple[str, ...]:

@@ -3,7 +3,7 @@ for the answer, so that a measured window begins when both know of it; so does a
 
 from typing import Any, Literal, get_args
 
-from carbonopt.core.trial import EvalPoint, Kernels, Phase, Stage
+from carbonopt.core.trial import EvalPoint, Kernels, Phase, Prediction, Stage
 from carbonopt.core.values import Frozen
 
 # Environment variables: descriptors that rank 0 inherits, and what it needs beside them.
@@ -13,6 +13,13 @@ GATE_FD = "CARBONOPT_GATE_FD"  # of a pipe that ends once it does
 PREPARED = "CARBONOPT_PREPARED"  # the folder of the tokenized data and the model's configuration
 FINGERPRINT = "CARBONOPT_FINGERPRINT"  # of the workload that this folder is made for
 LIKELY_SEED = "CARBONOPT_LIKELY_SEED"  # of the random model that a waiting trial will most likely train; empty: none
+# Of a user's script, which a launcher of its own may start: then no descriptor is passed on.
+CHANNEL_PATH = "CARBONOPT_CHANNEL"  # a socket that rank 0 connects to; without it no study runs the script
+QUALITY = "CARBONOPT_QUALITY"  # of the study's target
+DIRECTION = "CARBONOPT_QUALITY_DIRECTION"  # of what is better
+WORKLOAD = "CARBONOPT_WORKLOAD"  # whose script is forked, as JSON
+RANKS = "CARBONOPT_RANKS"  # how many the study launches
+TOTAL_STEPS = "CARBONOPT_TOTAL_STEPS"  # by the study file; empty: the script says
 GPU_UUIDS = "CARBONOPT_GPU_UUIDS"  # the measured GPUs, as NVML names them, with commas
 
 FailureKind = Literal["out_of_memory", "diverged", "bad_input", "crash"]
@@ -40,7 +47,9 @@ class Progress(Frozen):
 class Evaluated(Frozen):
     point: EvalPoint
     total_steps: int
+    predictions: tuple[Prediction, ...] = ()  # as a trial's record has them
     peak_memory_gib: float | None = None  # of the trial so far, of the rank that needed most
+    rank_peak_memory_gib: tuple[float, ...] | None = None  # ... of each rank
     cpu_wait_fraction: float | None = None  # as a trial's record has it
 
 

@@ -15,6 +15,7 @@ from carbonopt.core.errors import BadInput
 from carbonopt.core.trial import Prepared
 
 REPORT_JSON = Path("data") / "report.json"  # in a report's folder: what tells it from any other
+COMPARISON_JSON = Path("data") / "comparison.json"  # likewise, of several studies beside each other
 
 
 @dataclass
@@ -26,6 +27,7 @@ class PreparedFolder:
     def __post_init__(self) -> None:
         self.train, self.evaluation = self.root / "train.npy", self.root / "eval.npy"
         self.tokenizer, self.model_config = self.root / "tokenizer", self.root / "model"
+        self.image_processor = self.root / "image_processor"
         self.workload = self.root / "workload.json"  # what it was made for: the task's settings
         self.summary = self.root / "prepared.json"
 

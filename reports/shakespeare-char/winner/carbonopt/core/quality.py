@@ -30,6 +30,8 @@ class Quality:
 
     @property
     def bounds_text(self) -> str:
+        if not math.isfinite(self.lowest):
+            return "any number"
         return f"at least {self.lowest:g}" + (f" and at most {self.highest:g}" if math.isfinite(self.highest) else "")
 
     @property
@@ -53,9 +55,13 @@ class Quality:
         """Whether it counts examples: the loss is then a share of errors."""
         return self.direction == "maximize" and math.isfinite(self.highest)
 
+    def mean_of(self, value: float) -> float:
+        """The sum ÷ count that makes a value."""
+        return math.log(value) if self.value_of_mean == "exp" else value
+
     def loss_of(self, value: float) -> float:
         """Of a value, such as the target's."""
-        return self.loss(math.log(value) if self.value_of_mean == "exp" else value)
+        return self.loss(self.mean_of(value))
 
     def rank(self, value: float) -> float:
         """For sorting and comparing: lower is better. Its own inverse."""
@@ -125,7 +131,69 @@ ACCURACY = Quality(
     highest=1.0,
 )
 
-QUALITIES: dict[str, Quality] = {quality.name: quality for quality in (PERPLEXITY, ACCURACY)}
+MACRO_F1 = Quality(
+    name="macro_f1",
+    label="Macro-F1",
+    definition="Macro-F1 is the mean over all classes of the harmonic mean of a class's precision and recall on the "
+    "evaluation examples.",
+    direction="maximize",
+    lowest=0.0,
+    highest=1.0,
+)
+EXACT_MATCH = Quality(
+    name="exact_match",
+    label="Exact match",
+    definition="Exact match is the share of the evaluation examples whose generated text equals the expected one; "
+    "runs of white space count as one space.",
+    direction="maximize",
+    lowest=0.0,
+    highest=1.0,
+)
+CANONICAL_MATCH = Quality(
+    name="canonical_match",
+    label="Canonical match",
+    definition="Canonical match is the share of the evaluation examples whose generated SQL equals the expected one "
+    "after sqlglot has brought both into one form.",
+    direction="maximize",
+    lowest=0.0,
+    highest=1.0,
+)
+EXECUTION_MATCH = Quality(
+    name="execution_match",
+    label="Execution match",
+    definition="Execution match is the share of the evaluation examples whose generated SQL returns the same rows from "
+    "the database as the expected one.",
+    direction="maximize",
+    lowest=0.0,
+    highest=1.0,
+)
+PREFERENCE_ACCURACY = Quality(
+    name="preference_accuracy",
+    label="Preference accuracy",
+    definition="Preference accuracy is the share of the evaluation pairs whose chosen answer is rated above the "
+    "rejected one.",
+    direction="maximize",
+    lowest=0.0,
+    highest=1.0,
+)
+
+QUALITIES: dict[str, Quality] = {
+    quality.name: quality
+    for quality in (
+        *(PERPLEXITY, ACCURACY, MACRO_F1, EXACT_MATCH, CANONICAL_MATCH, EXECUTION_MATCH, PREFERENCE_ACCURACY),
+    )
+}
+
+
+def quality_of(name: str, direction: Literal["minimize", "maximize"] | None) -> Quality:
+    """The quality of that name; one that carbonopt doesn't know, as a script reports it, has this direction and no
+    bounds. Raises ValueError where it is unknown and has none."""
+    if name in QUALITIES:
+        return QUALITIES[name]
+    if direction is None:
+        raise ValueError(f"must be one of {', '.join(QUALITIES)}, but is {name!r}")
+    definition = f"The quality, {name}, is what the training script reports."
+    return Quality(name, name, definition, direction, lowest=-math.inf, highest=math.inf, link="identity")
 
 
 @dataclass(frozen=True)

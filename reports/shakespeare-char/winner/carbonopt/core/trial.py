@@ -5,12 +5,13 @@ import itertools
 import json
 import math
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from carbonopt.core.dimensions import TrialParams
-from carbonopt.core.quality import PERPLEXITY, QUALITIES, Quality, Target
+from carbonopt.core.memory import ModelMemory
+from carbonopt.core.quality import PERPLEXITY, QUALITIES, Quality, Target, quality_of
 from carbonopt.core.values import Finite, Frozen, Whole
 
 
@@ -65,19 +66,31 @@ class Kernels(StrEnum):
 
 
 class Prepared(Frozen):
-    """What reading and tokenizing the data set once, before the first trial, found out (`prepared.json`)."""
+    """What reading the data set once, before the first trial, found out (`prepared.json`)."""
 
     fingerprint: str  # of the workload; a folder prepared for another one is made again
-    train_sequences: int  # full sequences of sequence_length target tokens
-    eval_sequences: int
-    train_tokens: int
-    eval_tokens: int  # target tokens of one evaluation, each counted once
-    sequence_length: int
-    vocab_size: int
-    model_parameters: int
+    train_examples: int  # of an epoch: what a global batch counts, such as sequences, images or pairs
+    eval_examples: int
+    train_tokens: int | None = None  # None: examples are no tokens
+    eval_tokens: int | None = None  # that one evaluation predicts, each counted once; None: it predicts no tokens
+    sequence_length: int | None = None  # of each example, in tokens; None: they differ, or are no tokens
+    vocab_size: int | None = None
+    model_parameters: int | None = None  # None: a script's model is not known
+    notes: tuple[str, ...] = ()  # of the data, in sentences: what was left out, or cut
     versions: dict[str, str]  # of the packages that trials run on
     eval_batch_size_per_gpu: int | None = None  # by the GPU's memory; None: the study file or the micro batch says
+    memory: ModelMemory | None = None  # of the model on a GPU; None: on a CPU, or it could not be told
     files: dict[str, int] = Field(default_factory=dict)  # bytes of each, by its name in the folder, to see damage
+
+
+class Program(Frozen):
+    """What each rank runs in the place of carbonopt's own training: a user's script."""
+
+    argv: tuple[str, ...]
+    folder: str  # in which it runs; absolute
+    environment: dict[str, str]  # beside the launch's
+    starts_ranks: bool = False  # by itself, as torchrun does: it is started once
+    warm: bool = False  # it is a Python script, which a process that has imported what it imports can be forked for
 
 
 class TrialSpec(Frozen):
@@ -91,6 +104,7 @@ class TrialSpec(Frozen):
     workload: dict[str, Any]  # config.Workload, dumped
     prepared_dir: str  # the tokenized, memory-mapped data set and its tokenizer
     trial_dir: str  # for what the trial writes: log, DeepSpeed configuration, optionally its model
+    program: Program | None = None  # None: carbonopt trains
 
 
 class EvalPoint(Frozen):
@@ -100,16 +114,28 @@ class EvalPoint(Frozen):
     sum: float | None  # that the value is made of, over all ranks; None: it was NaN or infinite
     count: int = Field(ge=1)  # what that sum is over
     train_energy_kwh: Finite | None = None  # energy of the training window up to here
+    other_qualities: dict[str, float] = Field(default_factory=dict)  # that the same evaluation found, by name
 
     @classmethod
-    def of(cls, quality: Quality, total: float, count: int, *, step: int, tokens: int | None) -> "EvalPoint":
-        """An evaluation by a sum over all ranks and its count."""
+    def of(
+        cls, quality: Quality, total: float, count: int, *, step: int, tokens: int | None, **others: float
+    ) -> "EvalPoint":
+        """An evaluation by a sum over all ranks and its count; `others`: of other qualities, by name."""
         value, summed = (x if math.isfinite(x) else None for x in (quality.value(total, count), total))
-        return cls(step=step, tokens=tokens, count=count, value=value, sum=summed)
+        finite = {name: other for name, other in others.items() if math.isfinite(other)}
+        return cls(step=step, tokens=tokens, count=count, value=value, sum=summed, other_qualities=finite)
 
     def loss(self, quality: Quality) -> float:
         """As `Quality.loss`; NaN where the sum was not finite."""
         return math.nan if self.sum is None else quality.loss(self.sum / self.count)
+
+
+class Prediction(Frozen):
+    """What a trained model made of one evaluation example: three texts, cut to a few hundred characters."""
+
+    source: str
+    expected: str
+    predicted: str
 
 
 class QualityResult(Frozen):
@@ -119,18 +145,26 @@ class QualityResult(Frozen):
     value: float | None = None
     sum: float | None = None
     count: Annotated[int, Field(ge=1)] | None = None
+    direction: Literal["minimize", "maximize"] | None = None  # of a quality that carbonopt doesn't know by its name
 
     @model_validator(mode="after")
     def _can_be(self) -> "QualityResult":
-        if self.name not in QUALITIES:
-            raise ValueError(f"name must be one of {', '.join(QUALITIES)}, but is {self.name!r}")
+        try:
+            _ = self.of
+        except ValueError as error:
+            raise ValueError(f"name {error}") from error
         if problem := self.of.problem(self.value, self.sum, self.count):
             raise ValueError(problem)
         return self
 
     @property
     def of(self) -> Quality:
-        return QUALITIES[self.name]
+        return quality_of(self.name, self.direction)
+
+    @classmethod
+    def named(cls, quality: Quality) -> "QualityResult":
+        """Of a trial that has reached nothing yet."""
+        return cls(name=quality.name, direction=None if quality.name in QUALITIES else quality.direction)
 
 
 # Beside a quality that is a perplexity, for those who read records from before there were others.
@@ -231,7 +265,9 @@ class TrialRecord(Frozen):
     duration_s: Durations | None = None
     stages: dict[Stage, StageCost] | None = None  # add up to both totals above; None: a replay, or not measured
     evals: tuple[EvalPoint, ...] = ()
+    predictions: tuple[Prediction, ...] = ()  # of the last evaluation, a few; none: the task generates no text
     peak_memory_gib: Finite | None = None  # of the rank that needed most
+    rank_peak_memory_gib: tuple[Finite, ...] = ()  # of each rank, by rank; none: it ended before its first evaluation
     kernels: Kernels | None = None  # of its first step, by torch's own count; None: it compiles none, or isn't known
     failure: Failure | None = None
     started_at: str | None = None  # ISO 8601, UTC
@@ -290,12 +326,18 @@ class TrialRecord(Frozen):
         def of_perplexity(result: dict[str, Any], names: dict[str, str] = _OF_PERPLEXITY) -> dict[str, Any]:
             return {name: result[field] if is_perplexity else None for name, field in names.items()}
 
-        evals = [{**point, **of_perplexity(point)} for point in dumped["evals"]]
+        evals = [{**_told(point, "other_qualities"), **of_perplexity(point)} for point in dumped["evals"]]
+        dumped["quality"] = _told(dumped["quality"], "direction")
         reached = of_perplexity(dumped["quality"], {PERPLEXITY.name: "value", **_OF_PERPLEXITY})
-        return {**dumped, "params": self.params.as_record(), "evals": evals, **reached}
+        return {**_told(dumped, "predictions"), "params": self.params.as_record(), "evals": evals, **reached}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "TrialRecord":
         own = {key: value for key, value in record.items() if key not in (PERPLEXITY.name, *_OF_PERPLEXITY)}
         evals = [{key: value for key, value in point.items() if key not in _OF_PERPLEXITY} for point in record["evals"]]
         return cls(**{**own, "params": TrialParams.from_record(record["params"]), "evals": evals})
+
+
+def _told(record: dict[str, Any], rarely: str) -> dict[str, Any]:
+    """Without a key that says something in few records."""
+    return record if record[rarely] else {key: value for key, value in record.items() if key != rarely}

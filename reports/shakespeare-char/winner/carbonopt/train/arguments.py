@@ -9,7 +9,7 @@ from typing import Any
 from transformers import TrainingArguments
 
 from carbonopt.core.config import Space, Workload
-from carbonopt.core.dimensions import DIMENSIONS, TrialParams
+from carbonopt.core.dimensions import DIMENSIONS, TrainingParams
 from carbonopt.core.errors import BadInput, hint
 from carbonopt.train.failures import refused
 
@@ -68,7 +68,13 @@ def _why_owned(key: str) -> str | None:
 
 
 def training_arguments(
-    params: TrialParams, workload: Workload, steps: int, seed: int, on_gpu: bool, folder: str, deepspeed: dict[str, Any]
+    params: TrainingParams,
+    workload: Workload,
+    steps: int,
+    seed: int,
+    on_gpu: bool,
+    folder: str,
+    deepspeed: dict[str, Any],
 ) -> TrainingArguments:
     """The trial's arguments. Making them starts torch.distributed and announces the ZeRO stage to transformers."""
     searched = {
@@ -97,7 +103,7 @@ def training_arguments(
     return arguments
 
 
-def offloaded_optimizer(params: TrialParams, workload: Workload, arguments: TrainingArguments) -> Any:
+def offloaded_optimizer(params: TrainingParams, workload: Workload, arguments: TrainingArguments) -> Any:
     """DeepSpeed's CPU AdamW where states leave a GPU, unless the study chose an optimizer: torch's is several times
     slower there. Given to the Trainer, not to DeepSpeed, it gets the same parameter groups as torch's, so that offload
     changes no weight decay. None: `arguments.optim`; on a host without GPU torch's AdamW needs no compiler."""

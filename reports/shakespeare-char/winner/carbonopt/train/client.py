@@ -31,10 +31,16 @@ class Speaker:
     def stage(self, stage: Stage, kernels: Kernels | None = None) -> None:
         self._say(events.StageBegun(stage=stage, kernels=kernels))
 
-    def progress(self, step: int, total_steps: int, cpu_wait_fraction: Callable[[], float | None] | None) -> None:
-        """A sign of life; at most two a second go out, the rest cost nothing: only then the wait is asked for."""
+    def progress(
+        self,
+        step: int,
+        total_steps: int,
+        cpu_wait_fraction: Callable[[], float | None] | None = None,
+        last: bool = False,
+    ) -> None:
+        """A sign of life; at most two a second go out, and the last: the rest cost nothing, not even the wait."""
         now = time.monotonic()
-        if now - self._last_progress >= self.PROGRESS_INTERVAL_S:
+        if last or now - self._last_progress >= self.PROGRESS_INTERVAL_S:
             self._last_progress = now
             waited = None if cpu_wait_fraction is None else cpu_wait_fraction()
             self._say(events.Progress(step=step, total_steps=total_steps, cpu_wait_fraction=waited))

@@ -3,15 +3,13 @@
 from typing import Any
 
 from carbonopt.core.config import Workload
-from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.dimensions import TrainingParams
 from carbonopt.core.errors import BadInput
+from carbonopt.core.memory import REDUCE_BUCKET_ELEMENTS
 from carbonopt.train.deepspeed_keys import check_deepspeed_keys
 
-# DeepSpeed's default of 5e8 elements allocates 1 GB (half precision) twice over, whatever the model's size.
-_BUCKET_ELEMENTS = 50_000_000
 
-
-def deepspeed_config(params: TrialParams, workload: Workload, on_gpu: bool) -> dict[str, Any]:
+def deepspeed_config(params: TrainingParams, workload: Workload, on_gpu: bool) -> dict[str, Any]:
     """DeepSpeed's settings for these parameters, the study's own (`workload.deepspeed`) merged in; plain numbers all.
     Raises BadInput as `check_deepspeed_keys` does, and if the offload doesn't go with the ZeRO stage."""
     check_deepspeed_keys(workload.deepspeed)
@@ -21,7 +19,7 @@ def deepspeed_config(params: TrialParams, workload: Workload, on_gpu: bool) -> d
         raise BadInput(f"offload=parameters needs zero_stage 3, but got zero_stage={params.zero_stage}.")
     zero: dict[str, Any] = {"stage": params.zero_stage}
     if params.zero_stage > 0:
-        zero |= {"reduce_bucket_size": _BUCKET_ELEMENTS, "allgather_bucket_size": _BUCKET_ELEMENTS}
+        zero |= {"reduce_bucket_size": REDUCE_BUCKET_ELEMENTS, "allgather_bucket_size": REDUCE_BUCKET_ELEMENTS}
     if params.zero_stage == 3:
         zero["stage3_gather_16bit_weights_on_model_save"] = True  # or a saved model would have no weights
     for part in {"none": (), "optimizer": ("optimizer",), "parameters": ("optimizer", "param")}[params.offload]:

@@ -25,7 +25,7 @@ def reported(work: Callable[[], None], speaker: Speaker | None, peak_gib: Callab
         _log(str(error))
         return CRASH_EXIT
     except Exception as error:  # noqa: BLE001, the process ends here; the study and the log get all there is to know
-        kind, exit_code, text = _ending(error)
+        kind, exit_code, text = ending(error)
         _log(text if kind in ("bad_input", "diverged") else traceback.format_exc())
         if speaker is not None:
             speaker.failed(kind, text, peak_gib() if peak_gib is not None and kind == "out_of_memory" else None)
@@ -33,15 +33,21 @@ def reported(work: Callable[[], None], speaker: Speaker | None, peak_gib: Callab
     return FINISHED_EXIT
 
 
-def _ending(error: Exception) -> tuple[FailureKind, int, str]:
+def ending(error: Exception) -> tuple[FailureKind, int, str]:
+    """What an error is to a study, with which exit code a process ends for it, and what it says."""
     if isinstance(error, BadInput):
         return "bad_input", BAD_INPUT_EXIT, str(error)
     if isinstance(error, Diverged):
         return "diverged", FINISHED_EXIT, str(error)
-    worded_so = isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY_WORDS)
+    worded_so = isinstance(error, RuntimeError) and ran_out_of_memory(str(error))
     if worded_so or isinstance(error, MemoryError):
         return "out_of_memory", OUT_OF_MEMORY_EXIT, _one_line(error)
     return "crash", CRASH_EXIT, f"{type(error).__name__}: {_one_line(error)}"
+
+
+def ran_out_of_memory(text: str) -> bool:
+    """Whether an error's text, or a log's last lines, says so."""
+    return any(words in text.lower() for words in _OUT_OF_MEMORY_WORDS)
 
 
 def _log(text: str) -> None:

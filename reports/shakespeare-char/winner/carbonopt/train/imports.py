@@ -18,7 +18,8 @@ _GPU_MODULES = (
     *("torch._inductor.compile_fx", "deepspeed.compile.backend", "deepspeed.compile.inductor"),
     *("deepspeed.module_inject.auto_ep_layer", "deepspeed.monitor.monitor", "deepspeed.ops.triton_ops"),
 )
-_PACKAGES = "torch deepspeed transformers accelerate datasets tokenizers numpy pydantic"
+_PACKAGES = "torch deepspeed transformers accelerate datasets tokenizers numpy pydantic pillow scikit-learn"
+_MODULE_OF = {"pillow": "PIL", "scikit-learn": "sklearn"}  # where it isn't the package's name
 
 
 def import_all() -> None:
@@ -43,5 +44,9 @@ def import_all() -> None:
 def package_versions() -> dict[str, str]:
     """By package, of those that are installed; also python, and cuda where torch was built with it."""
     versions = {"python": platform.python_version(), "pyyaml": version("pyyaml")}
-    versions |= {name: version(name) for name in _PACKAGES.split() if importlib.util.find_spec(name)}
+    versions |= {name: version(name) for name in _PACKAGES.split() if _is_installed(name)}
     return versions | ({"cuda": torch.version.cuda} if torch.version.cuda else {})
+
+
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(_MODULE_OF.get(package, package)) is not None

@@ -3,13 +3,14 @@
 import functools
 import math
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from transformers import AutoConfig, AutoTokenizer, Trainer, TrainerCallback, TrainerControl, TrainerState, set_seed
+from transformers import AutoConfig, Trainer, TrainerCallback, TrainerControl, TrainerState, set_seed
 
 from carbonopt.core.events import Evaluated
 from carbonopt.core.files import PreparedFolder, write_json
@@ -113,14 +114,18 @@ class Evaluations(TrainerCallback):
         """Evaluates; returns whether to stop."""
         total_steps, stop = self._run.total_steps, False
         self._enter(Phase.EVAL)
-        total, count = self._task.evaluate(self._run, self._trainer)
+        evaluation = self._task.evaluate(self._run, self._trainer)
         ranks.together()
-        measured: dict[str, float] = {"peak_memory_gib": ranks.largest(ranks.peak_memory_gib())}
+        peaks_gib = ranks.of_each(ranks.peak_memory_gib())
+        measured: dict[str, Any] = {"peak_memory_gib": max(peaks_gib), "rank_peak_memory_gib": tuple(peaks_gib)}
         if (share := self._cores.share) is not None:  # where one rank's kernel tells it, all do
             measured["cpu_wait_fraction"] = ranks.largest(share)
-        self.last = EvalPoint.of(self._task.quality, total, count, step=step, tokens=step * self._run.tokens_per_step)
+        tokens = None if (per_step := self._run.tokens_per_step) is None else step * per_step
+        total, count, others = evaluation.sum, evaluation.count, evaluation.others
+        self.last = EvalPoint.of(self._task.quality, total, count, step=step, tokens=tokens, **others)
         if self._speaker is not None:
-            stop = bool(self._speaker.evaluated(Evaluated(point=self.last, total_steps=total_steps, **measured)))
+            told = Evaluated(point=self.last, total_steps=total_steps, predictions=evaluation.predictions, **measured)
+            stop = bool(self._speaker.evaluated(told))
         stop = bool(ranks.largest(float(stop)))
         if self.last.value is None:
             raise Diverged(f"the evaluation loss was not finite at step {step} of {total_steps}.")
@@ -131,7 +136,7 @@ class Evaluations(TrainerCallback):
 
 def train(task: TrainerTask, run: TrialRun, speaker: Speaker | None) -> Trained:
     """As `Task.train`. The order is what each kind of model needs (see `random_model` and `pretrained_model`)."""
-    spec, params, workload, kind = run.spec, run.spec.params, run.workload, task.model_kind
+    spec, params, workload, kind = run.spec, run.params, task.workload, task.model_kind
     on_gpu, attention = torch.cuda.is_available(), params.attention_implementation
     if speaker is not None:
         speaker.stage(Stage.MODEL)
@@ -144,12 +149,12 @@ def train(task: TrainerTask, run: TrialRun, speaker: Speaker | None) -> Trained:
     # measured. On a CPU they are deterministic anyway; training_arguments.full_determinism asks for it on a GPU.
     set_seed(spec.seed)
     model: Any = None
+    config = AutoConfig.from_pretrained(run.folder.model_config)
     if workload.model.from_config is not None and (model := models.take_prefetched_model(spec)) is None:
-        config = AutoConfig.from_pretrained(run.folder.model_config)
         model = models.random_model(kind, config, attention, workload.model.trust_remote_code)
     arguments = training_arguments(params, workload, run.total_steps, spec.seed, on_gpu, spec.trial_dir, settings)
     if model is None:
-        model = models.pretrained_model(kind, workload.model, attention)
+        model = models.pretrained_model(kind, workload.model, config, attention, spec.seed)
     if params.has_fused_output_layer:
         models.fuse_output_layer(model, str(params.output_layer), compiled=on_gpu or arguments.torch_compile)
     if params.lora_rank:
@@ -170,4 +175,6 @@ def _save_model(trainer: TrialTrainer, folder: PreparedFolder, target: Path) -> 
     trainer.save_model(str(target))  # on every rank: ZeRO-3 gathers
     if ranks.rank() == 0:
         (target / "training_args.bin").unlink()  # a pickle, which nobody should have to trust
-        AutoTokenizer.from_pretrained(folder.tokenizer).save_pretrained(target)
+        for inputs in (folder.tokenizer, folder.image_processor):  # what makes the model's inputs; some tasks have both
+            if inputs.is_dir():
+                shutil.copytree(inputs, target, dirs_exist_ok=True)

@@ -2,6 +2,7 @@
 
 import inspect
 import random
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,19 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import set_seed
 
-from carbonopt.core.config import Model, Workload
+from carbonopt.core.config import Model, ModelWorkload
 from carbonopt.core.errors import BadInput, hint
 from carbonopt.core.files import PreparedFolder
+from carbonopt.core.format import count_text
 from carbonopt.core.trial import Prepared, TrialSpec
 from carbonopt.train.failures import refused
 from carbonopt.train.output_layer import FusedOutputLayer
 from carbonopt.train.tasks.trainer_task import ModelKind
 
+_WITH_HEAD = ("ForSequenceClassification", "ForImageClassification")
 _FLOAT8_CAPABILITY = (8, 9)
 _MOST_PREFETCHED = 250_000_000  # parameters in float32, 1 GB of the host's memory, beside another trial that runs
 
@@ -26,30 +30,41 @@ _MOST_PREFETCHED = 250_000_000  # parameters in float32, 1 GB of the host's memo
 _prefetched: tuple[tuple[PreparedFolder, int], PreTrainedModel, tuple[Any, Any, torch.Tensor]] | None = None
 
 
-def model_config(kind: ModelKind, workload: Workload, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
+def model_config(
+    kind: ModelKind, workload: ModelWorkload, tokenizer: PreTrainedTokenizerBase | None, **head: Any
+) -> PreTrainedConfig:
     """One that is written in the study file gets the tokenizer's vocabulary and special tokens where it names none: the
-    library's defaults belong to another tokenizer. Raises BadInput if there is no such model, model type or field, it
-    is not of that kind, or can't read the tokenizer's ids or sequences of the workload's length."""
-    model, length, vocab_size = workload.model, workload.sequence_length, len(tokenizer)
+    library's defaults belong to another tokenizer. `head`: fields that the task sets, whichever the model. Raises
+    BadInput if there is no such model, model type or field, it is not of that kind, or can't read the tokenizer's ids
+    or sequences of the workload's length."""
+    model = workload.model
     if model.from_config is None:
         name = str(model.name_or_path)
         if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
             raise BadInput(f"workload.model.name_or_path must be a model's folder, but {name} has no config.json.")
         with unloadable("model", name):
-            config: PreTrainedConfig = _from_pretrained(AutoConfig, model)
+            config: PreTrainedConfig = _from_pretrained(AutoConfig, model, **head)
     else:
+        if given := head.keys() & model.from_config.keys():
+            raise BadInput(f"workload.model.from_config can't have {min(given)}: the data says it; leave it out.")
         special = {name: getattr(tokenizer, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        config = _written_config(kind, model.from_config, {"vocab_size": vocab_size, **special})
+        defaults = {} if tokenizer is None else {"vocab_size": len(tokenizer), **special}
+        config = _written_config(kind, model.from_config, {**defaults, **head})
+    if tokenizer is not None:
+        _check_text(config, len(tokenizer), workload.sequence_length)
+    return config
+
+
+def _check_text(config: PreTrainedConfig, vocab_size: int, length: int | None) -> None:
     text_config = config.get_text_config()
     if vocab_size > text_config.vocab_size:
         rule = "the model's vocab_size must be at least the tokenizer's vocabulary"
         instead = "use the model's own tokenizer or leave vocab_size out"
         raise BadInput(f"{rule}, but got {text_config.vocab_size} and {vocab_size}; {instead}.")
     positions = getattr(text_config, "max_position_embeddings", None)
-    if isinstance(positions, int) and 0 < positions < length:
+    if length is not None and isinstance(positions, int) and 0 < positions < length:
         rule = "workload.sequence_length must be at most the model's number of positions"
         raise BadInput(f"{rule}, but got {length} and {positions}.")
-    return config
 
 
 def _from_pretrained(auto_class: Any, model: Model, **options: Any) -> Any:
@@ -95,13 +110,31 @@ def fetch_weights(kind: ModelKind, model: Model) -> None:
         raise BadInput(f"workload.model.name_or_path must be a model's folder, but {name} has no weights in it.")
 
 
+def check_head(kind: ModelKind, model: Model, labels: int) -> None:
+    """Raises BadInput if the model has a head of another size, whose weights can't be taken over."""
+    if model.from_config is not None:
+        return
+    config = _from_pretrained(AutoConfig, model)
+    with_head = any(name.endswith(_WITH_HEAD) for name in config.architectures or ())
+    if with_head and config.num_labels != labels:
+        rule = f"the model's head must have {count_text(labels, 'output')}, as a {kind.name} here has"
+        instead = "give the model without its head, as AutoModel loads and saves it"
+        raise BadInput(f"{rule}, but {model.name_or_path} has {config.num_labels}; {instead}.")
+
+
 def parameter_count(kind: ModelKind, config: PreTrainedConfig, trust_remote_code: bool) -> int:
-    """Tied ones counted once. Takes no memory: the model is made without its numbers."""
+    """Tied ones counted once."""
+    model = empty_model(kind, config, trust_remote_code)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def empty_model(kind: ModelKind, config: PreTrainedConfig, trust_remote_code: bool) -> Any:
+    """The model without its numbers, on torch's meta device: it takes no memory. Raises BadInput if transformers can't
+    make it."""
     sentence = f"transformers can't make a {kind.name} of this {config.model_type} configuration: {{}}."
     unmakeable = (ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError, AssertionError)
     with refused(sentence, *unmakeable), torch.device("meta"):
-        model = kind.auto().from_config(config, trust_remote_code=trust_remote_code)
-    return sum(parameter.numel() for parameter in model.parameters())
+        return kind.auto().from_config(config, trust_remote_code=trust_remote_code)
 
 
 def random_model(kind: ModelKind, config: PreTrainedConfig, attention: str | None, trust_remote_code: bool) -> Any:
@@ -116,7 +149,7 @@ def prefetch_model(kind: ModelKind, folder: PreparedFolder, prepared: Prepared, 
     """Draws the model of the prepared configuration, unless it is too big to wait or needs code from elsewhere."""
     global _prefetched
     config = AutoConfig.from_pretrained(folder.model_config)
-    if hasattr(config, "auto_map") or prepared.model_parameters > _MOST_PREFETCHED:
+    if hasattr(config, "auto_map") or (prepared.model_parameters or 0) > _MOST_PREFETCHED:
         return
     set_seed(seed)
     model = random_model(kind, config, attention=None, trust_remote_code=False)
@@ -139,10 +172,34 @@ def take_prefetched_model(spec: TrialSpec) -> PreTrainedModel | None:
     return model
 
 
-def pretrained_model(kind: ModelKind, model: Model, attention: str | None) -> Any:
+def pretrained_model(
+    kind: ModelKind, model: Model, config: PreTrainedConfig, attention: str | None, seed: int
+) -> PreTrainedModel:
     """The model with its trained weights, in float32: DeepSpeed makes the half-precision copy and keeps these as the
-    master weights. It must be made after TrainingArguments, so that ZeRO-3 can partition while it loads."""
-    return _from_pretrained(kind.auto(), model, dtype=torch.float32, **_attention(attention))
+    master weights. It must be made after TrainingArguments, so that ZeRO-3 can partition while it loads. Weights that
+    were not trained, such as those of a new head, are drawn from the seed."""
+    options: dict[str, Any] = {"dtype": torch.float32, "output_loading_info": True, **_attention(attention)}
+    made, loaded = _from_pretrained(kind.auto(), model, config=config, **options)
+    if loaded["missing_keys"]:
+        _draw_again(made, loaded["missing_keys"], seed)
+    return made  # type: ignore[no-any-return]
+
+
+def _draw_again(model: PreTrainedModel, names: Collection[str], seed: int) -> None:
+    """These parameters, as transformers draws them, but from the seed alone: how many numbers have been drawn before
+    depends on the ZeRO stage."""
+    untrained = {name: weights for name, weights in model.named_parameters() if name in names}
+    for name, weights in untrained.items():
+        weights._is_hf_initialized = False  # type: ignore[attr-defined]
+        model.get_submodule(name.rpartition(".")[0])._is_hf_initialized = False  # type: ignore[assignment]
+    set_seed(seed)
+    if not is_deepspeed_zero3_enabled():
+        model.initialize_weights()
+        return
+    from deepspeed import zero
+
+    with zero.GatheredParameters(list(untrained.values()), modifier_rank=0):
+        model.initialize_weights()
 
 
 def _attention(name: str | None) -> dict[str, str]:
@@ -182,11 +239,24 @@ def fuse_output_layer(model: PreTrainedModel, layer: str, compiled: bool) -> Non
 
 
 def with_lora(kind: ModelKind, model: PreTrainedModel, rank: int, gradient_checkpointing: bool) -> Any:
-    """The model with low-rank adapters on all its linear layers; nothing else is trained any more."""
+    """The model with low-rank adapters on all its linear layers. Of the rest its head, if it has one, is trained,
+    and nothing else."""
     import peft
 
     if gradient_checkpointing:
         model.enable_input_require_grads()  # or no gradient reaches the adapters through a frozen embedding
     alpha = 2 * rank  # keeps the adapters' scale as the rank changes; the usual choice
-    config = peft.LoraConfig(task_type=kind.peft_task_type, r=rank, lora_alpha=alpha, target_modules="all-linear")
+    whole = head_names(model) or None  # what is on top of a pretrained model was not trained
+    config = peft.LoraConfig(
+        task_type=kind.peft_task_type, r=rank, lora_alpha=alpha, target_modules="all-linear", modules_to_save=whole
+    )
     return peft.get_peft_model(model, config)
+
+
+def head_names(model: PreTrainedModel) -> list[str]:
+    """The modules on top of the base model that have parameters of their own; none for a language model, whose output
+    layer came with it."""
+    if model.base_model is model or model.get_output_embeddings() is not None:
+        return []
+    parts = model.named_children()
+    return [name for name, part in parts if part is not model.base_model and any(True for _ in part.parameters())]

@@ -2,6 +2,7 @@
 
 import os
 import resource
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -59,6 +60,11 @@ def largest(value: float) -> float:
     return summed([value], dist.ReduceOp.MAX)[0]
 
 
+def of_each(value: float) -> list[float]:
+    """Every rank's, by rank."""
+    return summed([value if each == rank() else 0.0 for each in range(world_size())])
+
+
 def summed(values: list[float], operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> list[float]:
     """Each value summed, or reduced by another operation, over all ranks, in float64."""
     if world_size() == 1:
@@ -66,6 +72,15 @@ def summed(values: list[float], operation: dist.ReduceOp.RedOpType = dist.Reduce
     tensor = torch.tensor(values, dtype=torch.float64, device=device())
     dist.all_reduce(tensor, op=operation)
     return tensor.tolist()
+
+
+def gathered(value: Any) -> list[Any]:
+    """Every rank's, in their order."""
+    if world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def peak_memory_gib() -> float:

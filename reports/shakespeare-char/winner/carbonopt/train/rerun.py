@@ -19,10 +19,11 @@ from carbonopt.core.files import PreparedFolder, write_json
 from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.trial import TrialSpec
 from carbonopt.train.failures import Diverged
-from carbonopt.train.tasks.base import Task, Trained, task_for
+from carbonopt.train.tasks.base import Trained, TrainingTask, training_task
 
 PARAMS, WORKLOAD, OUTPUT, RESULT = "params.json", "workload.yaml", "output", "result.json"
-RECORDED = "recorded"  # in workload.yaml: what the trial reached, and on how many tokens
+RECORDED = "recorded"  # in workload.yaml: what the trial reached, and on how much data
+DATA_COUNTS = ("train_examples", "eval_examples", "train_tokens", "eval_tokens")  # of the preparation
 
 
 def rerun(folder: Path, places: dict[str, str]) -> None:
@@ -38,7 +39,7 @@ def rerun(folder: Path, places: dict[str, str]) -> None:
     output.mkdir(exist_ok=True)
     os.chdir(folder)  # relative paths lead from here
     try:
-        trained = _trained(task_for(workload), params, recorded, output)
+        trained = _trained(training_task(workload), params, recorded, output)
     except (BadInput, Diverged) as error:
         raise SystemExit(str(error)) from error
     if int(os.environ.get("RANK", "0")) != 0:
@@ -64,7 +65,7 @@ def _placed(value: Any, places: dict[str, str]) -> Any:
     return places.get(value.removeprefix("./"), value) if isinstance(value, str) else value
 
 
-def _trained(task: Task, params: TrialParams, recorded: dict[str, Any], output: Path) -> Trained:
+def _trained(task: TrainingTask, params: TrialParams, recorded: dict[str, Any], output: Path) -> Trained:
     import torch
 
     from carbonopt.train.worker import run_trial
@@ -75,7 +76,7 @@ def _trained(task: Task, params: TrialParams, recorded: dict[str, Any], output: 
         prepared_folder = PreparedFolder(Path(aside))
         fixed = {name: value for name, value in params.model_dump(exclude_none=True).items() if name in SEARCHED}
         prepared = task.prepare(Space.model_validate(fixed), prepared_folder, fingerprint="")
-        for name in ("train_tokens", "eval_tokens"):
+        for name in DATA_COUNTS:
             count = getattr(prepared, name)
             if recorded.get(name, count) != count:
                 raise BadInput(f"the data set has changed: {name} were {recorded[name]}, now they are {count}.")

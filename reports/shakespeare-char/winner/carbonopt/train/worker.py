@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from carbonopt.core.dimensions import TrainingParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.events import CHANNEL_FD
 from carbonopt.core.files import PreparedFolder
@@ -19,7 +20,7 @@ from carbonopt.train.client import Speaker
 from carbonopt.train.data.packing import total_steps
 from carbonopt.train.failures import reported
 from carbonopt.train.imports import import_all, package_versions
-from carbonopt.train.tasks.base import Trained, TrialRun, task_for
+from carbonopt.train.tasks.base import Trained, TrialRun, training_task
 
 
 def run_trial(spec: TrialSpec, speaker: Speaker | None) -> Trained:
@@ -27,12 +28,13 @@ def run_trial(spec: TrialSpec, speaker: Speaker | None) -> Trained:
     import_all()  # a fork has done so already
     if speaker is not None:
         speaker.stage(Stage.DATA)
-    task, params, folder = task_for(spec.workload), spec.params, PreparedFolder(Path(spec.prepared_dir))
+    task, params = training_task(spec.workload), TrainingParams.of(spec.params)
+    folder = PreparedFolder(Path(spec.prepared_dir))
     prepared = folder.read_summary()
     if params.world_size != (processes := ranks.world_size()):
         raise BadInput(f"world_size must be the number of processes, but got {params.world_size} and {processes}.")
     ranks.check_devices()
-    steps = total_steps(prepared.train_sequences, params.global_batch_size, params.epochs)
+    steps = total_steps(prepared.train_examples, params.global_batch_size, params.epochs)
     return task.train(TrialRun(spec, task.workload, folder, prepared, steps), speaker)
 
 

@@ -1,5 +1,6 @@
 """Token arrays as sequences: which tokens a sequence holds, in which order a trial sees them, and how many at once."""
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -49,12 +50,12 @@ def sequences(tokens: Tokens, indices: Indices, length: int) -> tuple[torch.Tens
     return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
-def total_steps(train_sequences: int, global_batch_size: int, epochs: float) -> int:
+def total_steps(train_examples: int, global_batch_size: int, epochs: float) -> int:
     """Epochs × the whole global batches in an epoch, rounded, at least one. Raises BadInput if there is none."""
-    steps_per_epoch = train_sequences // global_batch_size
+    steps_per_epoch = train_examples // global_batch_size
     if steps_per_epoch == 0:
-        rule = f"global_batch_size must be at most the training set's {train_sequences} sequences"
-        raise BadInput(f"{rule}, but got {global_batch_size}; make it or sequence_length smaller.")
+        rule = f"global_batch_size must be at most the training set's {train_examples} examples"
+        raise BadInput(f"{rule}, but got {global_batch_size}; make it or, of one text, sequence_length smaller.")
     return max(1, round(epochs * steps_per_epoch))
 
 
@@ -81,16 +82,10 @@ def batches_of_rank(count: int, batch_size: int, rank: int, world_size: int) -> 
     return indices.reshape(batches, batch_size)
 
 
-@dataclass(eq=False)
-class MicroBatches(Dataset[dict[str, torch.Tensor]]):
-    """One rank's micro batches in the order of training; item i is one forward pass. Each epoch cuts the text anew from
-    an offset, and permutes the sequences, both from (seed, epoch), and keeps whole global batches: they are the same
-    however they are divided into micro batches, accumulation steps and ranks. Cut at the same places in every epoch, a
-    small model learns its sequences by heart: on Tiny Shakespeare (10.7 million parameters, H200) the evaluation loss
-    then turned at 1.48 nats after 25 epochs."""
+@dataclass(frozen=True)
+class Division:
+    """How a trial's examples are divided into global batches, and these into the micro batches of this rank."""
 
-    tokens: Tokens
-    sequence_length: int
     global_batch_size: int
     micro_batch_size: int
     steps: int
@@ -98,34 +93,71 @@ class MicroBatches(Dataset[dict[str, torch.Tensor]]):
     rank: int
     world_size: int
 
-    def __post_init__(self) -> None:
-        self._accumulation_steps = self.global_batch_size // (self.micro_batch_size * self.world_size)
-        self._sequences = sequence_count(len(self.tokens), self.sequence_length, keep_tail=False)
-        self._order: tuple[int, Indices, int] = (-1, np.arange(0), 0)  # an epoch, its permutation, its offset
+    @property
+    def accumulation_steps(self) -> int:
+        return self.global_batch_size // (self.micro_batch_size * self.world_size)
+
+
+class MicroBatches(Dataset[dict[str, torch.Tensor]], ABC):
+    """One rank's micro batches in the order of training; item i is one forward pass. Each epoch permutes the examples,
+    from (seed, epoch), and keeps whole global batches: they are the same however they are divided into micro batches,
+    accumulation steps and ranks."""
+
+    def __init__(self, examples: int, division: Division) -> None:
+        self._examples, self.division, self._epoch = examples, division, -1
 
     def __len__(self) -> int:
-        return self.steps * self._accumulation_steps
+        return self.division.steps * self.division.accumulation_steps
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        indices, offset = self.indices(index)
-        positions = offset + indices[:, None] * self.sequence_length + np.arange(self.sequence_length + 1)
-        # What lies before the offset follows the text's end, so that no token is lost.
-        window = torch.from_numpy(self.tokens[positions % len(self.tokens)].astype(np.int64))
-        return {"input_ids": window[:, :-1].contiguous(), "labels": window[:, 1:].contiguous()}
+        return self.batch(index)
 
-    def indices(self, index: int) -> tuple[Indices, int]:
-        """The sequences of micro batch `index` of this rank, and the offset of the epoch's cuts."""
-        step, accumulation = divmod(index, self._accumulation_steps)
-        epoch, step_of_epoch = divmod(step, self._sequences // self.global_batch_size)
-        start = step_of_epoch * self.global_batch_size
-        start += (accumulation * self.world_size + self.rank) * self.micro_batch_size
-        if self._order[0] != epoch:
-            random = np.random.default_rng((self.seed, epoch))
-            self._order = epoch, random.permutation(self._sequences), int(random.integers(self.sequence_length))
-        _, permutation, offset = self._order
-        return permutation[start : start + self.micro_batch_size], offset
+    @abstractmethod
+    def batch(self, index: int) -> dict[str, torch.Tensor]:
+        """Micro batch `index` of this rank."""
+
+    def indices(self, index: int) -> Indices:
+        """The examples of micro batch `index` of this rank."""
+        accumulation = index % self.division.accumulation_steps
+        start = (accumulation * self.division.world_size + self.division.rank) * self.division.micro_batch_size
+        return self.global_batch(index)[start : start + self.division.micro_batch_size]
+
+    def global_batch(self, index: int) -> Indices:
+        """The examples, over all ranks, of the step that micro batch `index` belongs to."""
+        size = self.division.global_batch_size
+        epoch, step = divmod(index // self.division.accumulation_steps, self._examples // size)
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self.begin_epoch(np.random.default_rng((self.division.seed, epoch)))
+        return self._permutation[step * size : (step + 1) * size]
+
+    def begin_epoch(self, random: np.random.Generator) -> None:
+        """Draws what an epoch has of its own."""
+        self._permutation = random.permutation(self._examples)
+
+
+class TextMicroBatches(MicroBatches):
+    """Of one text, which each epoch cuts anew from an offset. Cut at the same places in every epoch, a small model
+    learns its sequences by heart: on Tiny Shakespeare (10.7 million parameters, H200) the evaluation loss then turned
+    at 1.48 nats after 25 epochs."""
+
+    def __init__(self, tokens: Tokens, sequence_length: int, division: Division) -> None:
+        super().__init__(sequence_count(len(tokens), sequence_length, keep_tail=False), division)
+        self._tokens, self._length = tokens, sequence_length
+
+    def begin_epoch(self, random: np.random.Generator) -> None:
+        super().begin_epoch(random)
+        self.offset = int(random.integers(self._length))
+
+    def batch(self, index: int) -> dict[str, torch.Tensor]:
+        """Inputs and the tokens after them, int64 [micro batch, length]."""
+        indices, length = self.indices(index), self._length
+        positions = self.offset + indices[:, None] * length + np.arange(length + 1)
+        # What lies before the offset follows the text's end, so that no token is lost.
+        window = torch.from_numpy(self._tokens[positions % len(self._tokens)].astype(np.int64))
+        return {"input_ids": window[:, :-1].contiguous(), "labels": window[:, 1:].contiguous()}
 
 
 class PrefetchLoader(DataLoader[Any]):

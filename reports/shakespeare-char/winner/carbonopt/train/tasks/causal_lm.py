@@ -4,26 +4,28 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from carbonopt.core.config import Space, Workload, values_of
+from carbonopt.core.config import ModelWorkload, SequenceLength, Space, values_of
+from carbonopt.core.dimensions import LARGEST_INT
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import PreparedFolder
 from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.trial import Prepared
 from carbonopt.train.data.text import TextDataset
 from carbonopt.train.failures import as_bad_input
-from carbonopt.train.tasks.base import Card, TrialRun
+from carbonopt.train.tasks.base import Card, Evaluation, TrialRun
 from carbonopt.train.tasks.trainer_task import ModelKind, TrainerTask
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, TrainingArguments
+    from transformers import PreTrainedConfig, PreTrainedModel, TrainingArguments
 
     from carbonopt.train.loop import TrialTrainer
 
 
-class CausalLMWorkload(Workload, extra="forbid"):
+class CausalLMWorkload(ModelWorkload, extra="forbid"):
     task: Literal["causal_lm"] = "causal_lm"
     dataset: TextDataset
+    sequence_length: SequenceLength
 
     def faults(self) -> dict[str, bool]:
         untokenized = self.tokenizer is None and self.model.name_or_path is None
@@ -33,15 +35,13 @@ class CausalLMWorkload(Workload, extra="forbid"):
 class CausalLM(TrainerTask):
     settings = CausalLMWorkload
     workload: CausalLMWorkload
-    quality = PERPLEXITY
-    card = Card("text-generation", "Text Generation", "a causal language model", "Perplexity a token")
+    qualities = (PERPLEXITY,)
+    card = Card("text-generation", "Text Generation", "a causal language model")
     model_kind = ModelKind(
         "AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "CAUSAL_LM", "causal language model"
     )
 
     def prepare(self, space: Space, folder: PreparedFolder, fingerprint: str) -> Prepared:
-        import torch
-
         from carbonopt.train import imports, model
         from carbonopt.train.data import packing, text, tokens
 
@@ -57,36 +57,29 @@ class CausalLM(TrainerTask):
                 model.check_output_layer(kind, config, str(layer), workload.model.trust_remote_code)
             model.fetch_weights(kind, workload.model)
             parameters = model.parameter_count(kind, config, workload.model.trust_remote_code)
-        train_sequences = packing.sequence_count(len(train), length, keep_tail=False)
-        if train_sequences == 0:
+        train_examples = packing.sequence_count(len(train), length, keep_tail=False)
+        if train_examples == 0:
             rule = f"the training text must have at least one sequence of {length} tokens and one token more"
             more = "give more text or a smaller workload.sequence_length"
             raise BadInput(f"{rule}, but has {len(train)} tokens; {more}.")
         if len(evaluation) < 2:
             raise BadInput(f"the evaluation text must have at least 2 tokens, but has {len(evaluation)}.")
-        eval_sequences = packing.sequence_count(len(evaluation), length, keep_tail=True)
-        eval_batch_size = None
-        if torch.cuda.is_available():
-            memory_bytes, vocab_size = (
-                torch.cuda.get_device_properties(0).total_memory,
-                config.get_text_config().vocab_size,
-            )
-            eval_batch_size = packing.batch_size_that_fits(memory_bytes, vocab_size, length, eval_sequences)
+        eval_examples = packing.sequence_count(len(evaluation), length, keep_tail=True)
         np.save(folder.train, train, allow_pickle=False)
         np.save(folder.evaluation, evaluation, allow_pickle=False)
         encoder.tokenizer.save_pretrained(folder.tokenizer)
         config.save_pretrained(folder.model_config)
         return Prepared(
             fingerprint=fingerprint,
-            train_sequences=train_sequences,
-            eval_sequences=eval_sequences,
+            train_examples=train_examples,
+            eval_examples=eval_examples,
             train_tokens=len(train),
             eval_tokens=len(evaluation) - 1,
             sequence_length=length,
             vocab_size=len(encoder.tokenizer),
             model_parameters=parameters,
             versions=imports.package_versions(),
-            eval_batch_size_per_gpu=eval_batch_size,
+            eval_batch_size_per_gpu=self.eval_batch_size_here(config, eval_examples),
         )
 
     def trainer(self, run: TrialRun, model: Any, arguments: "TrainingArguments") -> "TrialTrainer":
@@ -94,16 +87,49 @@ class CausalLM(TrainerTask):
 
         return TokenTrainer(run, model, arguments)
 
-    def evaluate(self, run: TrialRun, trainer: "TrialTrainer") -> tuple[float, int]:
+    def evaluate(self, run: TrialRun, trainer: "TrialTrainer") -> Evaluation:
         """Negative log-likelihood in nats, and target tokens."""
         from carbonopt.train.token_loss import evaluate
 
-        return evaluate(run, trainer)
+        return Evaluation(*evaluate(run, trainer))
 
-    def example_loss(self, model: "PreTrainedModel", prepared: Prepared) -> "torch.Tensor":
+    def eval_batch_size(self, config: "PreTrainedConfig", memory_bytes: int, examples: int = LARGEST_INT) -> int:
+        from carbonopt.train.data import packing
+
+        vocab_size, length = config.get_text_config().vocab_size, self.workload.sequence_length
+        return packing.batch_size_that_fits(memory_bytes, vocab_size, length, examples)
+
+    def example_loss(self, model: "PreTrainedModel", folder: PreparedFolder) -> "torch.Tensor":
+        return self.largest_loss(model, 2)
+
+    def expected_config(self) -> "PreTrainedConfig":
+        from carbonopt.train import model
+        from carbonopt.train.data import text, tokens
+
+        tokenizer = tokens.expected_tokenizer(self.workload, lambda: text.read_text(self.workload.dataset))
+        return model.model_config(self.model_kind, self.workload, tokenizer)
+
+    def largest_loss(self, model: Any, size: int, compiled: bool = False) -> "torch.Tensor":
         import torch
 
+        from carbonopt.train.output_layer import FusedOutputLayer
         from carbonopt.train.token_loss import token_nll
 
-        tokens = torch.zeros(2, prepared.sequence_length, dtype=torch.int64, device=model.device)
-        return token_nll(model(input_ids=tokens).logits, tokens, "sum")
+        tokens, output_layer = self._tokens(model, size), model.get_output_embeddings()
+        if isinstance(output_layer, FusedOutputLayer) and model.training:
+            output_layer.targets = tokens
+            nll_sum: torch.Tensor = model(input_ids=tokens).logits
+            return nll_sum
+        nll = torch.compile(token_nll) if compiled else token_nll
+        return nll(model(input_ids=tokens).logits, tokens, "sum")
+
+    def largest_evaluation(self, model: Any, size: int) -> "torch.Tensor":
+        from carbonopt.train.token_loss import token_nll
+
+        tokens = self._tokens(model, size)
+        return token_nll(model(input_ids=tokens).logits, tokens, "none").double().sum()
+
+    def _tokens(self, model: Any, size: int) -> "torch.Tensor":
+        import torch
+
+        return torch.zeros(size, self.workload.sequence_length, dtype=torch.int64, device=model.device)
