@@ -1,12 +1,14 @@
 """How much energy search strategies spend until they have made a run that is nearly the cheapest one.
 
-    python benchmarks/search/compare.py TABLE.jsonl [TABLE.jsonl ...] [--seeds 20] [--samplers carbon ...] [--json OUT]
+    python benchmarks/search/compare.py TABLE.jsonl [TABLE.jsonl ...] [--quality accuracy] [--seeds 20]
+        [--samplers carbon ...] [--json OUT]
 
-On recorded runs, every strategy searches for the cheapest run that meets a target 3, 10 and 20 % above the table's
-lowest perplexity. Counted is the training energy of all its trials, up to and with the first complete one within 5 % of
-the cheapest feasible run, as a share of the training energy of the whole grid. `carbon` is carbonopt's search with its
-pruning, trial by trial through the launcher and the watch of real studies. The others are Optuna's, with the target as
-a constraint, and run whole trials: Optuna has no pruning for two objectives. Each seed of each strategy is one search.
+On recorded runs, every strategy searches for the cheapest run that meets a target 3, 10 and 20 % worse than the table's
+best quality, such as above its lowest perplexity. Counted is the training energy of all its trials, up to and with the
+first complete one within 5 % of the cheapest feasible run, as a share of the training energy of the whole grid.
+`carbon` is carbonopt's search with its pruning, trial by trial through the launcher and the watch of real studies;
+`carbon-whole` is the same without `pruning.target`. The others are Optuna's, with the target as a constraint, and run
+whole trials: Optuna has no pruning for two objectives. Each seed of each strategy is one search.
 """
 
 import argparse
@@ -22,7 +24,7 @@ from pathlib import Path
 import optuna
 
 from carbonopt.core.config import StudyConfig
-from carbonopt.core.quality import PERPLEXITY
+from carbonopt.core.quality import PERPLEXITY, QUALITIES, Target
 from carbonopt.core.space import SearchSpace
 from carbonopt.core.trial import Phase, QualityResult, StopReason, TrialSpec, TrialState
 from carbonopt.core.units import joules_from_kwh
@@ -30,7 +32,7 @@ from carbonopt.engines.replay import RecordedRun, ReplayEngine, read_table
 from carbonopt.search.strategy import Strategy, distributions
 from carbonopt.study.supervisor import Rules, TrialWatch
 
-TARGETS = (0.03, 0.10, 0.20)  # above the lowest perplexity
+TARGETS = (0.03, 0.10, 0.20)  # the share of the best quality by which they are worse
 NEAR = 1.05  # of the cheapest feasible run's energy
 OTHERS = {
     "random": lambda seed: optuna.samplers.RandomSampler(seed=seed),
@@ -46,24 +48,32 @@ ASKS = {"random": 20, "nsga2": 20, "tpe": 20, "gp": 3}
 class Table:
     """The runs of a table, one for each configuration: the one of the lowest seed."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, quality: str = PERPLEXITY.name) -> None:
+        self.path, self.quality = path, QUALITIES[quality]
         self.runs: dict[tuple, RecordedRun] = {}
-        for run in sorted(read_table(path, PERPLEXITY), key=lambda run: run.seed):
+        for run in sorted(read_table(path, self.quality), key=lambda run: run.seed):
             self.runs.setdefault(tuple(run.params.items()), run)
         self.names = [name for name, _ in next(iter(self.runs))]
         self.choices = {name: sorted({run.params[name] for run in self.runs.values()}) for name in self.names}
         self.grid_j = sum(map(training_j, self.runs.values()))
-        self.lowest = min(final(run) for run in self.runs.values())
+        self.best = min(map(self.value, self.runs.values()), key=self.quality.rank)
+
+    def value(self, run: RecordedRun) -> float:
+        """Of the quality, at the run's end."""
+        last = run.evals[-1]
+        return self.quality.value(last.total, last.count)
+
+    def target(self, worse: float) -> Target:
+        return Target(self.quality, self.quality.relaxed(self.best, worse))
 
     def run(self, values: dict) -> RecordedRun:
         return self.runs[tuple((name, values[name]) for name in self.names)]
 
-    def config(self, target: float, seed: int, budget: dict, goal: str = "recommend") -> StudyConfig:
+    def config(self, target: Target, seed: int, budget: dict, goal: str) -> StudyConfig:
         return StudyConfig.model_validate(
             {
                 "name": "comparison",
-                "target": {"perplexity": target},
+                "target": {self.quality.name: target.value},
                 "search": {
                     "space": {name: {"choices": choices} for name, choices in self.choices.items()},
                     "seed": seed,
@@ -80,30 +90,25 @@ def training_j(run: RecordedRun) -> float:
     return run.total_steps * run.joules_per_step
 
 
-def final(run: RecordedRun) -> float:
-    nll = run.evals[-1].nll
-    assert nll is not None  # tables of perplexities
-    return math.exp(nll)
-
-
-def search(path: Path, sampler: str, above: float, seed: int, limit: int) -> dict:
+def search(path: Path, quality: str, sampler: str, worse: float, seed: int, limit: int) -> dict:
     """One search, until it has found what counts, or has no trial left."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.simplefilter("ignore")
-    table = Table(path)
-    target = table.lowest * (1 + above)
-    feasible = [run for run in table.runs.values() if final(run) <= target]
+    table = Table(path, quality)
+    target = table.target(worse)
+    feasible = [run for run in table.runs.values() if target.is_met_by(table.value(run))]
     enough_j = NEAR * min(map(training_j, feasible))
-    step = (carbon if sampler == "carbon" else whole)(table, sampler, target, seed)
+    step = (carbon if sampler.startswith("carbon") else whole)(table, sampler, target, seed)
     spent_j, mistakes, proposing_s = 0.0, [], []
     trials = 0
     for run, trial_j, complete, stopped, seconds in step:
         trials += 1
         spent_j += trial_j
         proposing_s.append(seconds)
-        if stopped == StopReason.TARGET and final(run) <= target:
+        met = target.is_met_by(table.value(run))
+        if stopped == StopReason.TARGET and met:
             mistakes.append(training_j(run) <= enough_j)
-        if complete and final(run) <= target and training_j(run) <= enough_j:
+        if complete and met and training_j(run) <= enough_j:
             break
         if trials >= limit:
             spent_j = math.inf
@@ -113,7 +118,7 @@ def search(path: Path, sampler: str, above: float, seed: int, limit: int) -> dic
     return {
         "table": path.stem,
         "sampler": sampler,
-        "above": above,
+        "worse": worse,
         "seed": seed,
         "share": spent_j / table.grid_j,
         "trials": trials,
@@ -123,13 +128,13 @@ def search(path: Path, sampler: str, above: float, seed: int, limit: int) -> dic
     }
 
 
-def whole(table: Table, sampler: str, target: float | None, seed: int):
+def whole(table: Table, sampler: str, target: Target | None, seed: int):
     """Whole trials, proposed by one of Optuna's samplers as they come: repeats cost nothing here.
 
     Args:
         target: None: the search is for the whole front.
     """
-    study = optuna.create_study(directions=["minimize"] * 2, sampler=OTHERS[sampler](seed))
+    study = optuna.create_study(directions=["minimize", table.quality.direction], sampler=OTHERS[sampler](seed))
     space = {name: optuna.distributions.CategoricalDistribution(choices) for name, choices in table.choices.items()}
     seen = set()
     for _ in range(ASKS[sampler] * len(table.runs)):
@@ -138,15 +143,15 @@ def whole(table: Table, sampler: str, target: float | None, seed: int):
         seconds = time.perf_counter() - began
         run = table.run(trial.params)
         if target is not None:
-            trial.set_constraint("log perplexity over target", math.log(final(run) / target))
-        study.tell(trial, [training_j(run), final(run)])
+            trial.set_constraint("short of the target", target.shortfall(table.value(run)))
+        study.tell(trial, [training_j(run), table.value(run)])
         key = tuple(run.params.items())
         if key not in seen:
             seen.add(key)
             yield run, training_j(run), True, None, seconds
 
 
-def carbon(table: Table, _: str, target: float, seed: int, goal: str = "recommend", **budget: str | int):
+def carbon(table: Table, sampler: str, target: Target, seed: int, goal: str = "recommend", **budget: str | int):
     """carbonopt's search: its proposals, its pruning, its trials' watch."""
     config = table.config(target, seed, budget, goal)
     space = SearchSpace(config.search.space, 1, False)
@@ -166,7 +171,7 @@ def carbon(table: Table, _: str, target: float, seed: int, goal: str = "recommen
         params = space.params(trial.params)
         spec = TrialSpec(number=number, attempt=1, seed=0, params=params, workload={}, prepared_dir="", trial_dir="")
         rules = Rules(
-            should_prune=strategy.should_prune(study, number, params),
+            should_prune=strategy.should_prune(study, number, params) if sampler == "carbon" else None,
             audit=False,
             cap_kg_co2e=best_kwh if goal == "recommend" else None,
             emissions_kg_co2e=lambda kwh: kwh,
@@ -186,7 +191,7 @@ def carbon(table: Table, _: str, target: float, seed: int, goal: str = "recommen
             study.tell(trial, [record.emissions_kg_co2e, record.value])
         else:
             study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-        if record.meets(config.target.at()) and (best_kwh is None or record.energy_kwh.train < best_kwh):
+        if record.meets(target) and (best_kwh is None or record.energy_kwh.train < best_kwh):
             best_kwh = record.energy_kwh.train
         yield table.run(trial.params), joules_from_kwh(record.energy_kwh.train), complete, record.stop_reason, seconds
 
@@ -201,16 +206,16 @@ def grouped(results: list[dict], *names: str) -> dict[tuple, list[dict]]:
 
 def summary(results: list[dict]) -> list[str]:
     lines = [
-        "| table | target above best | sampler | median (%) | 90th percentile (%) | worst (%) | found | trials | "
+        "| table | worse than best | sampler | median (%) | 90th percentile (%) | worst (%) | found | trials | "
         "good ones stopped | cheapest stopped |",
         "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for (table, above, sampler), group in grouped(results, "table", "above", "sampler").items():
+    for (table, worse, sampler), group in grouped(results, "table", "worse", "sampler").items():
         shares = sorted(100 * result["share"] for result in group)
         ninetieth = shares[math.ceil(0.9 * len(shares)) - 1]
         trials = sum(result["trials"] for result in group)
         lines.append(
-            f"| {table} | {above:.0%} | {sampler} | {statistics.median(shares):.2f} | {ninetieth:.2f} "
+            f"| {table} | {worse:.0%} | {sampler} | {statistics.median(shares):.2f} | {ninetieth:.2f} "
             f"| {shares[-1]:.2f} | {sum(map(math.isfinite, shares))} of {len(group)} | {trials / len(group):.1f} "
             f"| {sum(result['stopped_by_mistake'] for result in group)} of {trials} "
             f"| {sum(result['cheapest_stopped'] for result in group)} |"
@@ -253,16 +258,19 @@ def print_longest(results: list[dict]) -> None:
 
 def main() -> None:
     parser = arguments(__doc__)
+    parser.add_argument("--quality", choices=QUALITIES, default=PERPLEXITY.name, help="of all the tables")
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--samplers", nargs="+", choices=["carbon", *OTHERS], default=["carbon", *OTHERS])
+    parser.add_argument(
+        "--samplers", nargs="+", choices=["carbon", "carbon-whole", *OTHERS], default=["carbon", *OTHERS]
+    )
     parser.add_argument("--targets", type=float, nargs="+", default=TARGETS)
     parser.add_argument("--limit", type=int, default=10_000, help="trials of a search")
     options = parser.parse_args()
     jobs = [
-        (table, sampler, above, seed, options.limit)
+        (table, options.quality, sampler, worse, seed, options.limit)
         for table in options.tables
         for sampler in options.samplers
-        for above in options.targets
+        for worse in options.targets
         for seed in range(options.seeds)
     ]
     print_longest(run_all(search, jobs, summary, options))

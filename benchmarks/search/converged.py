@@ -13,22 +13,23 @@ import warnings
 from pathlib import Path
 
 import optuna
-from compare import TARGETS, Table, arguments, carbon, final, grouped, run_all, training_j
+from compare import TARGETS, Table, arguments, carbon, grouped, run_all, training_j
 
 UNREACHABLE = -0.05
 
 
-def search(path: Path, above: float, reuses: int, seed: int) -> dict:
+def search(path: Path, worse: float, reuses: int, seed: int) -> dict:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.simplefilter("ignore")
     table = Table(path)
-    target = table.lowest * (1 + above)
+    target = table.target(worse)
     steps = list(carbon(table, "carbon", target, seed, until="converged", reuses=reuses))
-    met = [training_j(run) for run, _, complete, _, _ in steps if complete and final(run) <= target]
-    cheapest = min((training_j(run) for run in table.runs.values() if final(run) <= target), default=math.nan)
+    met = [training_j(run) for run, _, complete, _, _ in steps if complete and target.is_met_by(table.value(run))]
+    feasible = [run for run in table.runs.values() if target.is_met_by(table.value(run))]
+    cheapest = min(map(training_j, feasible), default=math.nan)
     return {
         "table": path.stem,
-        "above": above,
+        "worse": worse,
         "reuses": reuses,
         "seed": seed,
         "trials": len(steps),
@@ -39,16 +40,16 @@ def search(path: Path, above: float, reuses: int, seed: int) -> dict:
 
 def summary(results: list[dict]) -> list[str]:
     lines = [
-        "| table | target above best | runs to come | trials | grid energy spent, median (%) | most (%) | found any "
+        "| table | worse than best | runs to come | trials | grid energy spent, median (%) | most (%) | found any "
         "| over the cheapest, median (%) | most (%) |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for (table, above, reuses), group in grouped(results, "table", "above", "reuses").items():
+    for (table, worse, reuses), group in grouped(results, "table", "worse", "reuses").items():
         shares = [100 * result["share"] for result in group]
         over = [100 * result["over_cheapest"] for result in group if result["over_cheapest"] is not None]
         far = f"{statistics.median(over):.1f} | {max(over):.1f}" if over else "– | –"
         lines.append(
-            f"| {table} | {above:.0%} | {reuses} | {statistics.mean(result['trials'] for result in group):.1f} "
+            f"| {table} | {worse:.0%} | {reuses} | {statistics.mean(result['trials'] for result in group):.1f} "
             f"| {statistics.median(shares):.1f} | {max(shares):.1f} | {len(over)} of {len(group)} | {far} |"
         )
     return lines
@@ -60,9 +61,9 @@ def main() -> None:
     parser.add_argument("--reuses", type=int, nargs="+", default=[10, 1000])
     options = parser.parse_args()
     jobs = [
-        (table, above, reuses, seed)
+        (table, worse, reuses, seed)
         for table in options.tables
-        for above in (*TARGETS, UNREACHABLE)
+        for worse in (*TARGETS, UNREACHABLE)
         for reuses in options.reuses
         for seed in range(options.seeds)
     ]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import optuna
-from compare import OTHERS, Table, arguments, carbon, final, grouped, print_longest, run_all, training_j, whole
+from compare import OTHERS, Table, arguments, carbon, grouped, print_longest, run_all, training_j, whole
 
 from carbonopt.engines.replay import RecordedRun
 from carbonopt.search.proposal import front, hypervolume
@@ -53,7 +53,7 @@ def search(path: Path, sampler: str, seed: int) -> dict:
     warnings.simplefilter("ignore")
     table = Table(path)
     if sampler == "carbon":
-        steps = carbon(table, sampler, table.lowest, seed, goal="front")
+        steps = carbon(table, sampler, table.target(0.0), seed, goal="front")
     else:
         steps = whole(table, sampler, None, seed)
     measure = Measure(table)
@@ -72,7 +72,7 @@ def search(path: Path, sampler: str, seed: int) -> dict:
             on_front = {
                 "by_trials": measure.share(completed_runs),
                 "energy_share": spent_j / table.grid_j,
-                "over_lowest": min(map(final, completed_runs)) / table.lowest - 1,
+                "over_lowest": min(map(table.value, completed_runs)) / table.best - 1,
             }
         if trials >= TRIALS and len(by_share) == len(SHARES):
             break

@@ -88,7 +88,7 @@ def _live() -> str:
 def main() -> None:
     results = [result for file in sorted(RESULTS.glob("compare-*.json")) for result in json.loads(file.read_text())]
     order = ["carbon", *compare.OTHERS]
-    results.sort(key=lambda result: (result["table"], result["above"], order.index(result["sampler"]), result["seed"]))
+    results.sort(key=lambda result: (result["table"], result["worse"], order.index(result["sampler"]), result["seed"]))
     longest = max(result["longest_proposal_s"] for result in results if result["sampler"] == "carbon")
     parts = [
         INTRODUCTION,
