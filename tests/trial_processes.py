@@ -1,17 +1,19 @@
 """Starts a trial's or a preparation's processes as a study does, and answers on their channel."""
 
+import atexit
+import functools
 import json
 import os
-import socket
-import subprocess
-import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from carbonopt.core.events import CHANNEL_FD, Evaluated, Event, PhaseChanged, Progress, StageBegun
+from carbonopt.core.config import LocalLaunch
+from carbonopt.core.events import Evaluated, Event, Exited, PhaseChanged, Progress, StageBegun
 from carbonopt.core.trial import EvalPoint
-from carbonopt.engines.process.environment import programs_path
-from carbonopt.engines.process.processes import Listener
+from carbonopt.engines.process.environment import rank_environments, work_environment
+from carbonopt.engines.process.forking import ForkServer, PrelaunchedTrial
+from carbonopt.engines.process.processes import WorkProcesses, run_module
 
 TIMEOUT_S = 120
 
@@ -19,7 +21,7 @@ TIMEOUT_S = 120
 @dataclass(frozen=True)
 class Run:
     events: list[Event]
-    exit_codes: list[int]
+    exit_code: int  # 0 where that of every rank is
     folder: Path
 
     def only(self, kind):
@@ -41,42 +43,43 @@ class Run:
         return [event.phase if isinstance(event, PhaseChanged) else type(event).__name__ for event in said]
 
 
-def start(module: str, spec: dict, folder: Path, world_size: int = 1, stop=None, **environment: str) -> Run:
+@functools.cache
+def _environment() -> dict[str, str]:
+    base = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    return work_environment(LocalLaunch(gpus=[]), [], base)
+
+
+@functools.cache
+def _fork_server() -> ForkServer:
+    """What the trials of all tests are forked from."""
+    server = ForkServer("carbonopt.train.forked_rank", _environment(), Path(tempfile.mkdtemp()) / "log.txt")
+    atexit.register(server.close)
+    assert server.ready(TIMEOUT_S)
+    return server
+
+
+def start(module: str, spec: dict, folder: Path, world_size: int = 1, stop=None, cold=False, **environment: str) -> Run:
+    """Until they have ended. Trials are forked, as a study's are; `cold`: programs of their own, as preparations are."""
     folder.mkdir(parents=True, exist_ok=True)
-    spec_path = folder / "spec.json"
-    spec_path.write_text(json.dumps(spec))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    ours, theirs = socket.socketpair()
-    ranks = []
-    for rank in range(world_size):
-        env = os.environ | environment | {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore",
-            "PATH": programs_path(os.environ),  # as trials: with another ninja they would all compile operators anew
-        }  # fmt: skip
-        descriptors = [theirs.fileno()] if rank == 0 else []
-        if descriptors:
-            env[CHANNEL_FD] = str(theirs.fileno())
-        command = [sys.executable, "-m", f"carbonopt.train.{module}", str(spec_path)]
-        ranks.append(subprocess.Popen(command, env=env, pass_fds=descriptors))
-    theirs.close()
-    listener = Listener(ours)
+    ranks = [rank | environment for rank in rank_environments(LocalLaunch(gpus=[], cpu_ranks=world_size))]
+    if module == "worker" and not cold:
+        work = PrelaunchedTrial(_fork_server(), ranks, folder / "waiting.txt")
+        work.begin(json.dumps(spec), folder / "log.txt")
+    else:
+        spec_file = folder / "spec.json"
+        spec_file.write_text(json.dumps(spec))
+        argv = run_module(f"carbonopt.train.{module}", str(spec_file))
+        work = WorkProcesses(argv, ranks, _environment(), folder / "log.txt")
     events: list[Event] = []
     try:
-        while not listener.closed:
-            event = listener.receive(timeout_s=TIMEOUT_S)
-            if event is None:
-                assert listener.closed, f"no word for {TIMEOUT_S} s after {events[-3:]}"
-                continue
+        while True:
+            event = work.receive(TIMEOUT_S)
+            assert event is not None, f"no word for {TIMEOUT_S} s after {events[-3:]}: {work.log_tail()}"
+            if isinstance(event, Exited):
+                print(work.log_tail())
+                return Run(events, event.code, folder)
             events.append(event)
-            if isinstance(event, PhaseChanged):
-                listener.answer()
-            elif isinstance(event, Evaluated):
-                listener.answer(stop=stop)
-        exit_codes = [process.wait(timeout=TIMEOUT_S) for process in ranks]
+            if isinstance(event, PhaseChanged | Evaluated):
+                work.answer(stop if isinstance(event, Evaluated) else None)
     finally:
-        for process in ranks:
-            process.kill()
-        listener.close()
-    return Run(events, exit_codes, folder)
+        work.end()

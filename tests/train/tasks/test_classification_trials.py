@@ -65,7 +65,7 @@ class Prepared:
         spec = {"global_batch_size": 8, "learning_rate": 1e-3, "epochs": 1}
         prepared = {"prepared_dir": str(folder / "prepared"), "fingerprint": "f"}
         run = start("prepare", {"workload": self.workload, "space": spec, **prepared}, folder)
-        assert run.exit_codes == [FINISHED_EXIT], [event.text for event in run.events if isinstance(event, Failed)]
+        assert run.exit_code == FINISHED_EXIT, [event.text for event in run.events if isinstance(event, Failed)]
 
     def trial(self, seed: int = 0, save: bool = False, **params) -> Run:
         self.trials += 1
@@ -78,7 +78,7 @@ class Prepared:
             "prepared_dir": str(self.folder / "prepared"), "trial_dir": str(folder),
         }  # fmt: skip
         run = start("worker", spec, folder, params.get("world_size", 1), CARBONOPT_SAVE_MODEL="1" if save else "0")
-        assert set(run.exit_codes) == {FINISHED_EXIT}, run.events[-1]
+        assert run.exit_code == FINISHED_EXIT, run.events[-1]
         return run
 
 

@@ -83,7 +83,7 @@ def prepared(workload, tmp_path_factory):
                 "prepared_dir": str(folder / "prepared"),
                 "fingerprint": "f",
             }
-            assert start("prepare", spec, folder).exit_codes == [FINISHED_EXIT]
+            assert start("prepare", spec, folder).exit_code == FINISHED_EXIT
             folders[packing] = folder / "prepared"
         return folders[packing]
 
@@ -101,7 +101,7 @@ def trial(workload, prepared, tmp_path_factory):
         }  # fmt: skip
         environment = {"CARBONOPT_SAVE_MODEL": "1"} if save else {}
         done = start("worker", spec, folder, params.get("world_size", 1), **environment)
-        assert set(done.exit_codes) == {FINISHED_EXIT}
+        assert done.exit_code == FINISHED_EXIT
         return done
 
     return run
