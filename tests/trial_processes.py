@@ -59,7 +59,7 @@ def _fork_server() -> ForkServer:
 
 
 def start(module: str, spec: dict, folder: Path, world_size: int = 1, stop=None, cold=False, **environment: str) -> Run:
-    """Until they have ended. Trials are forked, as a study's are; `cold`: programs of their own, as preparations are."""
+    """Until they have ended. Trials are forked, as a study's are, unless `cold`."""
     folder.mkdir(parents=True, exist_ok=True)
     ranks = [rank | environment for rank in rank_environments(LocalLaunch(gpus=[], cpu_ranks=world_size))]
     if module == "worker" and not cold:
