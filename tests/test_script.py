@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -25,15 +26,15 @@ from carbonopt.train.tasks.script import Script, ScriptWorkload
 
 LOOP = """
 import carbonopt.script as carbon
-with carbon.run(total_steps=6) as run:
-    for step in range(1, 7):
-        run.step(step)
-        if step % 2 == 0:
-            with run.evaluation():
-                accuracy = step / 8
-            if run.report(accuracy=accuracy, count=8, loss=1 - accuracy):
-                print("told to stop")
-                break
+run = carbon.run(total_steps=6)
+for step in range(1, 7):
+    run.step(step)
+    if step % 2 == 0:
+        with run.evaluation():
+            accuracy = step / 8
+        if run.report(accuracy=accuracy, count=8, loss=1 - accuracy):
+            print("told to stop")
+            break
 """
 PARAMS = TrialParams(learning_rate=0.5, my_width=3, zero_stage=None, offload=None)
 
@@ -86,9 +87,9 @@ def test_a_loop_tells_its_phases_steps_and_evaluations(tmp_path: Path) -> None:
     assert (record.state, record.value, record.total_steps) == (TrialState.COMPLETE, 0.75, 6)
     assert [(point.step, point.sum, point.count) for point in record.evals] == [(2, 2, 8), (4, 4, 8), (6, 6, 8)]
     assert record.evals[-1].other_qualities == {"loss": 0.25}
-    # Training begins once and again after each of three evaluations; the set-up once before and once at its end.
+    # Training begins once and again after each evaluation but the last; set-up once before it, and after its end.
     energy = record.energy_kwh
-    assert (energy.train, energy.eval, energy.setup) == (4.0, 3.0, 2.0)
+    assert (energy.train, energy.eval, energy.setup) == (3.0, 3.0, 2.0)
     assert record.peak_memory_gib > 0
 
 
@@ -135,6 +136,19 @@ def test_without_the_lines_a_last_json_line_is_enough_and_all_energy_counts_as_t
     assert (record.energy_kwh.train, record.energy_kwh.setup, record.energy_kwh.eval) == (1.0, 0.0, 0.0)
 
 
+def test_a_loop_that_ends_early_ends_its_training_there(tmp_path: Path) -> None:
+    script = """
+        import carbonopt.script as carbon
+        with carbon.run(total_steps=6) as run:
+            run.step()
+            run.report(accuracy=0.5)
+        print("what comes now is no training")
+    """
+    record = watched(script, tmp_path)
+    assert (record.state, record.total_steps, record.steps_done) == (TrialState.COMPLETE, 1, 1)
+    assert (record.energy_kwh.train, record.energy_kwh.setup) == (1.0, 2.0)
+
+
 def test_a_report_after_the_end_is_the_last_evaluation(tmp_path: Path) -> None:
     script = """
         import carbonopt.script as carbon
@@ -149,19 +163,51 @@ def test_a_report_after_the_end_is_the_last_evaluation(tmp_path: Path) -> None:
 
 
 BEGIN = "import carbonopt.script as carbon\nwith carbon.run(total_steps=2) as run:\n    run.step()\n"
+PRINTED = "import json, math; print(json.dumps({}))".format
+
+
+def says(what: str) -> str:
+    """A script that says this on the study's channel itself."""
+    channel = "socket.socket(socket.AF_UNIX)"
+    connected = f"c = {channel}; c.connect(os.environ['CARBONOPT_CHANNEL'])"
+    return f"import os, socket, time; {connected}; c.sendall({what}); time.sleep(600)"
+
+
 ENDS = {
     "no quality": ("print('done')", TrialState.FAILED, "no_quality", "without saying its accuracy"),
     "garbage": ("import os; os.write(1, bytes(range(256)) * 99)", TrialState.FAILED, "no_quality", "accuracy"),
     "no report": (BEGIN, TrialState.FAILED, "no_quality", "without saying its accuracy"),
-    "another quality": (BEGIN + "    run.report(acc=0.5)", TrialState.FAILED, "bad_input", "but got acc"),
+    "another quality": (BEGIN + "    run.report(acc=0.5)", TrialState.FAILED, "bad_input", "but has acc"),
     "percents": (BEGIN + "    run.report(accuracy=87.5)", TrialState.FAILED, "bad_input", "at most 1, but is 87.5"),
     "not a number": (BEGIN + "    run.report(accuracy=float('nan'))", TrialState.DIVERGED, "diverged", "not finite"),
+    "infinite": (BEGIN + "    run.report(accuracy=float('inf'))", TrialState.DIVERGED, "diverged", "accuracy is not"),
+    "a word": (BEGIN + "    run.report(accuracy='high')", TrialState.FAILED, "bad_input", "must be a number"),
+    "nothing": (BEGIN + "    run.report(accuracy=None)", TrialState.FAILED, "bad_input", "must be a number"),
+    "a flag": (BEGIN + "    run.report(accuracy=True)", TrialState.FAILED, "bad_input", "must be a number"),
+    "no count": (BEGIN + "    run.report(accuracy=0.5, count=-3)", TrialState.FAILED, "bad_input", "count must be"),
+    "half a count": (BEGIN + "    run.report(accuracy=0.5, count=2.5)", TrialState.FAILED, "bad_input", "but is 2.5"),
+    "a negative step": (BEGIN + "    run.step(-1)", TrialState.FAILED, "bad_input", "from 1 to 1e+12, but is -1"),
+    "half a step": (BEGIN + "    run.step(1.5)", TrialState.FAILED, "bad_input", "but is 1.5"),
+    "a huge step": (BEGIN + "    run.step(10**30)", TrialState.FAILED, "bad_input", "from 1 to 1e+12"),
+    "huge total": (BEGIN.replace("2", "10**30"), TrialState.FAILED, "bad_input", "total_steps must be"),
+    "total in words": (BEGIN.replace("2", "'ten'"), TrialState.FAILED, "bad_input", "total_steps must be"),
+    "printed percents": (PRINTED("{'accuracy': 87.5}"), TrialState.FAILED, "bad_input", "at most 1, but is 87.5"),
+    "a printed word": (PRINTED("{'accuracy': 'high'}"), TrialState.FAILED, "bad_input", "must be a number"),
+    "a printed step": (PRINTED("{'accuracy': 1, 'step': -5}"), TrialState.FAILED, "bad_input", "step must be"),
+    "a huge step told": ("print('{\"accuracy\": 1, \"step\": 1e400}')", TrialState.FAILED, "bad_input", "but is inf"),
+    "printed infinity": (PRINTED("{'accuracy': math.inf}"), TrialState.DIVERGED, "diverged", "accuracy is not finite"),
+    "no message": (says("b'\\xff\\n'"), TrialState.FAILED, "crash", "is no message"),
+    "no event": (says("b'[1]\\n'"), TrialState.FAILED, "crash", "is no message"),
+    "no end of line": (says("bytes(2**25)"), TrialState.FAILED, "crash", "is no message"),
     "an error": (BEGIN + "    1 / 0", TrialState.FAILED, "crash", "ZeroDivisionError"),
     "an exit code": ("import sys; sys.exit(7)", TrialState.FAILED, "crash", "code 7"),
+    "the exit code of memory": ("import sys; sys.exit(78)", TrialState.FAILED, "crash", "code 78"),
     "a signal": ("import os; os.kill(os.getpid(), 11)", TrialState.FAILED, "crash", "signal 11"),
     "no memory": (
         "raise RuntimeError('CUDA out of memory. Tried to allocate')", TrialState.INFEASIBLE, "out_of_memory", "memory"
     ),
+    "no memory of Python's": ("raise MemoryError", TrialState.INFEASIBLE, "out_of_memory", "memory"),
+    "no memory in the loop": (BEGIN + "    raise MemoryError", TrialState.INFEASIBLE, "out_of_memory", "MemoryError"),
     "no steps": (
         "import carbonopt.script as carbon\nwith carbon.run() as run: pass", TrialState.FAILED, "bad_input", "steps"
     ),
@@ -186,6 +232,23 @@ def test_a_script_that_hangs_is_ended_and_one_that_writes_goes_on(tmp_path: Path
     assert watched(writes, tmp_path, timeout_s=1.5).state == TrialState.COMPLETE
 
 
+def test_what_it_leaves_behind_neither_delays_its_end_nor_stays(tmp_path: Path) -> None:
+    leaves = """
+        import os, subprocess
+        if (child := os.fork()) == 0:
+            os.setsid()
+            import time
+            time.sleep(600)
+        other = subprocess.Popen(["sleep", "600"], start_new_session=True).pid
+        open("left", "w").write(f"{child} {other}")
+    """
+    began_s = time.monotonic()
+    record = watched(LOOP + textwrap.dedent(leaves), tmp_path, timeout_s=30.0)
+    assert record.state == TrialState.COMPLETE and time.monotonic() - began_s < 15
+    left = map(int, (tmp_path / "left").read_text().split())
+    assert not [pid for pid in left if Path(f"/proc/{pid}").exists()]
+
+
 def test_a_launcher_between_does_not_matter(tmp_path: Path) -> None:
     (tmp_path / "inner.py").write_text(LOOP)
     launcher = (
@@ -196,7 +259,8 @@ def test_a_launcher_between_does_not_matter(tmp_path: Path) -> None:
 
 
 def test_a_quality_of_its_own_has_any_value(tmp_path: Path) -> None:
-    record = watched(BEGIN + "    run.report(bleu=-31.5)", tmp_path, quality="bleu")
+    record = watched(BEGIN + "    run.report(bleu=-31.5, step=1, self=2)", tmp_path, quality="bleu")
+    assert record.evals[-1].other_qualities == {"step": 1.0, "self": 2.0}
     assert record.quality.model_dump() == {
         "name": "bleu", "value": -31.5, "sum": -31.5, "count": 1, "direction": "maximize"
     }  # fmt: skip
@@ -318,9 +382,40 @@ REFUSED = {
     "unknown key": ({"comand": "x"}, "did you mean command?"),
     "steps": ({"steps": 0}, "workload.steps"),
     "warm shell": ({"command": "sh train.py {learning_rate} {my_width}", "warm": True}, "workload.warm"),
+    "a NUL": ({"command": "python train.py {learning_rate} {my_width} a\0b"}, "must have no NUL"),
+    "no module": ({"command": "python -m nosuch {learning_rate} {my_width}"}, "no module nosuch"),
+    "not executable": ({"command": "./train.py {learning_rate} {my_width}"}, "can't be executed"),
+    "accumulation": (
+        {"command": "python train.py {learning_rate} {my_width} {gradient_accumulation_steps}"},
+        "both batch sizes",
+    ),
     "no folder": ({"folder": "nowhere"}, "no folder"),
     "no file": ({"files": ["nowhere.csv"]}, "nowhere.csv"),
 }
+
+
+def test_a_dimension_s_name_may_be_a_method_s_elsewhere(tmp_path: Path) -> None:
+    names = ("copy", "json", "own", "domains", "model_config")
+    command = f"python train.py {{learning_rate}} {{my_width}} {' '.join(f'{{{name}}}' for name in names)}"
+    study = study_of(tmp_path, command=command, space={name: {"choices": [1, 2]} for name in names})
+    combinations = check(load_study(study)).space
+    assert {"copy", "json", "own", "domains", "model_config"} <= combinations.space.free().keys()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"space": {"my_width": {"choices": ["x" * 200_000, "y"]}}}, "at most 131071 bytes"),
+        ({"space": {"my_width": {"choices": ["a\0b", "c"]}}}, "must have no NUL"),
+        ({"space": {"my_width": {"low": 0, "high": 1, "step": 1e-300}}}, "a billionth"),
+        ({"target": {"quality": "count", "at_least": 1}}, "neither count nor step"),
+        ({"target": {"quality": "<b>", "at_least": 1}}, "a word of letters"),
+        ({"script": "print('"}, "is no Python that runs"),
+    ],
+)
+def test_what_can_not_be_is_refused(changes: dict, said: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=said):
+        check(load_study(study_of(tmp_path, **{"script": LOOP, **changes})))
 
 
 @pytest.mark.parametrize("refused", REFUSED)

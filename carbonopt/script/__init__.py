@@ -2,15 +2,15 @@
 
     trainer = Trainer(..., callbacks=[carbonopt.script.callback("eval_accuracy")])
 
-    with carbonopt.script.run(total_steps=N) as run:  # on every rank
-        for step, batch in enumerate(batches, start=1):
+    run = carbonopt.script.run(total_steps=epochs * len(batches))  # on every rank, before the loop
+    for epoch in range(epochs):
+        for batch in batches:
             train(batch)
-            run.step(step)
-            if step % 500 == 0:
-                with run.evaluation():
-                    accuracy = evaluate(model)
-                if run.report(accuracy=accuracy):
-                    break
+            run.step()
+        with run.evaluation():
+            accuracy = evaluate(model)
+        if run.report(accuracy=accuracy):
+            break
 
 Nothing heavy is imported here; PyTorch is used where the script has imported it.
 """

@@ -24,7 +24,6 @@ def callback(metric: str) -> "TrainerCallback":
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.run = Run(state.max_steps)
-            self.run.begin()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             assert self.run is not None
@@ -48,8 +47,8 @@ def callback(metric: str) -> "TrainerCallback":
                 count = len(evaluated) if isinstance(evaluated, Sized) else None
                 quality = {metric.removeprefix("eval_"): metrics[metric]}
                 control.should_training_stop |= self.run.report(count=count, **quality)
-            if state.global_step < state.max_steps and not control.should_training_stop:
-                self.run.enter(Phase.TRAIN)
+            if not control.should_training_stop:
+                self.run.resume()
 
         def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             assert self.run is not None
@@ -71,7 +70,6 @@ def lightning_callback(metric: str) -> "lightning.Callback":
 
         def on_train_start(self, trainer: Any, module: Any) -> None:
             self.run = Run(int(trainer.estimated_stepping_batches))
-            self.run.begin()
 
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
             if self.run is not None and trainer.global_step > self.run.steps:
@@ -88,7 +86,7 @@ def lightning_callback(metric: str) -> "lightning.Callback":
                 quality: Any = {metric.removeprefix("val_"): float(value)}
                 trainer.should_stop |= self.run.report(**quality)
             if not trainer.should_stop:
-                self.run.enter(Phase.TRAIN)
+                self.run.resume()
 
         def on_train_end(self, trainer: Any, module: Any) -> None:
             assert self.run is not None

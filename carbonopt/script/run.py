@@ -1,6 +1,5 @@
 """One training as the study follows it."""
 
-import math
 import os
 import resource
 import socket
@@ -13,6 +12,7 @@ from typing import Any, Self
 from carbonopt.core import events
 from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import quality_of
+from carbonopt.core.reported import evaluation, whole
 from carbonopt.core.trial import EvalPoint, Phase, Stage
 from carbonopt.core.units import BYTES_PER_GIB
 from carbonopt.train.client import Speaker
@@ -33,11 +33,14 @@ class Run:
     """
 
     def __init__(self, total_steps: int | None = None) -> None:
-        self._total_steps = total_steps or int(os.environ.get(events.TOTAL_STEPS) or 0)
+        self._total_steps = 0
         self._step, self._phase = 0, Phase.SETUP
+        if in_study():
+            with self._refusals_told():
+                self._total_steps = self._checked_total(total_steps)
+            self.enter(Phase.TRAIN)
 
     def __enter__(self) -> Self:
-        self.begin()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -51,30 +54,30 @@ class Run:
         """Made so far."""
         return self._step
 
-    def begin(self) -> None:
-        """Model and optimizer are ready, and the first step comes next: from here on energy counts as training."""
-        if not in_study():
-            return
-        try:
-            if self._total_steps < 1:
-                raise BadInput("carbonopt.script.run needs total_steps, or the study file workload.steps.")
-            if _world_size() != (launched := int(os.environ[events.RANKS])):
-                ranks = f"the launch has {launched}, but WORLD_SIZE is {_world_size()}"
-                raise BadInput(f"a script must run on the ranks of the launch: {ranks}; use {{world_size}}.")
-            if _world_size() > 1 and _ranks() is None:
-                raise BadInput("torch.distributed must be initialised before carbonopt.script.run, but isn't.")
-            if (known := _ranks()) is not None:
-                known.check_devices()
-        except BadInput as error:
-            self._failed(error)
-            raise
-        self.enter(Phase.TRAIN)
+    @staticmethod
+    def _checked_total(total_steps: int | None) -> int:
+        given = total_steps if total_steps is not None else int(os.environ[events.TOTAL_STEPS] or 0)
+        if given == 0:
+            raise BadInput("carbonopt.script.run needs total_steps, or the study file workload.steps.")
+        if _world_size() != (launched := int(os.environ[events.RANKS])):
+            ranks = f"the launch has {launched}, but WORLD_SIZE is {_world_size()}"
+            raise BadInput(f"a script must run on the ranks of the launch: {ranks}; use {{world_size}}.")
+        if _world_size() > 1 and _ranks() is None:
+            raise BadInput("torch.distributed must be initialised before carbonopt.script.run, but isn't.")
+        if (known := _ranks()) is not None:
+            known.check_devices()
+        return whole("total_steps", given, 1)
 
     def step(self, step: int | None = None) -> None:
-        """After each optimizer step, with its number from 1; None: the next one."""
+        """After each optimizer step, with its number from 1; None: the next one.
+
+        Raises:
+            BadInput: if the number is none, or below the last one.
+        """
         if not in_study():
             return
-        self._step = self._step + 1 if step is None else step
+        with self._refusals_told():
+            self._step = self._step + 1 if step is None else whole("run.step's number", step, self._step)
         if (speaker := _speaker()) is None:
             return
         if self._step == 1:
@@ -88,9 +91,9 @@ class Run:
         """Around what evaluates the model: its energy is not training's."""
         self.enter(Phase.EVAL)
         yield
-        self.enter(Phase.TRAIN)
+        self.resume()
 
-    def report(self, *, count: int | None = None, **qualities: float) -> bool:
+    def report(self, /, *, count: int | None = None, **qualities: float) -> bool:
         """Reports an evaluation; True: the study says stop, and every rank is told the same.
 
         Args:
@@ -103,21 +106,17 @@ class Run:
         if not in_study():
             return False
         quality = quality_of(os.environ[events.QUALITY], os.environ[events.DIRECTION])  # type: ignore[arg-type]
-        try:
-            if quality.name not in qualities:
-                got = ", ".join(qualities) or "nothing"
-                raise BadInput(f"run.report must be given {quality.name}, the quality of the target, but got {got}.")
-            value = float(qualities.pop(quality.name))
-            if fault := quality.beyond(value):
-                raise BadInput(f"run.report: {quality.name} {fault}.")
-        except BadInput as error:
-            self._failed(error)
-            raise
-        examples = max(1, count or 1)
-        mean = quality.mean_of(value) if math.isfinite(value) else math.nan
-        others = {name: float(other) for name, other in qualities.items()}
-        point = EvalPoint.of(quality, mean * examples, examples, step=self._step, tokens=None, **others)
-        return self._told(point)
+        with self._refusals_told():
+            point = evaluation(quality, dict(qualities), count, self._step)
+        stop = self._told(point)
+        if self._step >= self._total_steps:
+            self.end()
+        return stop
+
+    def resume(self) -> None:
+        """After an evaluation: training goes on, unless all its steps are made."""
+        if self._step < self._total_steps:
+            self.enter(Phase.TRAIN)
 
     def end(self) -> None:
         """The training has ended: what comes now, such as saving the model, is no part of it."""
@@ -148,6 +147,15 @@ class Run:
             stop = bool(speaker.evaluated(told))
         return stop if ranks is None else bool(ranks.largest(float(stop)))
 
+    @contextmanager
+    def _refusals_told(self) -> Iterator[None]:
+        """What the script did wrong the study hears before the script ends of it."""
+        try:
+            yield
+        except BadInput as error:
+            self._failed(error)
+            raise
+
     def _failed(self, error: Exception) -> None:
         """Tells the study why, as far as it can be told better than by a log."""
         if in_study() and (speaker := _speaker()) is not None:
@@ -156,7 +164,12 @@ class Run:
 
 
 def run(total_steps: int | None = None) -> Run:
-    """For `with`: the training loop, on every rank. Arguments as `Run`."""
+    """To be called on every rank when model and optimizer are ready and the first step comes next: from here on energy
+    counts as training. With `with` around the loop it counts no more where that ends, be it early. Arguments as `Run`.
+
+    Raises:
+        BadInput: if there are no total steps, or the ranks aren't those of the launch.
+    """
     return Run(total_steps)
 
 

@@ -95,7 +95,7 @@ def run_study(
             storage.set_prepared(prepared)
         storage.set_inputs(inputs)
         storage.set_trace(checked.trace)
-        call.run_trials(storage)
+        call.run_trials(storage, inputs)
         return storage.read(live=True)
 
 
@@ -150,7 +150,7 @@ class _Call:
         self.lease.renew()
         return prepared, inputs
 
-    def run_trials(self, storage: StudyStorage) -> None:
+    def run_trials(self, storage: StudyStorage, inputs: tuple[InputFile, ...]) -> None:
         from carbonopt.search.strategy import Strategy  # with SciPy: now that the trials' processes have been started
 
         memory_gib = None if self.engine.hardware is None else self.engine.hardware.gpu_memory_gib
@@ -175,6 +175,9 @@ class _Call:
                 self.display.warn(not_free)
             if self.interrupted():
                 raise self._interruption()
+            if (workload := self.checked.config.workload) is not None and workload.dataset is None:
+                # What a script reads each trial reads anew; other data was read once, in the preparation.
+                check_unchanged(inputs, input_files(self.checked.config), str(self.paths.root), self.interrupted)
             storage.study.sampler = self.strategy.sampler(storage.study, storage.next_number())
             self._run_trial(storage.study.ask(self.strategy.distributions))
 

@@ -1,7 +1,6 @@
 """One trial from its start to its record: hears its processes, keeps the meter's phases, applies the rules."""
 
 import contextlib
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from carbonopt.core import events
-from carbonopt.core.quality import Quality
+from carbonopt.core.errors import BadInput
+from carbonopt.core.reported import printed_evaluation
 from carbonopt.core.trial import (
     TRIAL_PHASES,
     EvalPoint,
@@ -190,7 +190,7 @@ class TrialWatch:
             observer.evaluated(self.spec.number, point, emissions)
         self._stored_at = 0.0  # due, once the trial is on its way again
         if not finite:
-            self._fail("diverged", "the evaluation loss is not finite")
+            self._fail("diverged", self._not_finite)
         elif stop:
             self._note(state=TrialState.PRUNED, stop_reason=StopReason.TARGET)
 
@@ -230,22 +230,30 @@ class TrialWatch:
     def _on_program_end(self) -> None:
         """A script is complete with its last report; one that has none of carbonopt's lines may print it."""
         if not self._so_far.evals:
-            point = printed_evaluation(self.trial.log_tail(PRINTED_LINES), self.quality.of)
+            try:
+                point = printed_evaluation(self.trial.log_tail(PRINTED_LINES), self.quality.of)
+            except BadInput as error:
+                self._fail("bad_input", str(error))
+                return
             self._note(**({} if point is None else {"evals": (point,), "steps_done": point.step}))
         if not self._so_far.evals:
             name = self.quality.name
-            report = f'report it by carbonopt.script, or print {{"{name}": VALUE}} as the last line'
+            report = f'report it by carbonopt.script, or print one line of JSON at its end: {{"{name}": VALUE}}'
             self._fail("no_quality", f"the script ended without saying its {name}, the quality of the target; {report}")
         elif self._so_far.evals[-1].value is None:
-            self._fail("diverged", f"the script's last {self.quality.name} is not finite")
+            self._fail("diverged", self._not_finite)
         else:  # by its own will perhaps earlier than it had said
             self._note(state=TrialState.COMPLETE, total_steps=self._so_far.steps_done or self._so_far.evals[-1].step)
+
+    @property
+    def _not_finite(self) -> str:
+        return f"the {'evaluation loss' if self.quality.of.value_of_mean == 'exp' else self.quality.name} is not finite"
 
     def _on_exit(self, code: int) -> None:
         """Processes that ended without a word of why."""
         if self.spec.program is not None and ran_out_of_memory(self.trial.log_tail()):
             self._fail("out_of_memory", f"the script ran out of memory and ended with code {code}")
-        elif code == events.OUT_OF_MEMORY_EXIT:
+        elif code == events.OUT_OF_MEMORY_EXIT and self.spec.program is None:
             self._fail("out_of_memory", "a rank other than the first ran out of memory")
         elif code == SIGNALLED + 9 and _host_oom_kills() > self._oom_kills:
             self._fail("out_of_memory", "the kernel killed it because the host ran out of memory")
@@ -333,15 +341,3 @@ def _host_oom_kills() -> int:
     vmstat = Path("/proc/vmstat")
     lines = vmstat.read_text().splitlines() if vmstat.exists() else []  # not Linux
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
-
-
-def printed_evaluation(said: str, quality: Quality) -> EvalPoint | None:
-    """Of the last line that is a JSON object with the quality in it, and `step` and `count` where it has them."""
-    for line in reversed(said.splitlines()):
-        with contextlib.suppress(ValueError, TypeError, RecursionError):
-            printed = json.loads(line)
-            if isinstance(printed, dict) and isinstance(value := printed.get(quality.name), int | float):
-                count, step = max(1, int(printed.get("count", 1))), max(1, int(printed.get("step", 1)))
-                mean = quality.mean_of(value) if math.isfinite(value) else math.nan
-                return EvalPoint.of(quality, mean * count, count, step=step, tokens=None)
-    return None

@@ -10,7 +10,14 @@ from carbonopt.core.events import BAD_INPUT_EXIT, CRASH_EXIT, FINISHED_EXIT, OUT
 from carbonopt.train.client import Speaker
 
 # How a RuntimeError of torch words that memory ran out, on the GPU or the host, whichever layer noticed; in lower case.
-_OUT_OF_MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "_status_alloc_failed")
+_OUT_OF_MEMORY_WORDS = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "_status_alloc_failed",
+    "memoryerror",
+    "unable to allocate",  # Python's and NumPy's
+)
 
 
 class Diverged(Exception):
@@ -41,7 +48,7 @@ def ending(error: Exception) -> tuple[FailureKind, int, str]:
         return "diverged", FINISHED_EXIT, str(error)
     worded_so = isinstance(error, RuntimeError) and ran_out_of_memory(str(error))
     if worded_so or isinstance(error, MemoryError):
-        return "out_of_memory", OUT_OF_MEMORY_EXIT, _one_line(error)
+        return "out_of_memory", OUT_OF_MEMORY_EXIT, _one_line(error) or type(error).__name__
     return "crash", CRASH_EXIT, f"{type(error).__name__}: {_one_line(error)}"
 
 

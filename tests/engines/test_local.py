@@ -53,7 +53,10 @@ def until_exit(work: WorkProcesses, limit_s: float = 20.0) -> list:
 def gone(pid: int, limit_s: float = 10.0) -> bool:
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
             return True
         time.sleep(0.05)
     return False

@@ -2,14 +2,14 @@
 
 The leader of the trial's session. It holds the reading end of a pipe whose writing end only the study has: when the
 study closes it or dies, even by SIGKILL or while a rank holds Python's lock, the guard kills the whole session,
-compilers and data loaders included, and takes away what they can't any more. So it does when the ranks have ended
-themselves.
+compilers and data loaders included, and what they started in sessions of their own, and takes away what they can't any
+more. So it does when the ranks have ended themselves.
 
 As a program (standard library only: it starts in 30 ms) it starts programs; as a fork, forks (see `fork_server`).
 
     python guard.py LIFELINE_FD CHANNEL_FD '{"argv": [...], "ranks": [{"RANK": "0", ...}, ...],
                                              "extensions": "/folder", "scratch": ["/folder", ".pattern*"] or [],
-                                             "folder": "/where/it/runs" or null}'
+                                             "folder": "/where/it/runs" or null, "invites": false}'
 
 Exits with the first non-zero exit code of a rank (a signal as 128 + its number), else 0.
 """
@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 GRACE_S = 5.0  # for the other ranks to report why, once one has failed
 PATIENCE_S = 20.0  # with a process that survives SIGKILL, stuck in a driver
 FREEZE_S = 1.0
@@ -38,22 +39,27 @@ LOCK = "lock"  # torch's name for the file that it holds open while it compiles 
 def main(lifeline: int, channel: int, job: dict[str, Any], work: Callable[[dict[str, str]], int]) -> int:
     """Until all ranks have ended or the study is gone; returns what this program's exit code is to be. `work`, in a
     process of its own, takes what a rank has in its environment for itself, and returns the rank's exit code. Only the
-    first rank has the channel."""
-    guard = os.getpid()
+    first rank has the channel; where the study invites whoever speaks for the trial, none: the guard keeps it, and so
+    says when all have ended."""
+    guard, ranks = os.getpid(), set()
+    # What a rank starts in a session of its own becomes this process's child when the rank has ended.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     for index, environment in enumerate(job["ranks"]):
-        if os.fork() == 0:
+        if (rank := os.fork()) == 0:
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != guard:
                 os._exit(1)
             os.close(lifeline)
-            if index > 0:
+            if index > 0 or job["invites"]:
                 os.close(channel)
             live(work, environment)
-    os.close(channel)
+        ranks.add(rank)
+    if not job["invites"]:
+        os.close(channel)
 
-    alive, failure, deadline = len(job["ranks"]), 0, None
+    alive, failure, deadline = len(ranks), 0, None
     ended, told = os.pipe()
-    threading.Thread(target=_reap, args=(alive, told), daemon=True).start()
+    threading.Thread(target=_reap, args=(ranks, told), daemon=True).start()
     while alive:
         timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         ready = select.select([lifeline, ended], [], [], timeout_s)[0]
@@ -81,16 +87,20 @@ def live(work: Callable[..., int], *arguments: Any) -> NoReturn:
             os._exit(code)
 
 
-def _reap(ranks: int, told: int) -> None:
+def _reap(ranks: set[int], told: int) -> None:
     """Writes a byte for each rank that has ended: its exit code, a signal as 128 + its number."""
-    for _ in range(ranks):
-        code = os.waitstatus_to_exitcode(os.wait()[1])
-        os.write(told, bytes([128 - code if code < 0 else code]))
+    with contextlib.suppress(ChildProcessError):  # all children have ended
+        while True:
+            pid, status = os.wait()
+            if pid in ranks:
+                code = os.waitstatus_to_exitcode(status)
+                os.write(told, bytes([128 - code if code < 0 else code]))
 
 
 def end_session(session: int, extensions: str, scratch: list[str], patience_s: float) -> list[int]:
-    """Kills every process of a session but this one; returns those that survive SIGKILL for `patience_s`. A session and
-    not a process group: ninja gives each compiler a group of its own. Then it removes what only they could have.
+    """Kills every process of a session but this one, and what descends from its leader; returns those that survive
+    SIGKILL for `patience_s`. A session and not a process group: ninja gives each compiler a group of its own. Then it
+    removes what only they could have.
 
     Args:
         extensions: the folder of torch's operators; of the locks in it, those that the killed held.
@@ -129,14 +139,20 @@ def _send(pids: list[int], number: int) -> None:
 
 
 def _members(session: int) -> Iterator[tuple[int, str]]:
-    """A session's other processes and their states. Zombies don't count: a container whose first process reaps nobody
-    keeps them for ever, and they hold no memory."""
+    """A session's other processes, what its leader's descendants are in sessions of their own, and their states.
+    Zombies don't count: a container whose first process reaps nobody keeps them for ever, and they hold no memory."""
+    states, parents, sessions = {}, {}, {}
     for pid in all_processes():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-            state, _, _, its_session = stat.rpartition(")")[2].split()[:4]  # proc(5); the name before may hold anything
-            if int(its_session) == session and pid != os.getpid() and state not in "ZX":
-                yield pid, state
+            fields = stat.rpartition(")")[2].split()  # proc(5); the name before may hold anything
+            states[pid], parents[pid], sessions[pid] = fields[0], int(fields[1]), int(fields[3])
+    for pid, state in states.items():
+        ancestor: int | None = pid
+        while ancestor is not None and ancestor != session and sessions.get(ancestor) != session:
+            ancestor = parents.get(ancestor)
+        if ancestor is not None and pid != os.getpid() and state not in "ZX":
+            yield pid, state
 
 
 def all_processes() -> Iterator[int]:

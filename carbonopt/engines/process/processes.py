@@ -15,12 +15,13 @@ from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
 from typing import Any, Protocol
 
 from carbonopt.core.errors import CarbonoptError
-from carbonopt.core.events import CHANNEL_FD, CHANNEL_PATH, SPOKEN, Event, Exited
+from carbonopt.core.events import CHANNEL_FD, CHANNEL_PATH, SPOKEN, Event, Exited, Failed
 from carbonopt.core.trial import StopReason
 from carbonopt.engines.process import guard
 from carbonopt.engines.process.extensions import extensions_folder
 
 LOG_TAIL_LINES = 15
+_LONGEST_LINE = 2**24  # bytes; events have a few thousand
 
 
 class Guard(Protocol):
@@ -101,6 +102,8 @@ class Listener:
         except ConnectionError:
             data = b""
         self._buffer += data
+        if len(self._buffer) > _LONGEST_LINE and b"\n" not in self._buffer:
+            self._buffer += b"\n"  # is no event: `receive` says so
         if not data and self._speaker is self._connection:
             self._ended = True
         elif not data:
@@ -116,11 +119,14 @@ class Listener:
         return self._ended and b"\n" not in self._buffer
 
     def receive(self, timeout_s: float) -> Event | None:
-        """The next line of a channel; None as `read` has it."""
+        """The next line of a channel; None as `read` has it. What is no event is the failure of who said it."""
         if (line := self.read(timeout_s)) is None:
             return None
-        message = json.loads(line)
-        return SPOKEN[message.pop("event")].model_validate(message)  # type: ignore[return-value]
+        try:
+            message = json.loads(line)
+            return SPOKEN[message.pop("event")].model_validate(message)  # type: ignore[return-value]
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return Failed(kind="crash", text=f"what came from it is no message: {line[:80]!r}")
 
     def answer(self, stop: StopReason | None = None) -> None:
         """Go on, or stop and why. A trial that died meanwhile can't hear it; its exit is the next event."""
@@ -171,7 +177,7 @@ class WorkProcesses:
             ranks = [{**ranks[0], CHANNEL_FD: str(theirs.fileno())}, *ranks[1:]]
         self._extensions, self._scratch = str(extensions_folder(environment).resolve()), list(scratch)
         job = {"argv": argv, "ranks": ranks, "extensions": self._extensions, "scratch": self._scratch}
-        job["folder"] = folder
+        job |= {"folder": folder, "invites": invites}
         try:
             with log.open("ab") as output:
                 self._log_begins = output.tell()

@@ -1,19 +1,21 @@
 """A training script of the user's own, run as it is: a command with placeholders for the dimensions of the search."""
 
+import ast
 import os
 import shlex
 import shutil
 import string
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
 from carbonopt.core import events
-from carbonopt.core.config import Space, Workload
+from carbonopt.core.config import Space, Workload, values_of
 from carbonopt.core.dimensions import TrialParams
-from carbonopt.core.errors import BadInput, hint
+from carbonopt.core.errors import BadInput, hint, shortened
 from carbonopt.core.quality import Quality
 from carbonopt.core.trial import Program, TrialSpec
 from carbonopt.train.tasks.base import Card, Task
@@ -23,6 +25,7 @@ _PLACEHOLDERS = ("seed", "trial", "world_size", "gradient_accumulation_steps", "
 # Programs, and modules of `python -m`, that start the ranks themselves.
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "srun")
 _LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+_LONGEST_ARGUMENT = 2**17 - 1  # bytes: MAX_ARG_STRLEN of Linux, with its end
 _NOT_A_SCRIPTS = ("model", "tokenizer", "dataset", "sequence_length", "eval_batch_size_per_gpu")
 
 
@@ -65,19 +68,56 @@ class Script(Task):
         if unused := [name for name in space.domains() if name not in named]:
             must = "workload.command must have a placeholder for each dimension of search.space"
             raise BadInput(f"{must}, but has none for {unused[0]}; put {{{unused[0]}}} into it, or leave it out there.")
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-        program = str(folder / words[0]) if "/" in words[0] else words[0]
-        if shutil.which(program, path=path) is None:
-            raise BadInput(f"workload.command: no program {words[0]} is on PATH or, as a path, in {folder}.")
-        for word in words:
-            if word.endswith(".py") and not placeholders(word) and not (folder / word).is_file():
-                raise BadInput(f"workload.command: no file {folder / word}; give an existing one, or workload.folder.")
+        batches = ("global_batch_size", "micro_batch_size_per_gpu")
+        if "gradient_accumulation_steps" in named and any(space[name] is None for name in batches):
+            must = "workload.command: {gradient_accumulation_steps} needs both batch sizes in search.space"
+            raise BadInput(f"{must}; add {' and '.join(name for name in batches if space[name] is None)} there.")
+        self._check_arguments(space, words)
+        self._check_program(folder, words)
         if self.workload.warm and self.script is None:
             must = "workload.warm: true needs a command that begins with `python FILE` or `python -m MODULE`"
             raise BadInput(f"{must}, but it is {self.workload.command!r}; leave warm out.")
         for file in self.workload.files:
             if not Path(file).exists():
                 raise BadInput(f"workload.files: there is no {file}; give existing files or folders.")
+
+    @staticmethod
+    def _check_arguments(space: Space, words: list[str]) -> None:
+        """The operating system has to take them."""
+        values = {f"search.space.{name}": values_of(domain) for name, domain in space.domains().items()}
+        for key, texts in {"workload.command": words, **values}.items():
+            for text in map(str, texts):
+                if "\0" in text or len(text.encode()) > _LONGEST_ARGUMENT:
+                    must = f"a word of a command must have no NUL and at most {_LONGEST_ARGUMENT} bytes"
+                    raise BadInput(f"{key}: {must}, but is {shortened(text)} ({len(text.encode())} bytes).")
+
+    def _check_program(self, folder: Path, words: list[str]) -> None:
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+        named = str(folder / words[0]) if "/" in words[0] else words[0]
+        if (program := shutil.which(named, path=path)) is None:
+            is_there = Path(named).exists()
+            why = (
+                f"{named} can't be executed"
+                if is_there
+                else f"no program {words[0]} is on PATH or, as a path, in {folder}"
+            )
+            raise BadInput(f"workload.command: {why}; give one that can be, such as `python FILE`.")
+        for word in words:
+            if word.endswith(".py") and not placeholders(word) and not (folder / word).is_file():
+                raise BadInput(f"workload.command: no file {folder / word}; give an existing one, or workload.folder.")
+        # Of another Python than this one it isn't known what it can run.
+        if self.script is None or Path(program).resolve() != Path(sys.executable).resolve():
+            return
+        kind, name = self.script
+        if kind == "module" and PathFinder.find_spec(name.partition(".")[0], [str(folder), *sys.path]) is None:
+            raise BadInput(
+                f"workload.command: this Python finds no module {name}; install it, or give workload.folder."
+            )
+        if kind == "file" and not placeholders(words[1]):
+            try:
+                ast.parse(Path(name).read_bytes())
+            except (SyntaxError, ValueError) as error:
+                raise BadInput(f"workload.command: {name} is no Python that runs: {error}; mend it.") from error
 
     def input_files(self) -> tuple[str, ...]:
         named = (str(Path(self.workload.folder, word)) for word in self._words() if not placeholders(word))
