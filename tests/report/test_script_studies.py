@@ -1,8 +1,11 @@
 """The report of studies that search a training script of the user's own: own dimensions, own qualities."""
 
+import csv
 import io
 import json
 import math
+import shutil
+import subprocess
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,15 +13,17 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 from browser import browser
-from documents import document_of, rows_of, tables_of, written
-from small_studies import BLEU, WER, script_run, script_study
+from documents import caveats_of, document_of, numbers_of, rows_of, tables_of, written
+from small_studies import BLEU, WER, evaluation, script_run, script_study, study, trial
 
 from carbonopt.core.format import number_from
 from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.study import StudyData
-from carbonopt.core.trial import EvalPoint
+from carbonopt.core.trial import Durations, EvalPoint, TrialRecord, TrialState
 from carbonopt.report.build import write_report
 from carbonopt.report.data import TRIALS_PARQUET, data_files
+from carbonopt.report.document import Level
+from carbonopt.report.study_view import StudyView
 
 # ------------------------------------------------------------------------------------------------ own qualities
 
@@ -138,3 +143,115 @@ def test_a_column_of_several_kinds_is_text(kinds: tuple[Any, ...]) -> None:
     rows = [script_run(number, 21.0, own={"width": value}) for number, value in enumerate(kinds)]
     table = pyarrow.parquet.read_table(io.BytesIO(data_files(rows)[TRIALS_PARQUET]))
     assert table["params.width"].to_pylist() == [str(value) for value in kinds]
+
+
+EVIL_WORDS = ("<img src=x>", '"; rm -rf x"', "$(x)", "a_b & 50 % #1 {c} \\d ~^")
+
+
+def test_own_words_stay_words(tmp_path: Path) -> None:
+    space = {"loss": {"choices": [*EVIL_WORDS]}}
+    records = [script_run(n, 21.0 + n, 1e-3 * (n + 1), own={"loss": EVIL_WORDS[n % 4]}) for n in range(12)]
+    data = script_study(*records, space=space, workload={"command": "python train.py {learning_rate} {loss}"})
+    document = written(data, tmp_path / "report")
+    assert [row["loss"] for row in rows_of(tables_of(document)["pareto"])[:4]] == [*EVIL_WORDS]
+    assert "<img src=x>" not in (tmp_path / "report/index.html").read_text()
+    assert "<img src=x>" not in (tmp_path / "report/report.md").read_text()
+    with (tmp_path / "report/data/trials.csv").open() as file:
+        assert [row["params.loss"] for row in csv.DictReader(file)][:4] == [*EVIL_WORDS]
+    if shutil.which("pdflatex") is None:
+        pytest.skip("no LaTeX")
+    compiled = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "main"]
+    done = subprocess.run(compiled, cwd=tmp_path / "report/paper", capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:]
+
+
+def test_a_single_rank_is_no_setting_of_a_script(tmp_path: Path) -> None:
+    def settings(**own: Any) -> set[str]:
+        document = document_of(script_study(script_run(0, 21.0, own=own), script_run(1, 25.0, 2e-3, own=own)))
+        return {row["Setting"] for row in rows_of(tables_of(document)["configuration"])}
+
+    assert settings(width=8) == {"learning_rate", "width"}
+    assert settings(width=8, world_size=2) == {"learning_rate", "width", "world_size"}
+
+
+# ------------------------------------------------------------------------------------------------------- phases
+
+
+def test_a_script_that_tells_no_phases_has_no_stages_and_counts_whole() -> None:
+    untold = script_study(script_run(0, 25.0), script_run(1, None))
+    assert caveats_of(untold).keys() & {"whole_processes", "fixed_intensity"} == {"whole_processes"}
+    assert "by-stage" not in tables_of(document_of(untold))
+    parts = {"duration_s": Durations(train=50, setup=8, eval=2, total=60)}
+    told = script_study(script_run(0, 25.0, **parts), script_run(1, 24.0, **parts))
+    assert caveats_of(told).keys() & {"whole_processes", "fixed_intensity"} == {"fixed_intensity"}
+    assert "by-stage" in tables_of(document_of(told))
+    # Of a training by carbonopt such durations say nothing of its phases.
+    whole = study(trial(0, duration_s=Durations(train=60, setup=0, eval=0, total=60)))
+    assert "fixed_intensity" in caveats_of(whole)
+
+
+def in_steps(*values: float, **changes) -> TrialRecord:
+    """Evaluated every 10 steps."""
+    points = [EvalPoint.of(BLEU, value, 1, step=10 * (i + 1), tokens=None) for i, value in enumerate(values)]
+    evals = tuple(point.model_copy(update={"train_energy_kwh": 1e-5 * point.step}) for point in points)
+    return script_run(0, values[-1], evals=evals, total_steps=10 * len(values), **changes)
+
+
+def test_the_learning_rate_of_a_script_is_not_known_to_fall() -> None:
+    record = in_steps(10.0, 22.0, 25.0)
+    assert StudyView(script_study(record)).diminishing_returns.rate_decays is False
+    assert StudyView(script_study(record, space={"epochs": 3})).diminishing_returns.rate_decays is False
+    trained = study(trial(0, evals=(evaluation(5.0, 1).model_copy(update={"train_energy_kwh": 1e-3}),)))
+    assert StudyView(trained).diminishing_returns.rate_decays is True
+
+
+def test_what_a_missed_target_advises_is_in_the_space() -> None:
+    """More epochs only where there are epochs, and so for all that a script need not have."""
+    rising, falling = in_steps(10.0, 15.0, 18.0), in_steps(10.0, 19.0, 15.0)
+    assert numbers_of(script_study(rising), "loss_still_fell")["advice"] == "train for more steps"
+    epochs = {"epochs": {"choices": [2, 4]}}
+    with_epochs = script_study(in_steps(10.0, 15.0, 18.0, own={"epochs": 2}), space=epochs)
+    assert "epochs" in numbers_of(with_epochs, "loss_still_fell")["advice"]
+    assert numbers_of(script_study(falling), "loss_rose")["advice"] == "allow a lower learning rate"
+    none = script_study(script_run(0, None), script_run(1, 5.0, state=TrialState.INFEASIBLE, evals=()))
+    for key in ("diverged", "out_of_memory"):
+        text = caveats_of(none)[key].text
+        assert not any(name in text for name in ("warmup_ratio", "micro_batch", "workload.", "offload"))
+    assert "few_trials" not in caveats_of(none)
+
+
+def test_what_recorded_runs_of_a_language_model_showed_is_said_of_perplexity_alone() -> None:
+    assert numbers_of(script_study(script_run(0, 20.01)), "near_target_single_run")["seen"] == ""
+    assert "H200" in numbers_of(study(trial(0, perplexity=5.99)), "near_target_single_run")["seen"]
+
+
+# --------------------------------------------------------------------------------------------- short trainings
+
+
+@pytest.mark.parametrize(
+    ("recommended_s", "baseline_s", "trial_number", "share"),
+    [(0.13, 5.0, 0, 0.77), (5.0, 0.5, 1, 0.2), (0.99, 0.999, 0, 0.1), (0.04, 0.5, 0, 1.0), (1.0, 1.5, None, None)],
+)
+def test_trainings_of_a_few_readings_are_uncertain(
+    recommended_s: float, baseline_s: float, trial_number: int | None, share: float | None
+) -> None:
+    def took(train_s: float) -> dict[str, Durations]:
+        return {"duration_s": Durations(train=train_s, setup=0, eval=0, total=train_s)}
+
+    cheap = script_run(0, 21.0, **took(recommended_s))
+    records = cheap, script_run(1, 25.0, 2e-3, **took(baseline_s)), script_run(2, 20.5, 3e-3, **took(0.01))
+    caveats = caveats_of(script_study(*records))
+    assert ("short_training" in caveats) == (trial_number is not None)
+    if trial_number is not None:
+        told = caveats["short_training"]
+        assert (told.level, told.numbers["trial"], told.numbers["share"]) == (Level.WARNING, trial_number, share)
+        assert told.numbers["components"] == "CPU and RAM"
+
+
+def test_of_gpus_alone_no_reading_of_the_cpu_counts() -> None:
+    took = {"duration_s": Durations(train=0.2, setup=0, eval=0, total=0.2)}
+    measured = study().provenance
+    for objective, warned in (("gpu", False), ("all", True)):
+        raw = {"carbon": {"country": "USA", "intensity_g_co2e_per_kwh": 230.0, "pue": 1.1, "objective": objective}}
+        data = study(trial(0, **took), raw=raw, provenance=measured)
+        assert ("short_training" in caveats_of(data)) == warned

@@ -28,7 +28,7 @@ def section(study: StudyView) -> Section:
     records, rec, quality = study.data.records, study.recommendation, study.quality
     if not records:
         return Section(key="trials", title="Every trial", blocks=(Paragraph(text="No trial has been started."),))
-    settings = {record.trial: record.params.as_record() for record in records}
+    settings = {record.trial: study.settings(record.params) for record in records}
     own = [name for params in settings.values() for name in params]
     order = [*TrialParams.model_fields, "gradient_accumulation_steps", *own]
     names = {name for params in settings.values() for name in params} - _shared(list(settings.values())).keys()
@@ -55,7 +55,7 @@ def section(study: StudyView) -> Section:
 
 def shared_settings(study: StudyView) -> str:
     """What all trials share, which the table leaves out."""
-    shared = _shared([record.params.as_record() for record in study.data.records])
+    shared = _shared([study.settings(record.params) for record in study.data.records])
     listed = ", ".join(f"{name} {fmt.value_text(setting)}" for name, setting in shared.items())
     return f"The same in every trial: {listed}." if listed else ""
 
@@ -124,7 +124,7 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
         yield study.caveat("running")
     searched = [record for record in study.data.records if record.repeat_of is None]
     completed = sum(record.state is TrialState.COMPLETE for record in searched)
-    if completed < FEW_TRIALS:
+    if 0 < completed < FEW_TRIALS:
         yield study.caveat("few_trials", completed=completed)
     asked, own = study.recommendation.target, study.data.config.target.at()
     # An easier target might be met by what can't meet the own; a harder one by what emitted more than the own's best.
