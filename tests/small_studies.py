@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from carbonopt.core.dimensions import TrialParams
-from carbonopt.core.quality import PERPLEXITY
+from carbonopt.core.quality import PERPLEXITY, Quality, quality_of
 from carbonopt.core.study import CarbonTrace, Hardware, IdlePower, Intensity, Provenance, SessionLedger, StudyData
 from carbonopt.core.trial import (
     Durations,
@@ -13,6 +13,8 @@ from carbonopt.core.trial import (
     GpuEnergy,
     Phase,
     QualityResult,
+    Stage,
+    StageCost,
     StopReason,
     TrialRecord,
     TrialState,
@@ -139,3 +141,44 @@ def gpu_study(*records: TrialRecord, outer: float = 1.0, **changes) -> StudyData
 REPLAY: dict[str, Any] = {"workload": None, "launch": {"kind": "replay", "table": "/somewhere/runs.jsonl"}}
 SAME: dict[str, Any] = {"params": {"learning_rate": 2e-3}}
 TRACE = CarbonTrace(source="grid.csv", start="2026-01-01T00:00:00+00:00", g_co2e_per_kwh=(100.0, None, 400.0))
+
+# ------------------------------------------------------------------------------------------------------ scripts
+
+BLEU, WER = quality_of("bleu", "maximize"), quality_of("wer", "minimize")  # that carbonopt knows nothing of
+
+
+def script_run(number: int, value: float | None, train_kwh: float = 1e-3, *, quality: Quality = BLEU, **changes):
+    """A trial of a script without carbonopt's lines: the whole process counts as its training, with one evaluation at
+    its end. `own`: values of the user's own dimensions. Without a value it diverged."""
+    point = EvalPoint.of(quality, math.nan if value is None else quality.mean_of(value), 1, step=1, tokens=None)
+    rate, own = 1e-3 * (1 + number), changes.pop("own", {})
+    values: dict[str, Any] = {
+        "state": TrialState.DIVERGED if value is None else TrialState.COMPLETE,
+        "quality": QualityResult.named(quality).model_copy(update={"value": value, "sum": point.sum, "count": 1}),
+        "energy_kwh": Energy(train=train_kwh, setup=0, eval=0, total=train_kwh, train_cpu=train_kwh),
+        "duration_s": Durations(train=60, setup=0, eval=0, total=60),
+        "stages": {Stage.IMPORTS: StageCost(duration_s=60, energy_kwh=train_kwh)},
+        "evals": () if value is None else (point,),
+        "total_steps": 1,
+    }
+    record = trial(number, train_kwh, None, **{**values, **changes})
+    params = TrialParams(learning_rate=rate, zero_stage=None, offload=None, **own)
+    return record.model_copy(update={"params": params})
+
+
+def script_study(*records: TrialRecord, **changes) -> StudyData:
+    """Of a script, train.py. `target`, `space` and `workload` of the study file; the latter two beside what is here."""
+    command = "python train.py --lr {learning_rate}"
+    raw = {
+        "workload": {
+            "task": "script",
+            "command": command,
+            "folder": "/home/someone/work",
+            **changes.pop("workload", {}),
+        },
+        "target": changes.pop("target", {"quality": "bleu", "at_least": 20}),
+        "search": {"space": {"learning_rate": {"low": 1e-4, "high": 1.0, "log": True}, **changes.pop("space", {})}},
+        "launch": {"kind": "local", "gpus": []},
+    }
+    provenance = study().provenance.model_copy(update={"energy_source": {"cpu": "modelled", "ram": "modelled"}})
+    return study(*records, **{"raw": raw, "provenance": provenance, **changes})

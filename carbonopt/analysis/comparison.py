@@ -81,7 +81,8 @@ class DiminishingReturns(Frozen):
     enough: Milestone  # the first within ENOUGH of the best
     saved_fraction: float  # of the run's emissions, had it been stopped there
     first_meeting: Milestone | None  # the first that meets the target
-    rate_decays: bool  # the learning rate falls over the run: a run planned to be that short would end lower
+    # The learning rate falls over the run: a run planned to be that short would end lower. A script's is not known.
+    rate_decays: bool
 
 
 def comparison(data: StudyData, rec: Recommendation) -> Comparison | None:
@@ -165,7 +166,8 @@ def diminishing_returns(data: StudyData, rec: Recommendation) -> DiminishingRetu
     best = min(points, key=lambda point: quality.rank(point.value))
     as_good = Target(quality, quality.relaxed(best.value, ENOUGH))
     enough = next(point for point in points if as_good.is_met_by(point.value))
-    given = data.config.workload.training_arguments if data.config.workload else {}
+    workload = data.config.workload
+    given = workload.training_arguments if workload else {}
     scheduler = record.params.lr_scheduler or given.get("lr_scheduler_type", DEFAULT_LR_SCHEDULER)
     warmup = record.params.warmup_ratio or given.get("warmup_ratio") or given.get("warmup_steps") or 0.0
     return DiminishingReturns(
@@ -176,7 +178,7 @@ def diminishing_returns(data: StudyData, rec: Recommendation) -> DiminishingRetu
         enough=enough,
         saved_fraction=0.0 if enough.step >= total_steps else 1 - enough.energy_kwh / record.energy_kwh.train,
         first_meeting=next((point for point in points if rec.target.is_met_by(point.value)), None),
-        rate_decays=rate_decays(scheduler, warmup),
+        rate_decays=not (workload and workload.is_script) and rate_decays(scheduler, warmup),
     )
 
 

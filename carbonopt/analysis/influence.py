@@ -137,9 +137,12 @@ class _Column(NamedTuple):
 
 
 def _column(name: str, domain: Choices | Range, tried: list[Any]) -> _Column:
-    if isinstance(domain, Choices) and isinstance(tried[0], str):
-        words = [choice for choice in domain.choices if choice in tried]
-        codes = np.array([words.index(word) for word in tried], float)
+    kinds = {str if isinstance(value, str) else isinstance(value, bool) for value in tried}
+    if isinstance(domain, Choices) and (str in kinds or len(kinds) > 1):
+        keys = [(isinstance(value, bool), value) for value in tried]  # 1 and true are not the same
+        words = [choice for choice in domain.choices if (isinstance(choice, bool), choice) in keys]
+        place_of = {(isinstance(word, bool), word): place for place, word in enumerate(words)}
+        codes = np.array([place_of[key] for key in keys], float)
         return _Column(name, codes, tuple(words), np.arange(len(words), dtype=float), ordered=len(words) == 2)
     values = sorted(set(tried))
     scale = np.log if (domain.log if isinstance(domain, Range) else values[0] > 0) else np.asarray

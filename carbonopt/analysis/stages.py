@@ -125,9 +125,18 @@ class Amortisation(Frozen):
     not_compared: NotCompared | None = None  # None: there is no such trial
 
 
+def counts_whole_processes(data: StudyData) -> bool:
+    """Whether trainings are whole processes: a script without carbonopt's lines does not tell its phases, so that none
+    of its time is set-up or evaluation."""
+    workload = data.config.workload
+    completed = [row.duration_s for row in data.records if row.state is TrialState.COMPLETE and row.duration_s]
+    return workload is not None and workload.is_script and any(0 < took.train == took.total for took in completed)
+
+
 def stages(data: StudyData) -> Stages:
-    replayed = data.provenance.is_replay  # its seconds are those of reading a table
-    measured = [] if replayed else [record for record in data.records if record.stages]
+    # A replay's seconds are those of reading a table, and a process that tells no phases has one stage.
+    untold = data.provenance.is_replay or counts_whole_processes(data)
+    measured = [] if untold else [record for record in data.records if record.stages]
     return Stages(
         shares=tuple(_shares([record.stages or {} for record in measured])),
         speeds=tuple(speed for record in measured if (speed := _speed(record, data))),

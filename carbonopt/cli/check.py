@@ -37,6 +37,9 @@ def _workload(config: StudyConfig) -> str:
     workload = config.workload
     if workload is None:
         return "none: recorded runs"
+    if workload.is_script:
+        settings = workload.model_extra or {}
+        return f"{workload.task}{', warm' if settings.get('warm') else ''}: {settings['command']}"
     parts = [workload.task]
     if (model := workload.model) is not None:
         parts.append(model.name_or_path or f"{(model.from_config or {})['model_type']}, from its configuration")

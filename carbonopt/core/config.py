@@ -139,6 +139,11 @@ class Workload(Frozen, extra="allow"):
     deepspeed: dict[str, Any] = Field(default_factory=dict)  # more of the DeepSpeed configuration
 
     @property
+    def is_script(self) -> bool:
+        """Whether it is a script of the user's own, which alone knows its model."""
+        return self.model is None
+
+    @property
     def data_files(self) -> tuple[str, ...]:
         """All that the data set names."""
         if (dataset := self.dataset) is None:

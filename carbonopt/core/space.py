@@ -138,7 +138,8 @@ def describe(domain: Domain | None) -> str:
         return f"fixed at {domain.value}"
     if isinstance(domain, Choices):
         return f"choices {_listed(domain.choices)}"
-    return f"{domain.low:g} to {domain.high:g}{', log' if domain.log else ''}"
+    step = "" if domain.step is None else f", step {domain.step:g}"
+    return f"{domain.low:g} to {domain.high:g}{', log' if domain.log else ''}{step}"
 
 
 def _check_values(name: str, domain: Domain) -> None:
@@ -150,8 +151,7 @@ def _check_values(name: str, domain: Domain) -> None:
             allowed = _listed(dimension.choices)
             raise BadInput(f"{where} takes choices or a single value, not a range; allowed: {allowed}.")
         if dimension.integer and (domain.low % 1 or domain.high % 1 or (domain.step or 1) % 1):
-            step = "" if domain.step is None else f", step {domain.step:g}"
-            raise BadInput(f"{where} takes whole numbers, but got {describe(domain)}{step}.")
+            raise BadInput(f"{where} takes whole numbers, but got {describe(domain)}.")
         values = tuple(map(int if dimension.integer else float, (domain.low, domain.high)))
     for value in values:
         if problem := dimension.problem(value):

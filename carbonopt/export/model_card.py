@@ -3,6 +3,7 @@
 The metadata's keys: https://huggingface.co/docs/hub/model-cards-co2 and https://huggingface.co/docs/hub/model-cards.
 """
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from carbonopt.analysis.recommend import Recommendation
+from carbonopt.analysis.stages import counts_whole_processes
 from carbonopt.core import format as fmt
 from carbonopt.core.config import Dataset, StudyConfig, Workload
 from carbonopt.core.format import escape_markdown
@@ -19,6 +21,7 @@ from carbonopt.core.trial import COMPONENTS, TrialRecord
 from carbonopt.core.units import GRAMS_PER_KG
 from carbonopt.export.settings import as_yaml
 from carbonopt.train.tasks.base import Card, task_for
+from carbonopt.train.tasks.script import Script
 
 
 def model_card(
@@ -37,14 +40,25 @@ def model_card(
         seeds=recommendation.confidence.seeds if recommendation.confidence else 1,
         needed=[name.partition("/")[2] for name in needed],
         caveats=caveats,
+        command=_command(data.config.workload, record),
+        whole_processes=counts_whole_processes(data),
     )
     return f"---\n{as_yaml(_metadata(data, recommendation))}---\n\n{text}"
 
 
+def _command(workload: Workload | None, record: TrialRecord) -> str | None:
+    """Of a script, with the trial's values."""
+    task = None if workload is None else task_for(workload.model_dump(mode="json"))
+    if not isinstance(task, Script):
+        return None
+    return shlex.join(task.argv(record.params, record.seed, record.trial, "output"))
+
+
 def _metadata(data: StudyData, recommendation: Recommendation) -> dict[str, Any]:
     config, workload = data.config, data.config.workload
-    metadata: dict[str, Any] = {"library_name": "transformers"}
-    if workload is not None:
+    of_library = workload is None or not workload.is_script  # what a script trains and by what, is not known
+    metadata: dict[str, Any] = {"library_name": "transformers"} if of_library else {}
+    if workload is not None and of_library:
         metadata["pipeline_tag"] = _card(workload).pipeline_tag
         named = {key: hub for key, name in workload.names_or_paths.items() if (hub := _hub_name(name))}
         metadata |= _known(base_model=named.get("model"))
@@ -60,7 +74,7 @@ def _metadata(data: StudyData, recommendation: Recommendation) -> dict[str, Any]
             geographical_location=_place(data),
             hardware_used=_hardware(data.provenance.hardware),
         )
-    if recommendation.value is not None and workload is not None:
+    if recommendation.value is not None and workload is not None and of_library:
         metadata["model-index"] = [_results(config, workload, recommendation.value)]
     return metadata
 

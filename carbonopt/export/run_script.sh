@@ -26,8 +26,7 @@ case "$#,${1-}" in
     1,*) folder="$(cd "$CALLED_FROM" && cd -- "${1#--data=}" && pwd)" ;;
     2,*) folder="$(cd "$CALLED_FROM" && cd -- "$2" && pwd)" ;;
 esac
-mkdir -p output
-export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}" OUTPUT="$here/output"
+@OUTPUT@export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
 threads=$(($(nproc) / @RANKS@))
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}"
 cd "$folder"

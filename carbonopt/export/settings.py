@@ -93,6 +93,9 @@ def rerun(config: StudyConfig, record: TrialRecord) -> dict[str, Any]:
     study["search"] |= {"space": space, "pruning": {"target": False, "cap": False}, "seed": record.seed}
     study["search"].pop("start", None)
     study.pop("confirm", None)
+    if config.workload is not None and config.workload.is_script:
+        for key in ("training_arguments", "deepspeed"):  # which a script's study can't have
+            del study["workload"][key]
     return study
 
 

@@ -75,7 +75,9 @@ def _script(task: Script, record: TrialRecord, world_size: int) -> str:
     if world_size > 1 and not task.starts_ranks:
         launcher = ("python3", "-m", "torch.distributed.run", f"--nproc_per_node={world_size}", "--no-python")
         words = [*launcher, *words]
-    return settings.filled("run_script.sh", RANKS=world_size, COMMAND=" ".join(map(_quoted, words)))
+    # A folder only for a command that names it.
+    output = 'export OUTPUT="$here/output"\nmkdir -p "$OUTPUT"\n' if any(_OUTPUT in word for word in words) else ""
+    return settings.filled("run_script.sh", RANKS=world_size, OUTPUT=output, COMMAND=" ".join(map(_quoted, words)))
 
 
 def _quoted(word: str) -> str:

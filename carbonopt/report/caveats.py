@@ -41,6 +41,7 @@ class Template(string.Formatter):
             "loss": quality.loss_text,
             "numbers": numbers_text,
             "value": fmt.value_text,
+            "seconds": "{:.2g}".format,
         }
 
     def format_field(self, value: Any, format_spec: str) -> str:

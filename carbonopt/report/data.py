@@ -76,19 +76,20 @@ def _parquet(rows: list[dict[str, Any]]) -> bytes:
 
 
 def _array(values: list[Any]) -> "pyarrow.Array":
-    """Whole numbers that 64 bits don't hold make a column of floats, or of text where a float would change them."""
+    """Whole numbers that 64 bits don't hold make a column of floats, or of text where a float would change them; so do
+    values of several kinds."""
     import pyarrow
 
     try:
         return pyarrow.array(values)
-    except (OverflowError, pyarrow.ArrowInvalid):
+    except (OverflowError, pyarrow.ArrowInvalid, pyarrow.ArrowTypeError):
         exact = all(value is None or _is_exact(value) for value in values)
         return pyarrow.array([None if value is None else (float if exact else str)(value) for value in values])
 
 
 def _is_exact(value: Any) -> bool:
     try:
-        return isinstance(value, int | float) and float(value) == value
+        return isinstance(value, int | float) and not isinstance(value, bool) and float(value) == value
     except OverflowError:
         return False
 

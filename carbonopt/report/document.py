@@ -97,7 +97,7 @@ class InteractiveFigure(Frozen):
 class Step(Frozen):
     """What holds from `begins` on, in the direction of the steps, until the next step's."""
 
-    begins: float
+    begins: float | None  # None: the numbers have no end there
     alone: bool  # it holds at `begins` alone; beyond, the step before goes on
     number: str  # a value in its range, as a reader would type it
     label: str  # the range

@@ -3,6 +3,8 @@ fronts in one figure."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
+from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 from carbonopt.analysis.studies import ComparedStudy, compare_studies
@@ -89,6 +91,8 @@ def _caveats(view: StudiesView) -> Iterator[Caveat]:
     counted = {name: study.data.config.carbon.objective for name, study in view.by_name.items()}
     if len(set(counted.values())) > 1:
         yield view.caveat("different_objectives", objectives=_listed(counted))
+    yield from _of_scripts(view)
+    yield from _of_copies(view)
     sources = {name: rows.get("Energy of", _UNKNOWN) for name, rows in view.stated.items()}
     if len(set(sources.values())) > 1:
         yield view.caveat("different_energy_sources", sources=_listed(sources))
@@ -99,6 +103,31 @@ def _caveats(view: StudiesView) -> Iterator[Caveat]:
         yield view.caveat("compared_before_its_end", study=name)
     if once := [study.name for study in common.studies if study.recommended and study.recommended.seeds == 1]:
         yield view.caveat("compared_single_runs", studies=", ".join(once))
+
+
+def _of_scripts(view: StudiesView) -> Iterator[Caveat]:
+    """Where two studies' scripts, or the files that they read, have other contents."""
+    contents = {  # names of files by their sha256
+        name: {file.sha256: Path(file.path).name for file in study.data.inputs or () if file.sha256}
+        for name, study in view.by_name.items()
+        if study.data.config.workload is not None and study.data.config.workload.is_script
+    }
+    known = {name: names for name, names in contents.items() if names}
+    everywhere = set.intersection(*(set(names) for names in known.values())) if known else set()
+    own = {name: [names[sha256] for sha256 in names.keys() - everywhere] for name, names in known.items()}
+    if differing := {name: ", ".join(sorted(names)) for name, names in own.items() if names}:
+        yield view.caveat("different_scripts", files=_listed(differing), quality=view.quality.name)
+
+
+def _of_copies(view: StudiesView) -> Iterator[Caveat]:
+    """Two studies with the same trials, of which one is a copy of the other."""
+    began = {
+        name: {(row.trial, row.started_at) for row in study.data.records if row.started_at is not None}
+        for name, study in view.by_name.items()
+    }
+    for first, second in combinations(began, 2):
+        if common := began[first] & began[second]:
+            yield view.caveat("same_trials", studies=f"{first} and {second}", count=len(common))
 
 
 def _listed(text_by_study: Mapping[str, str]) -> str:

@@ -16,9 +16,11 @@ from carbonopt.analysis.memory import measured_memory
 from carbonopt.analysis.recommend import recommend, recommendation_by_target
 from carbonopt.analysis.repricing import regions, repricing
 from carbonopt.analysis.stages import amortisation, stages
+from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import Quality
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialRecord
+from carbonopt.core.values import Scalar
 from carbonopt.energy.intensity import countries
 from carbonopt.report.caveats import caveat
 from carbonopt.report.document import Caveat
@@ -59,6 +61,13 @@ class StudyView:
 
     def caveat(self, key: str, /, **numbers: Any) -> Caveat:
         return caveat(self.quality, key, **numbers)
+
+    def settings(self, params: TrialParams) -> dict[str, Scalar]:
+        """A configuration by name; of a script without its one rank, which its user has not set."""
+        settings, workload = params.as_record(), self.data.config.workload
+        if workload is not None and workload.is_script and params.world_size == 1:
+            del settings["world_size"]
+        return settings
 
     def record(self, trial: int | None) -> TrialRecord | None:
         return next((record for record in self.data.records if record.trial == trial), None)

@@ -142,6 +142,17 @@ def test_check_says_what_will_be_done(tiny_study: dict, write_study) -> None:
         assert words in done.stdout
 
 
+def test_check_says_what_a_script_is_run_with(tiny_study: dict, write_study, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print(1)\n")
+    command = "python train.py {width}"
+    tiny_study["workload"] = {"task": "script", "command": command, "folder": str(tmp_path), "warm": True}
+    tiny_study["search"] = {"space": {"width": {"low": 16, "high": 128, "step": 16}}}
+    lines = within("check", write_study(tiny_study)).stdout.splitlines()
+    (workload,) = (line.split(maxsplit=1)[1] for line in lines if line.startswith("  workload"))
+    assert command in workload and "warm" in workload and "evaluations" not in workload
+    assert "width: 16 to 128, step 16" in "\n".join(lines)
+
+
 def test_check_counts_configurations(replay_study: dict, write_study) -> None:
     space = replay_study["search"]["space"]
     for choices, words in (([32], "1 configuration that"), ([32, 64], "2 configurations that")):

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from documents import rows_of, tables_of
 from pydantic_core import to_json
-from small_studies import REPLAY, gpu_study, on_gpu, study, trial
+from small_studies import REPLAY, gpu_study, on_gpu, script_run, script_study, study, trial
 
-from carbonopt.core.study import StudyData
+from carbonopt.core.study import InputFile, StudyData
 from carbonopt.core.trial import Prepared
 from carbonopt.report.build import COMPARISON_NAMES, write_comparison
 from carbonopt.report.document import Document
@@ -72,6 +72,34 @@ def test_what_makes_a_comparison_doubtful_is_said():
     assert numbers_of(a=running, b=LARGE)["compared_before_its_end"] == {"study": "a"}
     noisy = study(trial(0), trial(1, 2e-3, 4.0, cpu_wait_fraction=0.5))
     assert numbers_of(a=SMALL, b=noisy)["own_critical_caveats"]["study"] == "b"
+
+
+def begun(*moments: str) -> StudyData:
+    """Trials that began then."""
+    return study(*(trial(number, started_at=f"2026-01-01T{at}+00:00") for number, at in enumerate(moments)))
+
+
+def test_a_copy_of_a_study_is_no_other_study():
+    first, gone_on, other = begun("01:00:00.001", "01:00:07.002"), begun("01:00:00.001"), begun("01:00:00.002")
+    assert numbers_of(a=first, b=first)["same_trials"] == {"studies": "a and b", "count": 2}
+    assert numbers_of(a=first, b=other, c=gone_on)["same_trials"] == {"studies": "a and c", "count": 1}
+    assert not {"same_trials"} & (numbers_of(a=first, b=other).keys() | numbers_of(a=SMALL, b=SMALL).keys())
+
+
+def test_scripts_that_differ_are_said():
+    def of(**sha256s: str | None) -> StudyData:
+        files = (
+            InputFile(path=f"/home/me/{name}.py", bytes=1, mtime_ns=0, sha256=sha256)
+            for name, sha256 in sha256s.items()
+        )
+        return script_study(script_run(0, 25.0)).model_copy(update={"inputs": tuple(files)})
+
+    differing = numbers_of(a=of(train="1", data="2"), b=of(train="3", data="2"))["different_scripts"]
+    assert differing == {"files": "a: train.py; b: train.py", "quality": "bleu"}
+    more = numbers_of(a=of(train="1"), b=of(train="1", data="2"))["different_scripts"]
+    assert more["files"] == "b: data.py"
+    for alike in (of(train="1"), of(renamed="1"), of(train=None), of()):
+        assert "different_scripts" not in numbers_of(a=of(train="1"), b=alike)
 
 
 def test_the_page_replaces_an_older_one_and_leaves_other_files(tmp_path: Path):

@@ -111,7 +111,8 @@ def test_no_trial_that_fits_or_ends(capsys) -> None:
     assert numbers_of(none_fits, "out_of_memory") == {
         "count": 3,
         "of": 3,
-        "advice": "smaller values of micro_batch_size_per_gpu or offload or gradient_checkpointing",
+        "advice": "allow smaller values of micro_batch_size_per_gpu or offload or gradient_checkpointing, or take a "
+        "shorter workload.sequence_length or a smaller model",
     }
     assert not _print_recommendation(none_fits)
     assert "did not fit in memory" in capsys.readouterr().out

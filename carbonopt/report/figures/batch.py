@@ -89,6 +89,8 @@ def _over_batch(
     best = highest if quality is not None and quality.direction == "maximize" else lowest
     ranges = [[low - high for low, high in zip(values, best, strict=True)] for values in (lowest, highest)]
     errors = [[-below for below in ranges[0]], ranges[1]]
+    if log := style.wants_log([*lowest, *highest]):
+        style.log_scale(axes.yaxis, [*lowest, *highest])
     axes.errorbar(at, best, yerr=errors, ecolor=style.BLUE, label="range", **style.ERROR_BARS)
     axes.plot(at, best, "o-", color=style.BLUE, markersize=3, linewidth=1, label="lowest")
     if hollow := [(size, value) for size, value in zip(at, best, strict=True) if size in stopped]:
@@ -97,8 +99,6 @@ def _over_batch(
     if marked is not None:
         looks = {"color": "white" if marked in stopped else style.VERMILION, "markersize": 9, "zorder": 5}
         axes.plot(marked, best[at.index(marked)], "*", label="minimum", **looks, **style.MILESTONE)
-    if style.wants_log([*lowest, *highest]):
-        axes.set_yscale("log")
-    elif quality is None:
+    if quality is None and not log:
         axes.set_ylim(0, 1.1 * max(highest) or 1.0)
     style.plain_ticks(axes.yaxis)

@@ -66,18 +66,20 @@ def _effects(known: Sequence[Influence], names: Sequence[str], quality: Quality,
         grid = figure.subplots(len(names), len(known), sharey="col", squeeze=False)
         for column, part in enumerate(known):
             scale = effect_scale(part)
+            factor = scale.per_base if scale else 1.0
             shown = {parameter.name: parameter for parameter in part.parameters if parameter.name in names}
             rows = [effect for parameter in shown.values() for effect in parameter.effects]
+            ends = [end * factor for row in rows for end in (row.lowest, row.highest)]
+            top = grid[0][column]
+            if rows and style.wants_log(ends):
+                style.log_scale(top.yaxis, ends)
             for axes, name in zip(grid[:, column], names, strict=True):
                 axes.set_xlabel(_plain(name), labelpad=1)
                 if name in shown:
-                    _effect(axes, shown[name], _looks(part), scale.per_base if scale else 1.0)
+                    _effect(axes, shown[name], _looks(part), factor)
                 else:
                     axes.set_axis_off()
-            top = grid[0][column]
             top.set_title(scale.label("Emissions of a run") if scale else quality.label)
-            if rows and style.wants_log([end for row in rows for end in (row.lowest, row.highest)]):
-                top.set_yscale("log")
             style.plain_ticks(top.yaxis, most=3)
 
     first = number == 1

@@ -26,13 +26,14 @@ def returns(diminishing: DiminishingReturns, target: float, quality: Quality) ->
     def draw(figure: "style.Figure") -> None:
         axes = figure.add_subplot(xlabel=scale.label("Emissions of the run so far"), ylabel=quality.label)
         across, up = _places(diminishing.points, scale.per_base)
+        if style.wants_log([*up, target]):
+            style.log_scale(axes.yaxis, [*up, target])
         dots: dict[str, Any] = {"marker": "o", "markersize": 3} if len(up) < _DENSE else {}
         axes.plot(across, up, color=style.BLUE, linewidth=1, label=f"evaluations of trial {diminishing.trial}", **dots)
         for milestone, names in _milestones(diminishing):
             looks = {**MILESTONES[names[0]], **style.MILESTONE}
             axes.plot(*_places([milestone], scale.per_base), **looks, label=", ".join(names), zorder=4)
         axes.axhline(target, label="target", **style.TARGET)
-        axes.set_yscale("log" if style.wants_log([*up, target]) else "linear")
         axes.set_xlim(left=0)
         style.plain_ticks(axes.xaxis, axes.yaxis)
         style.legend(figure, axes)

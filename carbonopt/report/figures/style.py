@@ -4,6 +4,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from sys import float_info
 from typing import TYPE_CHECKING, Any
 
 from carbonopt.core.format import tick_text
@@ -37,6 +38,7 @@ MILESTONE: dict[str, Any] = {"linestyle": "none", "markeredgecolor": "black", "m
 LEGEND: dict[str, Any] = {"frameon": False, "handletextpad": 0.4, "columnspacing": 1.2, "borderaxespad": 0.2}
 IN_PAGE = {"#000000": "currentColor", "#ffffff": "var(--paper)", "#cccccc": "var(--line)", "#0072b2": "var(--bar)"}
 
+MARGIN = 0.05  # share of a logarithmic axis on each side
 LOG_FROM_RATIO = 8.0  # largest ÷ smallest; from here on a linear axis crowds the small values
 
 Draw = Callable[["Figure"], None]
@@ -95,6 +97,16 @@ def legend(figure: "Figure", axes: "Axes") -> None:
 def wants_log(values: Sequence[float]) -> bool:
     """Whether a linear axis would crowd the small values."""
     return min(values) > 0 and max(values) / min(values) >= LOG_FROM_RATIO
+
+
+def log_scale(axis: "Axis", values: Sequence[float]) -> None:
+    """With matplotlib's own margin around the values, before they are drawn: at the end of floats its own overflows."""
+    low, high = min(values), max(values)
+    margin = 10 ** (MARGIN * (math.log10(high) - math.log10(low)))
+    name = axis.axis_name  # type: ignore[attr-defined]  # "x" or "y"; matplotlib's stubs lack it
+    limits = max(low / margin, float_info.min), min(high * margin, float_info.max)
+    axis.axes.set(**{f"{name}lim": limits})
+    axis.axes.set(**{f"{name}scale": "log"})
 
 
 def plain_ticks(*several: "Axis", most: int = 5) -> None:

@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from carbonopt import __version__
 from carbonopt.analysis.influence import NotKnown
 from carbonopt.analysis.recommend import Recommendation
+from carbonopt.analysis.stages import counts_whole_processes
 from carbonopt.core import format as fmt
 from carbonopt.core.config import Choices, Domain, Fixed, Model, StudyConfig
 from carbonopt.core.trial import COMPONENTS
@@ -62,6 +63,7 @@ def methods(study: StudyView, document: Document) -> str:
         space=_listed([f"{name.replace('_', ' ')} {_values(domain)}" for name, domain in domains.items()]),
         result=sentence(study) or f"{document.headline}.",
         learned=is_learned(study),
+        whole_processes=counts_whole_processes(study.data),
         caveats=[caveat.text for caveat in document.caveats],
     )
 
@@ -123,6 +125,8 @@ def _values(domain: Domain) -> str:
     if isinstance(domain, Choices):
         return _listed(list(map(fmt.value_text, domain.choices)), "or")
     ends = f"from {fmt.value_text(domain.low)} to {fmt.value_text(domain.high)}"
+    if domain.step is not None:
+        return f"{ends} in steps of {fmt.value_text(domain.step)}"
     return f"{ends}, on a logarithmic scale" if domain.log else ends
 
 

@@ -17,9 +17,15 @@ def section(study: StudyView) -> Section | None:
     tables = tuple(made for made in (_runs(study), _configuration(study)) if made is not None)
     if not rec.met:
         return Section(key="comparison", title="What came closest", blocks=tables) if tables else None
-    again = "run.sh trains with it once more; " if study.data.config.workload is not None else ""
-    text = f"Ready to use in winner/, beside this page: {again}training_args.yaml has the names of Hugging Face."
-    ready = Paragraph(text=text, style="note")
+    workload = study.data.config.workload
+    uses = (
+        []
+        if workload is None
+        else [f"run.sh {'runs the script' if workload.is_script else 'trains'} with it once more"]
+    )
+    if workload is None or not workload.is_script:
+        uses.append("training_args.yaml has the names of Hugging Face")
+    ready = Paragraph(text=f"Ready to use in winner/, beside this page: {'; '.join(uses)}.", style="note")
     return Section(key="comparison", title="Against the baseline", blocks=(*tables, ready))
 
 
@@ -65,8 +71,8 @@ def _configuration(study: StudyView) -> Table | None:
     if chosen is None or chosen.params is None:
         return None
     base = rec.baseline if rec.baseline is not None and rec.baseline.trial != chosen.trial else None
-    ours = chosen.params.as_record()
-    theirs = base.params.as_record() if base else ours
+    ours = study.settings(chosen.params)
+    theirs = study.settings(base.params) if base else ours
     rows = [(name, ours.get(name), theirs.get(name)) for name in {**ours, **theirs}]
     columns = [
         word("Setting", 0),

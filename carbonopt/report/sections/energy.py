@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from carbonopt.analysis.footprint import summed
+from carbonopt.analysis.stages import counts_whole_processes
 from carbonopt.core import format as fmt
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import COMPARED_FROM_S, COMPONENTS, LARGEST_DISAGREEMENT, GpuEnergy, Phase, TrialRecord
@@ -17,6 +18,7 @@ from carbonopt.report.figures.energy import energy as energy_figure
 from carbonopt.report.study_view import StudyView
 
 CLOSURE_TOLERANCE = 0.005
+FEWEST_READINGS = 20  # in a training; with fewer, one more or less at each end is more than 10 % of its energy
 UNCERTAINTY_NOTE = "± is one standard uncertainty, from how rarely the counters tick; their own accuracy is not in it."
 NET_NOTE = (
     "Net of idle is not known (–) where the idle power measured before the study would make it negative: the GPUs "
@@ -51,7 +53,10 @@ def _by_phase_and_state(study: StudyView) -> Iterator[Table]:
     share = num("Share", lambda row: of_all(row[1]), fmt.percent_text, share=lambda row: not _is_sum(row))
     split = data.config.carbon.objective == "all" and spent.outer_gpu_kwh is not None
     columns = [word("Phase", 0, strong=_is_sum), energy, gpus if split else None, kg, share]
-    yield table("by-phase", "Energy of the study by phase", [*phases, whole], columns, paper="energy")
+    untold = "The script does not tell its phases: its start-up and evaluations are in its training."
+    by_phase_note = untold if counts_whole_processes(data) else ""
+    rows = [*phases, whole]
+    yield table("by-phase", "Energy of the study by phase", rows, columns, paper="energy", note=by_phase_note)
     columns = [word("State", 0, strong=_is_sum), energy, kg, share]
     yield table("by-state", "Energy by what became of the trials", [*states, whole], columns, note=note)
 
@@ -194,7 +199,36 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
             yield study.caveat(key, fraction=fraction)
     if rec.params is not None and has_own_step(data.config, rec.params):
         yield study.caveat("own_optimizer_step")
-    yield study.caveat("fixed_intensity", pue=data.config.carbon.pue)
+    yield from _short_trainings(study)
+    yield study.caveat(
+        "whole_processes" if counts_whole_processes(data) else "fixed_intensity", pue=data.config.carbon.pue
+    )
+
+
+def _short_trainings(study: StudyView) -> Iterator[Caveat]:
+    """Of the trials that the answer is made of, the one that trained the shortest. A window may lack what is used since
+    the last reading at each of its ends."""
+    data, rec = study.data, study.recommendation
+    modelled = [name for name in ("cpu", "ram") if is_counted(data, name) and name in data.provenance.energy_source]
+    chosen = [rec.trial, rec.baseline.trial if rec.baseline else None, rec.closest.trial if rec.closest else None]
+    records = [record for trial in chosen if (record := study.record(trial)) is not None and record.duration_s]
+    shortest = min(records, key=lambda record: _training_s(record), default=None)
+    if (
+        data.provenance.is_replay
+        or not modelled
+        or shortest is None
+        or _training_s(shortest) >= FEWEST_READINGS * FRESH_AFTER_S
+    ):
+        return
+    took_s = _training_s(shortest)
+    share = round(min(1.0, 2 * FRESH_AFTER_S / took_s), 2) if took_s else 1.0
+    components = " and ".join(name.upper() for name in modelled)
+    numbers = {"trial": shortest.trial, "duration": took_s, "apart": FRESH_AFTER_S, "share": share}
+    yield study.caveat("short_training", components=components, **numbers)
+
+
+def _training_s(record: TrialRecord) -> float:
+    return record.duration_s.train if record.duration_s else 0.0
 
 
 def _of_the_meters(study: StudyView) -> Iterator[Caveat]:

@@ -11,7 +11,7 @@ from carbonopt.core import format as fmt
 from carbonopt.report.document import Block, Maker, Paragraph, Section, Step, Steps, Table, num, scaled, table
 from carbonopt.report.figures.pareto import interactive_pareto, pareto
 from carbonopt.report.figures.points import GROUPS
-from carbonopt.report.sections.trials import ALL_TRIALS, shared_settings
+from carbonopt.report.sections.trials import ALL_TRIALS, setting, shared_settings
 from carbonopt.report.study_view import StudyView
 from carbonopt.report.summary import confidence_text, runs_of_value, runs_text, short_params
 
@@ -48,7 +48,7 @@ def _slider(study: StudyView) -> Steps:
         steps=tuple(_steps(study)),
         own=own.value,
         chosen=study.recommendation_by_target.index(target_range_for(study.recommendation_by_target, own)),
-        lowest=quality.lowest,
+        lowest=quality.lowest if math.isfinite(quality.lowest) else None,
         highest=quality.highest if math.isfinite(quality.highest) else None,
         rising=quality.direction == "minimize",
         refusal=f"{quality.label} is {quality.bounds_text}.",
@@ -66,10 +66,14 @@ def _steps(study: StudyView) -> Iterator[Step]:
         if not alone:
             number, following = bounds[begins]
             label = f"targets from {number} {'on' if following is None else f'to {following}'}"
+            if math.isinf(begins):
+                side = "below" if study.quality.direction == "minimize" else "above"
+                label = "any target" if following is None else f"targets {side} {following}"
         if answer.emissions_kg_co2e is not None and answer.value is not None:
             place = answer.emissions_kg_co2e * study.plot.per_kg, answer.value
         text, row = _text(study, answer), row_of.get(answer.trial)
-        yield Step(begins=begins, alone=alone, number=number, label=label, text=text, row=row, place=place)
+        begins_at = begins if math.isfinite(begins) else None
+        yield Step(begins=begins_at, alone=alone, number=number, label=label, text=text, row=row, place=place)
 
 
 def _text(study: StudyView, answer: TargetRange) -> str:
@@ -132,4 +136,4 @@ def _settings(front: Sequence[Configuration]) -> Iterator[Maker]:
     names |= {name: name for row in front for name in row.first.params.own}
     for name, label in names.items():
         if any(getattr(row.first.params, name) is not None for row in front):
-            yield num(label, f"first.params.{name}", fmt.value_text)
+            yield setting(name, label, lambda row: row.first.params.as_record())

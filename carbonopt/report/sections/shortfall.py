@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 from carbonopt.analysis.shortfall import Shortfall
 from carbonopt.core.config import Fixed
@@ -43,9 +44,13 @@ def _of_the_closest(study: StudyView, missing: Shortfall) -> Iterator[Caveat]:
             yield study.caveat("more_epochs", epochs=missing.most_epochs, **fell)
         elif trend.rises:
             seen = {"quality": study.quality.name, "best": trend.best_value, "step": trend.best_at_step}
+            advice = _allow(study.data, epochs="fewer epochs", learning_rate="a lower learning rate")
+            seen["advice"] = advice or "train for fewer steps"
             yield study.caveat("loss_rose", rose=-trend.fell_by_loss, steps=trend.steps, **seen)
         else:
-            yield study.caveat("loss_still_fell", **fell)
+            has_more = "the space allows more epochs, a larger budget may find them"
+            advice = "train for more steps" if study.data.config.search.space["epochs"] is None else has_more
+            yield study.caveat("loss_still_fell", **fell, advice=advice)
     for edge in missing.edges:
         yield study.caveat("edge", **edge.model_dump(), wanted="higher" if edge.end == "highest" else "lower")
     if not shows and not missing.edges:
@@ -56,25 +61,44 @@ def _of_the_states(study: StudyView) -> Iterator[Caveat]:
     """Why no trial came to its end, and what to change, the most frequent reason first."""
     records = [record for record in study.data.records if record.stop_reason is not StopReason.INTERRUPTED]
     for (state, reason), count in Counter((row.state, row.stop_reason) for row in records).most_common():
-        counts = {"count": count, "of": len(records)}
+        counts: dict[str, Any] = {"count": count, "of": len(records)}
         if state is TrialState.INFEASIBLE:
-            yield study.caveat("out_of_memory", **counts, advice=" or ".join(_smaller(study.data)))
+            yield study.caveat("out_of_memory", **counts, advice=_smaller(study.data))
         elif state is TrialState.FAILED:
             last = next(record for record in reversed(records) if record.state is state)
             text = last.failure.text.strip().partition("\n")[0] if last.failure else "the reason is not known"
             yield study.caveat("failed", **counts, trial=last.trial, text=text.rstrip("."))
         elif key := ENDS.get((state, reason if state is TrialState.PRUNED else None)):
+            counts |= {"advice": _steadier(study.data)} if state is TrialState.DIVERGED else {}
             yield study.caveat(key, **counts)
 
 
-def _smaller(data: StudyData) -> Iterator[str]:
+def _allow(data: StudyData, **changes: str) -> str:
+    """Those changes whose dimension the space has; empty where it has none of them."""
+    found = [change for name, change in changes.items() if data.config.search.space[name] is not None]
+    return f"allow {' or '.join(found)}" if found else ""
+
+
+def _steadier(data: StudyData) -> str:
+    """What makes a training less likely to diverge."""
+    workload = data.config.workload
+    if workload is None or not workload.is_script:
+        return "allow lower learning rates or warmup_ratio above 0"
+    lower = _allow(data, learning_rate="lower learning rates", warmup_ratio="a longer warm-up")
+    return lower or "see their logs for what the script computed"
+
+
+def _smaller(data: StudyData) -> str:
     """What takes less memory and that the space does not allow yet."""
-    space = data.config.search.space
-    yield "smaller values of micro_batch_size_per_gpu"
+    space, workload = data.config.search.space, data.config.workload
+    if workload is not None and workload.is_script:
+        return "allow smaller batches, or a smaller model"
+    changes = ["smaller values of micro_batch_size_per_gpu"]
     sharded = any(record.params.world_size > 1 for record in data.records)
     if sharded and isinstance(stage := space["zero_stage"], Fixed) and stage.value != 3:
-        yield "zero_stage 3"
+        changes.append("zero_stage 3")
     if isinstance(offload := space["offload"], Fixed) and offload.value == "none":
-        yield "offload"
+        changes.append("offload")
     if space.gradient_checkpointing is None:
-        yield "gradient_checkpointing"
+        changes.append("gradient_checkpointing")
+    return f"allow {' or '.join(changes)}, or take a shorter workload.sequence_length or a smaller model"

@@ -1,6 +1,6 @@
 """Every trial, what became of it and with which settings; and what the search itself can't tell."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from carbonopt.analysis.recommend import Recommendation
@@ -28,7 +28,7 @@ def section(study: StudyView) -> Section:
     records, rec, quality = study.data.records, study.recommendation, study.quality
     if not records:
         return Section(key="trials", title="Every trial", blocks=(Paragraph(text="No trial has been started."),))
-    settings = {record.trial: record.params.as_record() for record in records}
+    settings = {record.trial: study.settings(record.params) for record in records}
     own = [name for params in settings.values() for name in params]
     order = [*TrialParams.model_fields, "gradient_accumulation_steps", *own]
     names = {name for params in settings.values() for name in params} - _shared(list(settings.values())).keys()
@@ -43,7 +43,7 @@ def section(study: StudyView) -> Section:
         num(energy.label("All energy"), lambda row: row.energy_kwh and row.energy_kwh.total, energy.text),
         num("Time", lambda row: row.duration_s and row.duration_s.total, units.human_duration),
         num("Memory (GiB)", "peak_memory_gib", fmt.memory_text),
-        *(_setting(name, settings) for name in sorted(names, key=order.index)),
+        *(setting(name, name, lambda row: settings[row.trial]) for name in sorted(names, key=order.index)),
     ]
     states = tuple(row.state.value for row in records)
     values = tuple(row.value if row.state is TrialState.COMPLETE else None for row in records)
@@ -55,7 +55,7 @@ def section(study: StudyView) -> Section:
 
 def shared_settings(study: StudyView) -> str:
     """What all trials share, which the table leaves out."""
-    shared = _shared([record.params.as_record() for record in study.data.records])
+    shared = _shared([study.settings(record.params) for record in study.data.records])
     listed = ", ".join(f"{name} {fmt.value_text(setting)}" for name, setting in shared.items())
     return f"The same in every trial: {listed}." if listed else ""
 
@@ -83,17 +83,19 @@ def _other_quality(name: str) -> Maker:
     return num(label, lambda row: row.evals[-1].other_qualities.get(name) if row.evals else None, "{:#.4g}".format)
 
 
-def setting_text(setting: object) -> str:
-    return "default" if setting is None else fmt.value_text(setting)
+def setting_text(value: object) -> str:
+    return "default" if value is None else fmt.value_text(value)
 
 
-def _setting(name: str, settings: Mapping[int, Mapping[str, Any]]) -> Maker:
-    def cell(record: TrialRecord) -> Cell:
-        setting = settings[record.trial].get(name)
-        text = setting_text(setting)
-        return Cell(text=text, sort=text if setting is None or isinstance(setting, bool | str) else setting)
+def setting(name: str, label: str, settings_of: Callable[[Any], Mapping[str, Any]]) -> Maker:
+    """A column of one setting, a number or a word, which `settings_of` a row has under `name`."""
 
-    return Column(label=name, numeric=True), cell
+    def cell(row: Any) -> Cell:
+        value = settings_of(row).get(name)
+        text = setting_text(value)
+        return Cell(text=text, sort=text if value is None or isinstance(value, bool | str) else value)
+
+    return Column(label=label, numeric=True), cell
 
 
 def state_text(record: TrialRecord, rec: Recommendation) -> str:
@@ -122,7 +124,7 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
         yield study.caveat("running")
     searched = [record for record in study.data.records if record.repeat_of is None]
     completed = sum(record.state is TrialState.COMPLETE for record in searched)
-    if completed < FEW_TRIALS:
+    if 0 < completed < FEW_TRIALS:
         yield study.caveat("few_trials", completed=completed)
     asked, own = study.recommendation.target, study.data.config.target.at()
     # An easier target might be met by what can't meet the own; a harder one by what emitted more than the own's best.

@@ -7,7 +7,7 @@
   const { steps, own, lowest, highest, rising, refusal } = content.steps;
 
   function stepOf(value) {
-    const beyond = (one) => (rising ? one.begins < value : one.begins > value);
+    const beyond = (one) => one.begins === null || (rising ? one.begins < value : one.begins > value);
     return steps.findLastIndex((one) => one.begins === value || (beyond(one) && !one.alone));
   }
 
