@@ -83,7 +83,9 @@ def _check_loss(task: TrainerTask, config: PreTrainedConfig, folder: PreparedFol
     if error is None or not (whole or repr(_error(task, config, folder, torch.device("meta"))) == repr(error)):
         return
     sentence = f"{config.model_type} of this configuration can't be trained on these data"
-    raise BadInput(f"{sentence}: {type(error).__name__}: {reason(error)}; use another model.") from error
+    raise BadInput(
+        f"{sentence}: {type(error).__name__}: {reason(error)}; use another model or configuration."
+    ) from error
 
 
 def _parameters(task: TrainerTask, config: PreTrainedConfig) -> int:
