@@ -36,7 +36,8 @@ def describe_memory(checked: Checked, gpu_memory_gib: float | None) -> str:
             of_each = hardware.gpus[0] + ("" if gpu_memory_gib is None else f", {gpu_memory_gib:.1f} GiB")
     answer = ask_memory(checked.config, gpu_memory_gib)
     if answer.memory is None:
-        return f"{_LABEL}not estimated: {answer.why_none}."
+        why = str(answer.why_none)
+        return f"{_LABEL}not estimated: {why}{'' if why.endswith('?') else '.'}"
     by_gpus = needs_by_gpus(checked.space, answer.memory)
     lines = [f"{_LABEL}GiB on each GPU, estimated ({of_each})", *_table(by_gpus, checked.space, gpu_memory_gib)]
     if gpu_memory_gib is not None:

@@ -15,7 +15,9 @@ from carbonopt.core.errors import BadInput, first_fault
 from carbonopt.core.values import Scalar
 
 ENUMERATION_LIMIT = 100_000  # values or combinations; what has more counts as infinite
-_EXISTENCE = ("global_batch_size", "micro_batch_size_per_gpu", "zero_stage", "offload", "precision")  # in some rule
+_EXISTENCE = (  # in some rule
+    "global_batch_size", "micro_batch_size_per_gpu", "zero_stage", "offload", "precision", "output_layer",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class SearchSpace:
 
     space: Space
     world_size: int
-    on_gpu: bool  # CPU training lacks fp16
+    on_gpu: bool  # CPU training lacks fp16 and float8
     own: bool = False  # a script's: nothing is filled in for what its user has left out
 
     def __post_init__(self) -> None:
@@ -54,6 +56,8 @@ class SearchSpace:
             return "offload: optimizer needs zero_stage 1, 2 or 3, but got 0."
         if params.precision == "fp16" and not self.on_gpu:
             return "precision: fp16 needs a GPU, but launch.gpus is empty."
+        if params.output_layer == "fused_fp8" and not self.on_gpu:
+            return "output_layer: fused_fp8 needs a GPU, but launch.gpus is empty; use fused."
         return None
 
     def start_values(self, start: dict[str, Scalar]) -> dict[str, Scalar]:

@@ -30,5 +30,5 @@ def ask_memory(config: StudyConfig, gpu_memory_gib: float | None = None) -> Memo
         return MemoryAnswer(why_none=f"it takes longer than {_PATIENCE_S:g} s")
     if done.returncode:
         last = next(filter(None, map(str.strip, reversed(done.stderr.splitlines()))), "")
-        return MemoryAnswer(why_none=last or f"its process ended with code {done.returncode}")
+        return MemoryAnswer(why_none=last.removesuffix(".") or f"its process ended with code {done.returncode}")
     return MemoryAnswer.model_validate_json(done.stdout)

@@ -4,13 +4,15 @@ import hashlib
 import re
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
 from carbonopt.core.errors import BadInput
+from carbonopt.train.failures import reason, refused
 
 _MOST_STEPS = 20_000_000  # of SQLite's virtual machine, for one query: a second or so
 _STEPS_BETWEEN_LOOKS = 10_000
@@ -18,7 +20,7 @@ _MOST_ROWS = 100_000  # that a query may return
 _MOST_BYTES = 1_000_000  # of one text or blob
 _MOST_BYTES_OF_ROWS = 100_000_000  # all together, written out
 _DIGITS = 12  # significant ones of a float: a sum depends on the order in which a query happens to add
-_ALLOWED = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION)
+_ALLOWED = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
 _KEPT = 2**16  # texts whose canonical form or rows are kept: the expected ones return at each evaluation
 
 
@@ -59,8 +61,8 @@ class ExecutionMatch(Match):
 
     def __init__(self, database: str) -> None:
         """Raises BadInput if the file is no SQLite database, or one that is being written."""
-        self._database = Database(database)
-        self._result = lru_cache(_KEPT)(self._database.result)
+        self.database = Database(database)
+        self._result = lru_cache(_KEPT)(self.database.result)
 
     def matches(self, expected: str, generated: str) -> bool:
         wanted = self._result(expected)
@@ -131,17 +133,25 @@ class Database:
                 raise BadInput(
                     f"workload.dataset.database must be closed, but {beside} says that {path} is written to."
                 )
-        try:
+        with _must_be_sqlite(path):
             # Immutable: nothing is locked, and nothing is written beside the file, whose folder may be read-only.
             connection = sqlite3.connect(f"file:{quote(path)}?mode=ro&immutable=1", uri=True)
             connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
-        except sqlite3.Error as error:
-            raise BadInput(f"workload.dataset.database must be an SQLite file, but {path} isn't: {error}.") from error
         connection.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_BYTES)
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
         connection.set_authorizer(_authorizer)
-        self._connection = connection
+        self._path, self._connection = path, connection
+
+    def check(self) -> None:
+        """Reads the whole file. Raises BadInput if it is damaged."""
+        self._connection.set_authorizer(None)
+        with _must_be_sqlite(self._path):
+            (fault,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
+        self._connection.set_authorizer(_authorizer)
+        if fault != "ok":
+            found = f"{self._path} is damaged: {' '.join(fault.split())}"
+            raise BadInput(f"workload.dataset.database must be a whole SQLite file, but {found}.")
 
     def result(self, query: str) -> Result:
         """Raises QueryFailed: it is no query, asks for more than to read, or takes too many steps or rows."""
@@ -155,7 +165,14 @@ class Database:
         except (sqlite3.Error, sqlite3.Warning, ValueError) as error:  # ValueError: a null character, or half a one
             if next(looks, None) is None:
                 raise QueryFailed(f"it takes more than {_MOST_STEPS:,} steps") from error
-            raise QueryFailed(str(error)) from error
+            raise QueryFailed(reason(error)) from error
+
+
+@contextmanager
+def _must_be_sqlite(path: str) -> Iterator[None]:
+    sentence = f"workload.dataset.database must be an SQLite file, but {path} can't be read as one: {{}}."
+    with refused(sentence, sqlite3.Error):
+        yield
 
 
 def _authorizer(action: int, _table: str | None, function: str | None, *_: str | None) -> int:

@@ -5,8 +5,10 @@ python -m carbonopt.train.memory prints a MemoryAnswer to the MemorySpec on its 
 """
 
 import itertools
+import math
 import os
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -33,25 +35,30 @@ from carbonopt.core.memory import (
 )
 from carbonopt.core.values import Scalar
 from carbonopt.train import model as models
-from carbonopt.train.failures import refused
+from carbonopt.train.failures import reason, refused
 from carbonopt.train.tasks.base import SMALLEST_EVAL_BATCH, task_for
 from carbonopt.train.tasks.trainer_task import TrainerTask
 
 _ROUNDED_TO = 512  # bytes: a GPU's allocations, by PyTorch's CUDACachingAllocator
 _ELEMENTS = 2**20  # that an optimizer is tried on
+_MOST_S = 60.0  # for all settings: 0.07 s for a layer of one of them
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _CROSS_ENTROPY = F.cross_entropy
 # What running a model without numbers raises, where its code or a library's looks at numbers or needs a device.
-_UNRUNNABLE = (ValueError, TypeError, KeyError, AttributeError, RuntimeError, NotImplementedError, AssertionError)
+_UNRUNNABLE = (
+    ValueError, TypeError, KeyError, AttributeError, RuntimeError, NotImplementedError, AssertionError, ImportError,
+    ZeroDivisionError,
+)  # fmt: skip
 
 
 class LiveMemory(TorchDispatchMode):
     """While it is entered, counts the storages that operations make, until they are freed."""
 
-    def __init__(self, masked: bool = False) -> None:
-        """`masked`: as `TrainerTask.masks_attention`."""
+    def __init__(self, masked: bool = False, until: float = math.inf) -> None:
+        """`masked`: as `TrainerTask.masks_attention`. `until`: by `time.monotonic`; operations after it raise
+        BadInput."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self._masked = masked
+        self._masked, self._until = masked, until
         self._in_kernel = False
         self.begin(())
 
@@ -97,6 +104,8 @@ class LiveMemory(TorchDispatchMode):
         if operation is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
             # A model looks whether all of a mask is true, or all positions follow each other: if so, it needs no mask.
             return not self._masked
+        if time.monotonic() > self._until:
+            raise BadInput(f"it takes longer than {_MOST_S:g} s")
         made = operation(*args, **(kwargs or {}))
         for tensor in tree_leaves(made):
             if isinstance(tensor, Tensor):
@@ -208,15 +217,16 @@ def model_memory(
     task: TrainerTask, config: PreTrainedConfig, space: Space, world_size: int, eval_batch_size: int | None
 ) -> ModelMemory:
     """Of the model of that configuration, in all settings that the space has. Raises BadInput where it can't be run
-    without numbers, or the task doesn't say what its batches are."""
+    without numbers, it takes longer than a minute, or the task doesn't say what its batches are."""
     zero = task.workload.deepspeed.get("zero_optimization", {})
     given = {"reduce_bucket_elements": "reduce_bucket_size", "live_parameters": "stage3_max_live_parameters"}
     given["overlapped"] = "overlap_comm"
     states, in_step = _optimizer_bytes(task.workload.training_arguments)
     sentence = f"{config.model_type} can't be run without numbers ({{}})"
+    until = time.monotonic() + _MOST_S
     with refused(sentence, *_UNRUNNABLE):
         profiles = tuple(
-            _profile(task, config, settings, _micro_batches(space, world_size), eval_batch_size)
+            _profile(task, config, settings, _micro_batches(space, world_size), eval_batch_size, until)
             for settings in _settings(space)
         )
     return ModelMemory(
@@ -245,9 +255,10 @@ def _ends(domain: Any) -> tuple[Scalar, ...]:
 
 
 def _profile(
-    task: TrainerTask, config: PreTrainedConfig, settings: dict[str, Any], sizes: tuple[int, ...], eval_size: int | None
-) -> MemoryProfile:
-    live = LiveMemory(task.masks_attention)
+    task: TrainerTask, config: PreTrainedConfig, settings: dict[str, Any], sizes: tuple[int, ...],
+    eval_size: int | None, until: float,
+) -> MemoryProfile:  # fmt: skip
+    live = LiveMemory(task.masks_attention, until)
     with _as_on_a_gpu(live):
         model = _model(task, config, settings)
         if compiles := bool(_setting(task, settings, "torch_compile")):
@@ -320,7 +331,7 @@ def _optimizer_bytes(given: dict[str, Any]) -> tuple[float, float]:
         output_dir="unused", report_to="none", use_cpu=True, **{"optim": "adamw_torch_fused"} | chosen
     )
     sentence = f"the optimizer {getattr(arguments.optim, 'value', arguments.optim)} can't be made without a GPU ({{}})"
-    with refused(sentence, *_UNRUNNABLE, ImportError):
+    with refused(sentence, *_UNRUNNABLE):
         kind, options = Trainer.get_optimizer_cls_and_kwargs(arguments)
         fused = options.pop("fused", False)
         weights = torch.nn.Parameter(torch.empty(_ELEMENTS, device="meta"))
@@ -356,7 +367,7 @@ def main() -> None:
         try:
             answer = MemoryAnswer(memory=expected_memory(spec))
         except (BadInput, OSError) as error:
-            answer = MemoryAnswer(why_none=str(error))
+            answer = MemoryAnswer(why_none=reason(error))
         print(answer.model_dump_json(), file=answers)
 
 

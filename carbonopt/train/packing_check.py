@@ -1,6 +1,5 @@
 """Whether a model keeps examples apart that stand in one row, told apart by positions that begin anew."""
 
-import copy
 from typing import Any
 
 import torch
@@ -10,10 +9,9 @@ from carbonopt.core.errors import BadInput
 from carbonopt.train import ranks
 from carbonopt.train.failures import refused
 from carbonopt.train.model import random_model
+from carbonopt.train.model_check import with_few_tokens
 from carbonopt.train.tasks.trainer_task import ModelKind
 
-_LAYERS = 2  # models with two kinds of attention have them in turn
-_TOKENS = 64  # of a vocabulary that is cut down
 _LENGTHS = (5, 7)  # of two examples
 _CLOSE = 1e-4  # logits, in float32
 _ONE_ROW_ALONE = ("flash_attention_2", "flash_attention_3")  # look at positions in batches of one row only
@@ -31,18 +29,10 @@ def check_packing(kind: ModelKind, config: PreTrainedConfig, attention: str | No
     untold = f"packing: whether {model_type}{by} keeps packed examples apart can't be told ({{}}); {instead}."
     unrunnable = (ValueError, TypeError, KeyError, AttributeError, RuntimeError, IndexError, AssertionError)
     with refused(untold, *unrunnable), torch.random.fork_rng():
-        model = random_model(kind, _cut_down(config), attention, trust_remote_code).to(ranks.device()).eval()
+        model = random_model(kind, with_few_tokens(config), attention, trust_remote_code).to(ranks.device()).eval()
         apart = _apart(model)
     if not apart:
         raise BadInput(f"packing: {model_type}{by} lets an example read those before it in its row; {instead}.")
-
-
-def _cut_down(config: PreTrainedConfig) -> PreTrainedConfig:
-    small = copy.deepcopy(config)
-    text = small.get_text_config()
-    text.num_hidden_layers = min(_LAYERS, text.num_hidden_layers)
-    text.vocab_size, text.pad_token_id = min(_TOKENS, text.vocab_size), None
-    return small
 
 
 def _apart(model: Any) -> bool:

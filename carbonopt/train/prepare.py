@@ -19,7 +19,7 @@ from carbonopt.core.trial import Phase, Prepared
 from carbonopt.core.values import Frozen
 from carbonopt.train.client import Speaker
 from carbonopt.train.deepspeed_ops import op_builders
-from carbonopt.train.failures import reported
+from carbonopt.train.failures import reason, reported
 from carbonopt.train.tasks.base import TrainingTask, training_task
 from carbonopt.train.tasks.trainer_task import TrainerTask
 
@@ -39,7 +39,9 @@ def prepare(spec: PrepareSpec) -> Prepared:
     """Makes the prepared folder, or takes it as it is when it was made for the same workload; DeepSpeed's operators are
     loaded in any case, and compiled where they aren't there. Raises BadInput for whatever in the workload would make
     every trial fail."""
-    from carbonopt.train import arguments, deepspeed_keys, ranks
+    from transformers import AutoConfig
+
+    from carbonopt.train import arguments, deepspeed_keys, model_check, ranks
 
     folder = PreparedFolder(Path(spec.prepared_dir))
     if (prepared := folder.made_for(spec.fingerprint)) is not None:
@@ -58,6 +60,8 @@ def prepare(spec: PrepareSpec) -> Prepared:
         aside.mkdir(parents=True)
         made = PreparedFolder(aside)
         prepared = task.prepare(spec.space, made, spec.fingerprint)
+        if isinstance(task, TrainerTask):
+            model_check.check_model(task, AutoConfig.from_pretrained(made.model_config), spec.space, made)
         write_json(made.workload, spec.workload)
         _load_ops(spec)
         update = {"files": made.sizes(), "memory": _memory(task, spec, made, prepared)}
@@ -87,7 +91,7 @@ def _memory(task: TrainingTask, spec: PrepareSpec, folder: PreparedFolder, prepa
     try:
         return model_memory(task, config, spec.space, spec.world_size, eval_batch_size)
     except BadInput as error:
-        print(f"Memory is not estimated: {error}.", file=sys.stderr)
+        print(f"Memory is not estimated: {reason(error)}.", file=sys.stderr)
         return None
 
 

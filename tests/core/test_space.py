@@ -64,6 +64,7 @@ def test_a_range_without_steps_is_endless() -> None:
         ({"zero_stage": 2, "offload": "parameters"}, ["offload: parameters", "3", "2"]),
         ({"offload": "disk"}, ["search.space.offload", "disk"]),
         ({"precision": "fp16", "on_gpu": False}, ["fp16", "GPU"]),
+        ({"output_layer": "fused_fp8", "on_gpu": False}, ["fused_fp8", "GPU"]),
         ({"learning_rate": 0}, ["search.space.learning_rate", "above 0"]),
         ({"learning_rate": {"choices": ["fast"]}}, ["search.space.learning_rate", "'fast'"]),
         ({"epochs": {"low": 0, "high": 3}}, ["search.space.epochs", "above 0"]),

@@ -315,7 +315,30 @@ def test_refuses_bad_files(tmp_path):
     assert "must be Parquet" in files(tmp_path / "not.parquet")
     (tmp_path / "short.txt").write_text("too short a text")
     assert "at least one sequence of 32 tokens" in files(tmp_path / "short.txt")
+    (tmp_path / "half.jsonl").write_text('{"text": "a"}\n{"text": "\\ud800b"}\n')
+    assert "half.jsonl, line 2, must hold text, but column 'text' has half" in files(tmp_path / "half.jsonl")
+    (tmp_path / "half.json").write_text('[{"text": {"a": ["\\udfff"]}}]')
+    assert "half.json, item 1, must hold text, but column 'text' has half" in files(tmp_path / "half.json")
+    (tmp_path / "twice.csv").write_text("text,text\na,b\n")
+    assert "must name each column once, but has 'text' 2 times" in files(tmp_path / "twice.csv")
+    (tmp_path / "ragged.csv").write_text("text,more\na,b\na,b,c\n")
+    assert "must have at most 2 cells in a row, but row 2 has 3" in files(tmp_path / "ragged.csv")
     assert "must have text in it" in files(tmp_path / "short.txt", eval_files=[str(tmp_path / "empty.txt")])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.jsonl", '{"text": "naïve \\ud83d\\ude00"}\n'),
+        ("a.json", '[{"text": "naïve 😀"}]'),
+        ("a.csv", "text,unread,unread\nnaïve 😀,,\n"),
+        ("a.txt", "naïve 😀"),
+    ],
+)
+def test_a_byte_order_mark_is_no_text(name, text, tmp_path):
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    source = TextDataset(train_files=(str(tmp_path / name),), eval_files=(str(tmp_path / name),))
+    assert read_text(source).train == ["naïve 😀"]
 
 
 def test_refuses_bad_models(tmp_path, monkeypatch):
@@ -324,6 +347,7 @@ def test_refuses_bad_models(tmp_path, monkeypatch):
 
     assert "unknown field n_layers for gpt2; did you mean n_layer?" in model(n_layers=2)
     assert "'gtp2'; did you mean gpt2?" in model(model_type="gtp2")
+    assert len(model(model_type="vit")) < 800, "not all of some 180 names"
     assert "vocab_size must be at least the tokenizer's vocabulary" in model(vocab_size=10)
     assert "at most the model's number of positions, but got 32 and 16" in model(n_positions=16)
     assert "n_embd" in model(n_head=3) or "divisible" in model(n_head=3)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from carbonopt.core.errors import BadInput
 from carbonopt.train.matches import CanonicalMatch, Database, ExactMatch, ExecutionMatch, QueryFailed, canonical_sql
 
 
@@ -87,6 +88,11 @@ def test_a_canonical_form_keeps_what_a_query_means(database):
         ("SELECT a FROM t WHERE a > 99", "", False),
         ("SELECT a FROM t WHERE a > 99", "-- nothing", False),
         ("SELECT a FROM t WHERE a > 99", "SELECT c FROM t WHERE a > 99", True),
+        (
+            "SELECT a FROM t",
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION SELECT i + 1 FROM n LIMIT 10) SELECT i FROM n",
+            True,
+        ),
         ("SELECT a FROM t", "SELECT a FROM", False),
         ("SELECT a FROM t", "SELECT a FROM t; SELECT a FROM t", False),
         ("SELECT a FROM t", "SELECT a FROM t\0", False),
@@ -115,7 +121,8 @@ def test_execution(expected, generated, same, database):
         ("SELECT COUNT(*) FROM t, t AS u, t AS v, t AS w, t AS x, t AS y, t AS z", "more than 20,000,000 steps"),
         ("SELECT 1 FROM t, t AS u, t AS v, t AS w, t AS x, t AS y", "more than 100,000 rows"),
         ("SELECT zeroblob(900000) FROM t, t AS u, t AS v", "100,000,000 bytes"),
-        ("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n", "not authorized"),
+        ("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n", "than 100,000 rows"),
+        ("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n) SELECT COUNT(*) FROM n", "20,000,000 steps"),
         ("", "it is no query"),
     ],
 )
@@ -127,3 +134,21 @@ def test_a_query_can_read_and_nothing_else(query, said, database, tmp_path):
     assert rows.result("SELECT COUNT(*) FROM t") == rows.result("SELECT 10"), "the next one runs as ever"
     assert Path(database).read_bytes() == before
     assert {path.name for path in tmp_path.iterdir()} == {Path(database).name}
+
+
+def test_a_damaged_database_is_refused(tmp_path):
+    path = tmp_path / "a.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE t (a TEXT)")
+        connection.executemany("INSERT INTO t VALUES (?)", [("x" * 500,)] * 100)
+    connection.close()
+    whole = Database(str(path))
+    whole.check()
+    with pytest.raises(QueryFailed, match="not authorized"):
+        whole.result("PRAGMA user_version")
+    content = path.read_bytes()
+    pages = len(content) // 4096
+    assert pages > 4
+    path.write_bytes(content[:4096] + bytes(4096 * (pages - 1)))
+    with pytest.raises(BadInput, match=r"must be a whole SQLite file, but .* is damaged: "):
+        Database(str(path)).check()

@@ -75,7 +75,7 @@ def marked(chats: Sequence[Chat], tokenizer: PreTrainedTokenizerBase, plain: boo
 
 
 def _template(tokenizer: PreTrainedTokenizerBase) -> str:
-    with refused("the tokenizer's chat template can't be used: {}", ValueError):
+    with refused("the tokenizer's chat template can't be used: {}.", ValueError):
         template: str = tokenizer.get_chat_template()
     return template
 

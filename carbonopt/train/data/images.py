@@ -168,16 +168,19 @@ def _resizing(image_size: Any) -> Any:
 
 def _image(row: Row, column: str, mode: str) -> Image.Image:
     """Upright, in that mode."""
-    value, must = row.values[column], f"column {column!r} must hold images, but that of {row.where}"
+    value = row.values[column]
+    path = value.get("path") if isinstance(value, dict) else None
+    where = row.where if path is None else f"{row.where} ({path})"
+    must = f"column {column!r} must hold images, but that of {where}"
     open_image = _opener(value)
     if open_image is None:
         has = "none" if value is None else f"the {type(value).__name__} {value!r:.40}"
-        raise BadInput(f"column {column!r} must hold an image in every row, but {row.where} has {has}.")
+        raise BadInput(f"column {column!r} must hold an image in every row, but {where} has {has}.")
     unreadable = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
     with refused(f"{must} can't be read: {{}}.", *unreadable), refused(f"{must} is none.", UnidentifiedImageError):
         image = ImageOps.exif_transpose(open_image())
         if image.mode.split(";")[0] in _DEEP_MODES:
-            raise BadInput(f"images must have 8 bits a channel, but that of {row.where} is of mode {image.mode}.")
+            raise BadInput(f"images must have 8 bits a channel, but that of {where} is of mode {image.mode}.")
         return image.convert(mode)
 
 

@@ -46,6 +46,8 @@ class LabelledDataset(Dataset, extra="forbid"):
             **super().faults(),
             "must have text_column or image_column, but has both": both,
             f"builtin: {self.builtin} has no columns to be named": named and self.builtin is not None,
+            f"{'image' if self.has_images else 'text'}_column and label_column must differ, but both are "
+            f"{self.label_column!r}": self.content_column == self.label_column,
             "image_column goes with a folder, a hub data set or Parquet files, which hold the images themselves, but "
             f"got {no_images}": self.image_column is not None and no_images is not None,
         }

@@ -204,8 +204,6 @@ def _check_model(empty: Any, space: Space, contents: "Contents") -> None:
     linear = [name for name, part in empty.base_model.named_modules() if type(part).__name__ in ("Linear", "Conv1D")]
     if any(values_of(space["lora_rank"])) and not linear:
         raise BadInput(f"lora_rank: {model_type} has no linear layers for adapters; leave it out.")
-    if True in values_of(space["gradient_checkpointing"]) and not empty.supports_gradient_checkpointing:
-        raise BadInput(f"gradient_checkpointing: {model_type} can't have it; leave it out.")
 
 
 def _has_batch_norm(model: Any) -> bool:

@@ -95,6 +95,7 @@ class Seq2Seq(ExampleTask):
             texts = ([text for pair in part for text in pair[:2]] for part in (split.train, split.evaluation))
             tokenizer = tokens.make_encoder(workload, *texts).tokenizer
             tokens.complete(tokenizer)
+            self._check_prefix(tokenizer)
             lengths = workload.sequence_length, self._target_length
             train, evaluation = (
                 source_target.encode(tokenizer, part, *lengths) for part in (split.train, split.evaluation)
@@ -123,6 +124,13 @@ class Seq2Seq(ExampleTask):
             versions=imports.package_versions() | self._versions(),
             eval_batch_size_per_gpu=self.eval_batch_size_here(config, len(split.evaluation)),
         )
+
+    def _check_prefix(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        """Raises BadInput if no token of a source would be left behind the prefix."""
+        prefix, length = self.workload.source_prefix, self.workload.sequence_length
+        if prefix and (count := len(tokenizer(prefix)["input_ids"])) >= length:  # its end token is the source's
+            rule = f"workload.source_prefix must leave room for a source in sequence_length: {length}"
+            raise BadInput(f"{rule}, but has {count} tokens with the end token; make it shorter, or the length larger.")
 
     def _versions(self) -> dict[str, str]:
         """Of what decides the quality beside the packages that every training runs on."""
@@ -171,6 +179,8 @@ class Seq2Seq(ExampleTask):
         is a query that the database refuses."""
         if self.quality is PERPLEXITY:
             return []
+        if isinstance(self._match, ExecutionMatch):
+            self._match.database.check()
         problems = {index: why for index, pair in enumerate(expected) if (why := self._match.problem(pair.target))}
         if problems and self.quality is EXECUTION_MATCH:
             index, why = next(iter(problems.items()))

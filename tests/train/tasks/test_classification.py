@@ -93,6 +93,11 @@ def classes(folder: PreparedFolder) -> list[str]:
             {},
             "must have text_column or image_column, but has both",
         ),
+        (
+            {**TEXTS, "dataset": {"train_files": ["a.csv"], "label_column": "text"}},
+            {},
+            "must differ, but both are 'text'",
+        ),
         ({**DIGITS, "dataset": {"builtin": "digits", "label_colum": "x"}}, {}, "did you mean label_column?"),
         (DIGITS, {"perplexity": 3.0}, "target must be accuracy or macro_f1, by which"),
         (DIGITS, {"accuracy": 1.5}, "target.accuracy: "),
@@ -358,6 +363,7 @@ def test_a_label_out_of_the_hubs_range(tmp_path):
     ("cells", "model", "space", "said"),
     [
         ([b"no image"], VIT, {}, "row 1 is none"),
+        ([{"bytes": b"no image", "path": "a/5.png"}], VIT, {}, "row 1 (a/5.png) is none"),
         ([{"bytes": None, "path": None}], VIT, {}, "must hold an image in every row, but"),
         ([{"bytes": png(pictures(1)[0])[:60]}], VIT, {}, "row 1 can't be read: "),
         ([png(Image.fromarray(np.zeros((8, 8), np.uint16)))], VIT, {}, "must have 8 bits a channel"),

@@ -320,6 +320,7 @@ def refusal(workload: dict, folder: Path, **space) -> str:
         ({"model": {"from_config": {**MODEL, "d_modle": 8}}}, {}, "unknown field d_modle for t5; did you mean"),
         ({"model": {"from_config": {**MODEL, "eos_token_id": 7}}}, {}, "eos_token_id must be the tokenizer's"),
         ({"model": {"from_config": {**MODEL, "vocab_size": 99}}}, {}, "but got 99 and 401"),
+        ({"source_prefix": "x" * 500, "tokenizer": {"kind": "byte"}}, {}, "source_prefix must leave room for a source"),
         ({"max_target_length": 4}, {}, "but 37 of 37 evaluation targets can't be matched"),
         (
             {"model": {"from_config": {"model_type": "bart", "max_position_embeddings": 16}}, "max_target_length": 17},

@@ -1,0 +1,122 @@
+"""Models that no trial could train are found before the first one."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+from carbonopt.core.config import Space
+from carbonopt.core.errors import BadInput
+from carbonopt.train import model_check
+from carbonopt.train.model import parameter_count
+from carbonopt.train.prepare import PrepareSpec, prepare
+from carbonopt.train.tasks.causal_lm import CausalLM
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 96}
+WIDTHS = {"bert": {"intermediate_size": 16}, "roberta": {"intermediate_size": 16}, "electra": {"embedding_size": 16}}
+BERT = {"model_type": "bert", **SMALL, **WIDTHS["bert"], "vocab_size": 256, "max_position_embeddings": 32}
+GPT2 = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32}
+MAMBA = {"model_type": "mamba", "num_hidden_layers": 1, "hidden_size": 16}
+T5 = {"model_type": "t5", "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+
+
+def preparing(task: str, model: dict, folder: Path, **space) -> None:
+    """Of rows that each of the tasks can read."""
+    row = {"text": "What is it?", "prompt": "What", "response": " is it?", "chosen": " is it?", "rejected": " was it?"}
+    (folder / "rows.jsonl").write_text(f"{json.dumps(row)}\n" * 20)
+    workload = {
+        "task": task,
+        "model": {"from_config": model},
+        "tokenizer": {"kind": "byte"},
+        "dataset": {"train_files": [str(folder / "rows.jsonl")]},
+        "sequence_length": 24,
+    }
+    whole = Space.model_validate({"global_batch_size": 4, "learning_rate": 1e-3, "epochs": 1, **space})
+    prepare(PrepareSpec(workload=workload, space=whole, prepared_dir=str(folder / "prepared"), fingerprint="f"))
+
+
+@pytest.mark.parametrize("task", ["causal_lm", "sft"])
+def test_a_language_model_that_looks_ahead_is_refused(task, tmp_path):
+    with pytest.raises(BadInput, match="bert of this configuration looks ahead; give its configuration is_decoder: tr"):
+        preparing(task, BERT, tmp_path)
+    assert not (tmp_path / "prepared").exists()
+    preparing(task, {**BERT, "is_decoder": True}, tmp_path)
+
+
+def looks_ahead(config: PreTrainedConfig) -> bool:
+    try:
+        model_check.check_causality(CausalLM.model_kind, config, trust_remote_code=False)
+    except BadInput:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "electra"])
+@pytest.mark.parametrize("decodes", [False, True])
+def test_which_models_look_ahead(model_type, decodes):
+    config = CONFIG_MAPPING[model_type](**SMALL, **WIDTHS[model_type], is_decoder=decodes)
+    assert looks_ahead(config) is not decodes
+    assert config.num_hidden_layers == 2 and config.vocab_size == 96, "the configuration itself isn't cut down"
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("pad", [0, 2, 95])
+def test_the_padding_token_hides_no_look_ahead(causal, pad):
+    config = CONFIG_MAPPING["xlm"](emb_dim=16, n_layers=1, n_heads=2, vocab_size=96, pad_token_id=pad, causal=causal)
+    assert looks_ahead(config) is not causal
+
+
+@pytest.mark.parametrize(
+    "model_type", ["gpt_neo", "llama", "gemma2", "mamba", "rwkv", "qwen2", "opt", "olmo2", "bloom"]
+)
+def test_causal_models_are_let_through(model_type):
+    own = {
+        "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
+        "opt": {"ffn_dim": 16, "word_embed_proj_dim": 16},
+        "gemma2": {"num_key_value_heads": 1},
+        "qwen2": {"num_key_value_heads": 1},
+    }
+    config = CONFIG_MAPPING[model_type](**{**SMALL, **own.get(model_type, {})})
+    small = model_check.with_few_tokens(config)
+    model = CausalLM.model_kind.auto().from_config(small, dtype=torch.float32)
+    assert model_check._looks_ahead(model) is False
+
+
+@pytest.mark.parametrize(
+    ("task", "model", "space", "said"),
+    [
+        ("reward", T5, {}, "t5 of this configuration can't be trained on these data: AttributeError: "),
+        ("sft", MAMBA, {"lora_rank": {"choices": [0, 4]}}, "lora_rank: PEFT can't adapt mamba: "),
+        ("sft", {**MAMBA, "model_type": "rwkv"}, {}, "rwkv .*: ZeroDivisionError: division by zero; use another"),
+        ("sft", GPT2, {"attention_implementation": {"choices": ["sdpa", "flash_attention_2"]}},
+         "attention_implementation: gpt2 can't have flash_attention_2 here: "),
+        ("sft", MAMBA, {"attention_implementation": "sdpa"}, "attention_implementation: mamba can't have sdpa here: "),
+        ("sft", GPT2, {"lora_rank": 4, "attention_implementation": {"choices": ["sdpa", "eager"]}}, None),
+        ("sft", {**GPT2, "n_layer": 0}, {}, r"from_config.n_layer must be at least 1, but got 0\.$"),
+        ("sft", {**MAMBA, "num_hidden_layers": -1}, {}, r"num_hidden_layers must be at least 1, but got -1"),
+        ("reward", {**T5, "num_decoder_layers": 0}, {}, r"from_config.num_decoder_layers must be at least 1"),
+        ("causal_lm", {**GPT2, "n_head": 3}, {}, r"divisible by .*\(got `embed_dim`: 16 and `num_heads`: 3\)\.$"),
+        ("sft", {**GPT2, "activation_function": "nosuch"}, {}, "gpt2 configuration: KeyError: 'nosuch'"),
+    ],
+)  # fmt: skip
+def test_what_every_trial_would_fail_on(task, model, space, said, tmp_path):
+    if said is None:
+        preparing(task, model, tmp_path, **space)
+        return
+    if "flash_attention_2" in said and torch.cuda.is_available():
+        pytest.skip("may be there")
+    with pytest.raises(BadInput, match=said) as refused:
+        preparing(task, model, tmp_path, **space)
+    assert str(refused.value).endswith(".") and not str(refused.value).endswith("..")
+
+
+def test_where_only_the_cut_fails_the_model_is_believed(tmp_path, monkeypatch):
+    """Few layers may be what a model can't have: the error counts where the whole one has it, too."""
+    model = {"model_type": "rwkv", "num_hidden_layers": 3, "hidden_size": 8}
+    config = CONFIG_MAPPING["rwkv"](num_hidden_layers=1, hidden_size=8, vocab_size=256)
+    parameters = parameter_count(CausalLM.model_kind, config, trust_remote_code=False)
+    monkeypatch.setattr(model_check, "_LAYERS", 1)
+    monkeypatch.setattr(model_check, "_MOST_RUN", parameters)
+    preparing("sft", model, tmp_path)
