@@ -1,4 +1,4 @@
-"""A training script as anybody may have one: digits, a small network, a plain loop. Three lines are carbonopt's."""
+"""A training script as anybody may have one: digits, a small network, a plain loop. Five lines are carbonopt's."""
 
 import argparse
 
@@ -24,16 +24,16 @@ model = torch.nn.Sequential(torch.nn.Linear(64, args.hidden), torch.nn.ReLU(), t
 optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
 steps_per_epoch = len(train_x) // args.batch
 
-with carbon.run(total_steps=args.epochs * steps_per_epoch) as run:
-    for epoch in range(args.epochs):
-        for rows in torch.randperm(len(train_x))[: steps_per_epoch * args.batch].split(args.batch):
-            loss = F.cross_entropy(model(train_x[rows]), train_y[rows])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            run.step()
-        with run.evaluation(), torch.no_grad():
-            accuracy = (model(test_x).argmax(1) == test_y).float().mean().item()
-        print(f"epoch {epoch + 1}: accuracy {accuracy:.4f}")
-        if run.report(accuracy=accuracy, count=len(test_x)):
-            break
+run = carbon.run(total_steps=args.epochs * steps_per_epoch)
+for epoch in range(args.epochs):
+    for rows in torch.randperm(len(train_x))[: steps_per_epoch * args.batch].split(args.batch):
+        loss = F.cross_entropy(model(train_x[rows]), train_y[rows])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        run.step()
+    with run.evaluation(), torch.no_grad():
+        accuracy = (model(test_x).argmax(1) == test_y).float().mean().item()
+    print(f"epoch {epoch + 1}: accuracy {accuracy:.4f}")
+    if run.report(accuracy=accuracy, count=len(test_x)):
+        break
