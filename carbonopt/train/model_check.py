@@ -30,10 +30,8 @@ def check_model(task: TrainerTask, config: PreTrainedConfig, space: Space, folde
     """Raises BadInput if transformers or PEFT can't make the model with what a dimension of the space asks for, if it
     fails on the prepared examples, or if a causal language model isn't causal."""
     kind, trusted = task.model_kind, task.workload.model.trust_remote_code
-    model_type, adapted = (
-        config.model_type,
-        max((int(rank) for rank in values_of(space["lora_rank"]) if rank), default=0),
-    )
+    model_type = config.model_type
+    lora_rank = max((int(rank) for rank in values_of(space["lora_rank"]) if rank), default=0)
     for attention in map(str, values_of(space["attention_implementation"])):
         sentence = f"attention_implementation: {model_type} can't have {attention} here: {{}}; use another one."
         with refused(sentence, *_UNMAKEABLE), torch.device("meta"):
@@ -41,9 +39,9 @@ def check_model(task: TrainerTask, config: PreTrainedConfig, space: Space, folde
     empty = models.empty_model(kind, config, trusted)
     if True in values_of(space["gradient_checkpointing"]) and not empty.supports_gradient_checkpointing:
         raise BadInput(f"gradient_checkpointing: {model_type} can't have it; leave it out.")
-    if adapted:
+    if lora_rank:
         with refused(f"lora_rank: PEFT can't adapt {model_type}: {{}}; leave it out.", *_UNMAKEABLE):
-            models.with_lora(kind, empty, adapted, gradient_checkpointing=False)
+            models.with_lora(kind, empty, lora_rank, gradient_checkpointing=False)
     _check_loss(task, config, folder)
     if kind.auto_class == "AutoModelForCausalLM":
         check_causality(kind, config, trusted)
@@ -82,10 +80,8 @@ def _check_loss(task: TrainerTask, config: PreTrainedConfig, folder: PreparedFol
     error = _error(task, run, folder, ranks.device())
     if error is None or not (whole or repr(_error(task, config, folder, torch.device("meta"))) == repr(error)):
         return
-    sentence = f"{config.model_type} of this configuration can't be trained on these data"
-    raise BadInput(
-        f"{sentence}: {type(error).__name__}: {reason(error)}; use another model or configuration."
-    ) from error
+    sentence = f"{config.model_type} of this configuration can't be trained on these data: {type(error).__name__}"
+    raise BadInput(f"{sentence}: {reason(error)}; use another model or configuration.") from error
 
 
 def _parameters(task: TrainerTask, config: PreTrainedConfig) -> int:
@@ -118,9 +114,8 @@ def check_causality(kind: ModelKind, config: PreTrainedConfig, trust_remote_code
         if models.parameter_count(kind, small, trust_remote_code) > _MOST_DRAWN:
             return
         with torch.random.fork_rng(), ranks.device():
-            leaks = _looks_ahead(
-                kind.auto().from_config(small, dtype=torch.float32, trust_remote_code=trust_remote_code)
-            )
+            model = kind.auto().from_config(small, dtype=torch.float32, trust_remote_code=trust_remote_code)
+            leaks = _looks_ahead(model)
     except (BadInput, *_UNMAKEABLE):
         return
     if leaks:

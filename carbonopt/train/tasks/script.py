@@ -95,12 +95,9 @@ class Script(Task):
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
         named = str(folder / words[0]) if "/" in words[0] else words[0]
         if (program := shutil.which(named, path=path)) is None:
-            is_there = Path(named).exists()
-            why = (
-                f"{named} can't be executed"
-                if is_there
-                else f"no program {words[0]} is on PATH or, as a path, in {folder}"
-            )
+            why = f"no program {words[0]} is on PATH or, as a path, in {folder}"
+            if Path(named).exists():
+                why = f"{named} can't be executed"
             raise BadInput(f"workload.command: {why}; give one that can be, such as `python FILE`.")
         for word in words:
             if word.endswith(".py") and not placeholders(word) and not (folder / word).is_file():
@@ -110,9 +107,8 @@ class Script(Task):
             return
         kind, name = self.script
         if kind == "module" and PathFinder.find_spec(name.partition(".")[0], [str(folder), *sys.path]) is None:
-            raise BadInput(
-                f"workload.command: this Python finds no module {name}; install it, or give workload.folder."
-            )
+            why = f"this Python finds no module {name}"
+            raise BadInput(f"workload.command: {why}; install it, or give workload.folder.")
         if kind == "file" and not placeholders(words[1]):
             try:
                 ast.parse(Path(name).read_bytes())
