@@ -50,9 +50,9 @@ accelerator = Accelerator(cpu=True)
 torch.manual_seed(0)
 digits = load_digits()
 x, y = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
-model = torch.nn.Linear(64, 10)
+model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=float(sys.argv[1]))
-train = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x[:1500], y[:1500]), batch_size=50)
+train = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x[:1500], y[:1500]), batch_size=5)
 test = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x[1500:], y[1500:]), batch_size=50)
 model, optimizer, train, test = accelerator.prepare(model, optimizer, train, test)
 with carbon.run(total_steps=2 * len(train)) as run:
@@ -134,7 +134,7 @@ def test_accelerate_on_two_ranks(tmp_path: Path) -> None:
     command = "python train.py {learning_rate}"
     (record,) = run(tmp_path, ACCELERATE, command=command, space=SPACE, launch={"cpu_ranks": 2})
     assert logged(tmp_path, "RANKS") == [f"2 297 {point['value']}" for point in record["evals"]]
-    assert [point["step"] for point in record["evals"]] == [15, 30]
+    assert [point["step"] for point in record["evals"]] == [150, 300]
 
 
 def test_a_launcher_starts_two_ranks_itself(tmp_path: Path) -> None:

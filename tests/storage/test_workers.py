@@ -172,7 +172,7 @@ def done(command: list[str]) -> subprocess.CompletedProcess:
 
 @pytest.fixture
 def slow_study(tiny_study: dict) -> dict:
-    tiny_study["search"]["space"]["epochs"] = 3
+    tiny_study["search"]["space"]["epochs"] = 2
     tiny_study["search"]["space"]["global_batch_size"] = {"choices": [8, 16]}
     tiny_study["search"]["pruning"] = {"target": False, "cap": False}
     tiny_study["budget"] = {"trials": 2}
