@@ -30,6 +30,13 @@ def _one_line(text: str) -> str:
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200, strip_whitespace=True), AfterValidator(_one_line)]
 
 
+def _name_of_a_report(text: str) -> str:
+    if not text.isidentifier() or text in ("count", "step"):
+        must = "must be a word of letters, digits and _, and neither count nor step, which reports have beside it"
+        raise ValueError(f"{must}, but got {text!r}")
+    return text
+
+
 def _not_dots_only(text: str) -> str:
     if not text.strip("."):
         raise ValueError(f"must not be of dots only, because a folder is called by it, but got {text!r}; give a word")
@@ -132,6 +139,11 @@ class Workload(Frozen, extra="allow"):
     deepspeed: dict[str, Any] = Field(default_factory=dict)  # more of the DeepSpeed configuration
 
     @property
+    def is_script(self) -> bool:
+        """Whether it is a script of the user's own, which alone knows its model."""
+        return self.model is None
+
+    @property
     def data_files(self) -> tuple[str, ...]:
         """All that the data set names."""
         if (dataset := self.dataset) is None:
@@ -179,6 +191,8 @@ class Range(Frozen):
             f"`low <= high` must hold, but got low={low:g} and high={high:g}": low > high,
             f"`low > 0` must hold with log: true, but got low={low:g}": self.log and low <= 0,
             "step and log: true exclude each other": self.log and self.step is not None,
+            f"step must be at least a billionth of high - low, but got {self.step}": self.step is not None
+            and self.step < (high - low) / 1e9,
         }
 
 
@@ -226,7 +240,8 @@ class Space(create_model("Space", __base__=Frozen, **{name: _space_field(name) f
     __pydantic_extra__: dict[str, Domain]
 
     def __getitem__(self, name: str) -> Domain | None:
-        return getattr(self, name, None)
+        # Not by getattr alone: a name of the user's own may be that of a method.
+        return getattr(self, name) if name in SEARCHED else self.__pydantic_extra__.get(name)
 
     @property
     def own(self) -> tuple[str, ...]:
@@ -270,7 +285,7 @@ class Target(create_model("Target", __base__=Frozen, **{name: _target_field(q) f
     """What a trial has to reach: one of the qualities, at most or at least this, as its direction is; or one that a
     script reports by a name of its own, with the bound that says which direction is better."""
 
-    quality: Annotated[Name, StringConstraints(pattern=r"^[A-Za-z_]\w*$")] | None = None
+    quality: Annotated[Name, AfterValidator(_name_of_a_report)] | None = None
     at_least: float | None = Field(default=None, ge=-1e12, le=1e12)
     at_most: float | None = Field(default=None, ge=-1e12, le=1e12)
 

@@ -9,13 +9,18 @@ from pydantic import ValidationError
 # Keys of study files and records that were called otherwise before 0.1.0.
 RENAMED_KEYS = {"rivals": "runners_up", "core_wait": "cpu_wait_fraction", "doubts": "caveats", "known": "energy_source"}
 
+_NAMED = 40  # known names that an error lists
+
 
 def hint(unknown: str, known: Sequence[str]) -> str:
-    """For a misspelt name: 'did you mean X?', or all the known names where none is near."""
+    """For a misspelt name: 'did you mean X?', or the known names where none is near."""
     if RENAMED_KEYS.get(unknown) in known:
         return f"it is called {RENAMED_KEYS[unknown]} now."
     near = difflib.get_close_matches(unknown, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}."
+    if near:
+        return f"did you mean {near[0]}?"
+    more = f", … ({len(known)} in all)" if len(known) > _NAMED else ""
+    return f"known here: {', '.join(known[:_NAMED])}{more}."
 
 
 _KnownKeys = Callable[[list[Any]], Sequence[str]]  # of what stands at a place

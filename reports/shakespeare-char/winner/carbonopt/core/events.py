@@ -4,7 +4,7 @@ for the answer, so that a measured window begins when both know of it; so does a
 from typing import Any, Literal, get_args
 
 from carbonopt.core.trial import EvalPoint, Kernels, Phase, Prediction, Stage
-from carbonopt.core.values import Frozen
+from carbonopt.core.values import Frozen, Whole
 
 # Environment variables: descriptors that rank 0 inherits, and what it needs beside them.
 CHANNEL_FD = "CARBONOPT_CHANNEL_FD"  # of the channel
@@ -39,14 +39,14 @@ class StageBegun(Frozen):
 
 
 class Progress(Frozen):
-    step: int
-    total_steps: int
+    step: Whole
+    total_steps: Whole
     cpu_wait_fraction: float | None = None  # as a trial's record has it, but of rank 0; told until the first evaluation
 
 
 class Evaluated(Frozen):
     point: EvalPoint
-    total_steps: int
+    total_steps: Whole
     predictions: tuple[Prediction, ...] = ()  # as a trial's record has them
     peak_memory_gib: float | None = None  # of the trial so far, of the rank that needed most
     rank_peak_memory_gib: tuple[float, ...] | None = None  # ... of each rank

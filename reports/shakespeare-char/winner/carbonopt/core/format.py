@@ -119,8 +119,14 @@ def tick_text(value: float) -> str:
 
 
 def number_from(begin: float, end: float) -> str:
-    """The shortest number, of four digits or more, from `begin` on and before `end`, which may be below it."""
-    exact, rounding = Decimal(begin), ROUND_CEILING if begin < end else ROUND_FLOOR
+    """The shortest number, of four digits or more, from `begin` on and before `end`, which may be below it. Where
+    `begin` is infinite, the one of four digits next to `end`."""
+    rising = begin < end
+    if math.isinf(begin):
+        if math.isinf(end) or not end:
+            return "0" if end else f"{math.copysign(1, begin):g}"
+        begin, end, rising = math.nextafter(end, begin), begin, not rising
+    exact, rounding = Decimal(begin), ROUND_CEILING if rising else ROUND_FLOOR
     for digits in range(4, 18):
         rounded = exact.quantize(Decimal(1).scaleb(exact.adjusted() - digits + 1), rounding)
         if begin <= float(rounded) < end or end < float(rounded) <= begin:

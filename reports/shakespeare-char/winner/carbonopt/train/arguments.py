@@ -57,7 +57,7 @@ def check_training_arguments(given: dict[str, Any], space: Space) -> None:
         if (argument := DIMENSIONS[name].argument) in given:
             rule = f"{argument} must be in workload.training_arguments or, as {name}, in search.space"
             raise BadInput(f"{rule}, but is in both.")
-    with refused("workload.training_arguments is not what transformers takes: {}", ValueError, TypeError, ImportError):
+    with refused("workload.training_arguments is not what transformers takes: {}.", ValueError, TypeError, ImportError):
         TrainingArguments(output_dir="unused", report_to="none", use_cpu=True, **given)
 
 

@@ -46,7 +46,7 @@ def check_deepspeed_keys(settings: dict[str, Any]) -> None:
 
     own_errors = (DeepSpeedConfigError, ValueError, TypeError, AssertionError, KeyError, AttributeError)
     watched = _Watched({**settings, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1})
-    with refused("workload.deepspeed is not what DeepSpeed takes: {}", *own_errors):
+    with refused("workload.deepspeed is not what DeepSpeed takes: {}.", *own_errors):
         try:
             DeepSpeedConfig(watched)
         except ValidationError as error:

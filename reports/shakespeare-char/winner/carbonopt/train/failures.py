@@ -10,7 +10,14 @@ from carbonopt.core.events import BAD_INPUT_EXIT, CRASH_EXIT, FINISHED_EXIT, OUT
 from carbonopt.train.client import Speaker
 
 # How a RuntimeError of torch words that memory ran out, on the GPU or the host, whichever layer noticed; in lower case.
-_OUT_OF_MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "_status_alloc_failed")
+_OUT_OF_MEMORY_WORDS = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "_status_alloc_failed",
+    "memoryerror",
+    "unable to allocate",  # Python's and NumPy's
+)
 
 
 class Diverged(Exception):
@@ -41,8 +48,8 @@ def ending(error: Exception) -> tuple[FailureKind, int, str]:
         return "diverged", FINISHED_EXIT, str(error)
     worded_so = isinstance(error, RuntimeError) and ran_out_of_memory(str(error))
     if worded_so or isinstance(error, MemoryError):
-        return "out_of_memory", OUT_OF_MEMORY_EXIT, _one_line(error)
-    return "crash", CRASH_EXIT, f"{type(error).__name__}: {_one_line(error)}"
+        return "out_of_memory", OUT_OF_MEMORY_EXIT, one_line(error) or type(error).__name__
+    return "crash", CRASH_EXIT, f"{type(error).__name__}: {one_line(error)}"
 
 
 def ran_out_of_memory(text: str) -> bool:
@@ -64,7 +71,7 @@ def as_bad_input(part: str) -> Iterator[None]:
         raise
     except Exception as error:
         traceback.print_exc()
-        raise BadInput(f"workload.{part} can't be used: {type(error).__name__}: {_one_line(error)}") from error
+        raise BadInput(f"workload.{part} can't be used: {type(error).__name__}: {reason(error)}.") from error
 
 
 @contextmanager
@@ -73,9 +80,20 @@ def refused(sentence: str, *errors: type[Exception]) -> Iterator[None]:
     try:
         yield
     except errors as error:
-        raise BadInput(sentence.replace("{}", _one_line(error))) from error
+        raise BadInput(sentence.replace("{}", reason(error))) from error
 
 
-def _one_line(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """What an error says, as a part of a sentence: without the full stop at its end; with its type where the text says
+    nothing by itself."""
+    text = one_line(error)
+    text = text if text.endswith("...") else text.removesuffix(".")
+    if text and not isinstance(error, KeyError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def one_line(error: Exception) -> str:
+    """Its text, cut after 500 characters."""
     text = " ".join(str(error).split())
     return text if len(text) <= 500 else text[:497] + "..."

@@ -23,6 +23,9 @@ from carbonopt.train.output_layer import FusedOutputLayer
 from carbonopt.train.tasks.trainer_task import ModelKind
 
 _WITH_HEAD = ("ForSequenceClassification", "ForImageClassification")
+_LAYERS = (  # fields of configurations, by which transformers makes a model without any layer, too
+    "num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers", "num_decoder_layers",
+)  # fmt: skip
 _FLOAT8_CAPABILITY = (8, 9)
 _MOST_PREFETCHED = 250_000_000  # parameters in float32, 1 GB of the host's memory, beside another trial that runs
 
@@ -88,6 +91,9 @@ def _written_config(kind: ModelKind, written: dict[str, Any], defaults: dict[str
     if unknown := [name for name in fields if name not in known]:
         sentence = f"workload.model.from_config has the unknown field {unknown[0]} for {model_type}"
         raise BadInput(f"{sentence}; {hint(unknown[0], sorted(known))}")
+    for name, value in fields.items():
+        if name in _LAYERS and isinstance(value, int) and value < 1:
+            raise BadInput(f"workload.model.from_config.{name} must be at least 1, but got {value}.")
     with refused(f"workload.model.from_config is not a {model_type}: {{}}.", TypeError, ValueError):
         return config_class(**(defaults | fields))
 

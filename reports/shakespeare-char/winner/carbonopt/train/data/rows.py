@@ -3,6 +3,7 @@
 import csv
 import itertools
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any, NamedTuple
 from carbonopt.core.config import Dataset
 from carbonopt.core.errors import BadInput
 from carbonopt.train.failures import refused
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class Row(NamedTuple):
@@ -92,7 +95,7 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def _jsonl(path: Path, columns: Sequence[str]) -> Iterator[Row]:
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
@@ -107,7 +110,7 @@ def _jsonl(path: Path, columns: Sequence[str]) -> Iterator[Row]:
 def _json(path: Path, columns: Sequence[str]) -> Iterator[Row]:
     must = f"the data file {path} must be a JSON list of objects, but"
     with refused(f"{must} isn't JSON: {{}}.", json.JSONDecodeError, RecursionError):
-        rows = json.loads(path.read_text(encoding="utf-8"))
+        rows = json.loads(path.read_text(encoding="utf-8-sig"))
     if not isinstance(rows, list):
         raise BadInput(f"{must} is a {type(rows).__name__}.")
     for number, row in enumerate(rows, start=1):
@@ -118,15 +121,32 @@ def _of_json(row: Any, columns: Sequence[str], where: str) -> Row:
     if not isinstance(row, dict):
         raise BadInput(f"{where}, must be one JSON object, but is a {type(row).__name__}.")
     require_columns(columns, list(row), f"{where},")
-    return Row({column: row[column] for column in columns}, where)
+    values = {column: row[column] for column in columns}
+    if column := next((column for column in columns if _has_half_character(values[column])), None):
+        raise BadInput(f"{where}, must hold text, but column {column!r} has half a surrogate pair; mend or remove it.")
+    return Row(values, where)
+
+
+def _has_half_character(value: Any) -> bool:
+    r"""Whether a text anywhere in it can't be written as UTF-8: what JSON escapes as \ud800 to \udfff has two parts."""
+    if isinstance(value, str):
+        return not value.isascii() and _SURROGATES.search(value) is not None
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(map(_has_half_character, parts))
 
 
 def _csv(path: Path, columns: Sequence[str]) -> Iterator[Row]:
     csv.field_size_limit(2**31 - 1)  # characters; the module's own 131,072 is shorter than many documents
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows = csv.DictReader(file)
-        require_columns(columns, list(rows.fieldnames or ()), str(path))
+        named = list(rows.fieldnames or ())
+        require_columns(columns, named, str(path))
+        if twice := next((column for column in columns if named.count(column) > 1), None):
+            raise BadInput(f"{path} must name each column once, but has {twice!r} {named.count(twice)} times; rename.")
         for number, row in enumerate(rows, start=1):
+            if None in row:  # type: ignore[comparison-overlap]
+                more = f"row {number} has {len(named) + len(row[None])}"  # type: ignore[index]
+                raise BadInput(f"{path} must have at most {len(named)} cells in a row, but {more}; quote commas in it.")
             yield Row({column: row[column] for column in columns}, f"{path}, row {number}")
 
 

@@ -70,7 +70,7 @@ def _documents(path: Path, column: str) -> Iterable[Row]:
         return file_rows(path, (column,))
     with readable(path):
         # Bytes, not text mode, so that no line ending changes and every character counts.
-        return [Row({column: path.read_bytes().decode("utf-8")}, str(path))]
+        return [Row({column: path.read_bytes().decode("utf-8-sig")}, str(path))]
 
 
 def _hub(dataset: TextDataset) -> Text:
