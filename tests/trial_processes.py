@@ -45,25 +45,30 @@ class Run:
 
 @functools.cache
 def _environment() -> dict[str, str]:
-    base = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    base = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "PYTHONPATH": path}
     return work_environment(LocalLaunch(gpus=[]), [], base)
 
 
 @functools.cache
-def _fork_server() -> ForkServer:
+def _fork_server(module: str) -> ForkServer:
     """What the trials of all tests are forked from."""
-    server = ForkServer("carbonopt.train.forked_rank", _environment(), Path(tempfile.mkdtemp()) / "log.txt")
+    server = ForkServer(module, _environment(), Path(tempfile.mkdtemp()) / "log.txt")
     atexit.register(server.close)
     assert server.ready(TIMEOUT_S)
     return server
 
 
-def start(module: str, spec: dict, folder: Path, world_size: int = 1, stop=None, cold=False, **environment: str) -> Run:
-    """Until they have ended. Trials are forked, as a study's are, unless `cold`."""
+def start(
+    module: str, spec: dict, folder: Path, world_size: int = 1, stop=None, cold=False,
+    forked="carbonopt.train.forked_rank", **environment: str,
+) -> Run:  # fmt: skip
+    """Until they have ended. Trials are forked, as a study's are, from a process with the module `forked`, unless they
+    are `cold`."""
     folder.mkdir(parents=True, exist_ok=True)
     ranks = [rank | environment for rank in rank_environments(LocalLaunch(gpus=[], cpu_ranks=world_size))]
     if module == "worker" and not cold:
-        work = PrelaunchedTrial(_fork_server(), ranks, folder / "waiting.txt")
+        work = PrelaunchedTrial(_fork_server(forked), ranks, folder / "waiting.txt")
         work.begin(json.dumps(spec), folder / "log.txt")
     else:
         spec_file = folder / "spec.json"

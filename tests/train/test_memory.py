@@ -1,23 +1,19 @@
 """The estimate of memory beside what real trainings need: on the CPU tensor by tensor, on GPUs as it was measured."""
 
 import csv
-import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config
+from trial_processes import start
 
 from carbonopt.analysis import memory as analysis
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
+from carbonopt.core.events import FINISHED_EXIT
 from carbonopt.core.memory import MemorySpec
 from carbonopt.core.units import BYTES_PER_GIB
-from carbonopt.engines.process.environment import programs_path
 from carbonopt.study.file import load_study
 from carbonopt.train.memory import LiveMemory, expected_memory
 from carbonopt.train.prepare import PrepareSpec, prepare
@@ -29,7 +25,7 @@ NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 WORKLOAD = {
     "model": {"from_config": {"model_type": "gpt2", "n_layer": 4, "n_head": 4, "n_embd": 256, "n_positions": LENGTH}},
     "tokenizer": {"kind": "byte"},
-    "dataset": {"builtin": "python-docs"},
+    "dataset": {"builtin": "python-docs", "eval_fraction": 0.02},
     "sequence_length": LENGTH,
     "evaluations": 1,
 }
@@ -176,24 +172,14 @@ def prepared(tmp_path_factory) -> Path:
 
 def most_live_gib(prepared: Path, folder: Path, params: TrialParams, workload: dict) -> float:
     """Of rank 0 of a real trial on the CPU."""
-    folder.mkdir()
-    spec = {"number": 0, "attempt": 1, "seed": 0, "params": params.model_dump(), "workload": workload}
-    (folder / "spec.json").write_text(json.dumps(spec | {"prepared_dir": str(prepared), "trial_dir": str(folder)}))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    ranks = []
-    for rank in range(params.world_size):
-        env = os.environ | {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(params.world_size), "OMP_NUM_THREADS": "1",
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu",
-            "PATH": programs_path(os.environ), "PYTHONPATH": str(ROOT),
-        }  # fmt: skip
-        command = [sys.executable, str(Path(__file__).with_name("live_memory.py")), str(folder / "spec.json")]
-        ranks.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
-    said = [process.communicate(timeout=200)[0] for process in ranks]
-    assert [process.returncode for process in ranks] == [0] * params.world_size
-    (most,) = (line.split()[1] for line in said[0].splitlines() if line.startswith("most "))
-    return int(most) / BYTES_PER_GIB
+    spec = {
+        "number": 0, "attempt": 1, "seed": 0, "params": params.model_dump(), "workload": workload,
+        "prepared_dir": str(prepared), "trial_dir": str(folder),
+    }  # fmt: skip
+    peak_file = folder / "peak"
+    done = start("worker", spec, folder, params.world_size, forked="live_memory", PEAK_FILE=str(peak_file))
+    assert done.exit_code == FINISHED_EXIT
+    return int(peak_file.read_text()) / BYTES_PER_GIB
 
 
 SMALL = {"global_batch_size": 1, "micro_batch_size_per_gpu": 1, "epochs": 0.002}  # weights and states decide
@@ -222,7 +208,7 @@ def test_estimates_are_what_a_real_trial_allocates(settings: dict, prepared: Pat
     """Each tensor of DeepSpeed's engine is counted, with a small reduction buffer, which would hide the rest."""
     monkeypatch.setattr(analysis, "_MATRIX_PRODUCTS_BYTES", 0)
     workload = {**WORKLOAD, "deepspeed": {"zero_optimization": {"reduce_bucket_size": 1_000_000}}}
-    values = {"global_batch_size": 8, "micro_batch_size_per_gpu": 8, "epochs": 0.03, "learning_rate": 1e-3, **settings}
+    values = {"global_batch_size": 8, "micro_batch_size_per_gpu": 8, "epochs": 0.015, "learning_rate": 1e-3, **settings}
     params = TrialParams(**values)
     profiled = {
         name: settings[name] for name in ("precision", "lora_rank", "gradient_checkpointing") if name in settings

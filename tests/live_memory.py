@@ -1,17 +1,17 @@
-"""python tests/train/live_memory.py SPEC.json: one rank of one trial on the CPU, with all its tensors counted. Rank 0
-prints the most bytes that were there at once from the beginning of the training on."""
+"""A rank on the CPU with all its tensors counted, as a module of the fork server. Rank 0 writes the most bytes that
+were there at once from the beginning of the training on into the file that PEAK_FILE names."""
 
 import gc
 import os
-import sys
 from pathlib import Path
 
 import torch
 
-from carbonopt.core.trial import TrialSpec
-from carbonopt.train import loop, ranks, worker
-from carbonopt.train.imports import import_all
+from carbonopt.train import forked_rank, loop
+from carbonopt.train.forked_rank import unfit
 from carbonopt.train.memory import LiveMemory
+
+__all__ = ["run", "unfit"]
 
 
 class RealMemory(LiveMemory):
@@ -22,7 +22,6 @@ class RealMemory(LiveMemory):
             super().count(tensor)
 
 
-import_all()
 live = RealMemory()
 own_begin = loop.Evaluations.on_train_begin
 
@@ -34,8 +33,11 @@ def begin(*arguments, **options):
 
 
 loop.Evaluations.on_train_begin = begin
-with live:
-    worker.run_trial(TrialSpec.model_validate_json(Path(sys.argv[1]).read_bytes()), None)
-if ranks.rank() == 0:
-    print(f"most {live.peak_bytes}", flush=True)
-os._exit(0)  # as a worker ends: the threads that still run can die badly with the interpreter
+
+
+def run() -> int:
+    with live:
+        exit_code = forked_rank.run()
+    if os.environ["RANK"] == "0":
+        Path(os.environ["PEAK_FILE"]).write_text(str(live.peak_bytes))
+    return exit_code
