@@ -91,6 +91,7 @@ def test_a_loop_tells_its_phases_steps_and_evaluations(tmp_path: Path) -> None:
     energy = record.energy_kwh
     assert (energy.train, energy.eval, energy.setup) == (3.0, 3.0, 2.0)
     assert record.peak_memory_gib > 0
+    assert 0 <= record.cpu_wait_fraction < 1
 
 
 def test_outside_a_study_the_lines_do_nothing(tmp_path: Path) -> None:
@@ -149,6 +150,22 @@ def test_a_loop_that_ends_early_ends_its_training_there(tmp_path: Path) -> None:
     assert (record.energy_kwh.train, record.energy_kwh.setup) == (1.0, 2.0)
 
 
+def test_a_callback_without_its_metric_says_which_there_are(tmp_path: Path) -> None:
+    script = """
+        from types import SimpleNamespace as Having
+        import carbonopt.script as carbon
+        trainer, control = carbon.callback("eval_acc"), Having(should_evaluate=True, should_training_stop=False)
+        trainer.on_train_begin(None, Having(max_steps=2), control)
+        for step in (1, 2):
+            trainer.on_step_end(None, Having(global_step=step), control)
+            trainer.on_evaluate(None, None, control, metrics={"eval_loss": 1.0, "eval_accuracy": 0.5})
+        trainer.on_train_end(None, None, control)
+    """
+    record = watched(script, tmp_path)
+    assert (record.state, record.failure.kind) == (TrialState.FAILED, "bad_input")
+    assert "'eval_acc' is none of eval_loss, eval_accuracy" in record.failure.text
+
+
 def test_a_report_after_the_end_is_the_last_evaluation(tmp_path: Path) -> None:
     script = """
         import carbonopt.script as carbon
@@ -186,6 +203,8 @@ ENDS = {
     "a flag": (BEGIN + "    run.report(accuracy=True)", TrialState.FAILED, "bad_input", "must be a number"),
     "no count": (BEGIN + "    run.report(accuracy=0.5, count=-3)", TrialState.FAILED, "bad_input", "count must be"),
     "half a count": (BEGIN + "    run.report(accuracy=0.5, count=2.5)", TrialState.FAILED, "bad_input", "but is 2.5"),
+    "no step": (BEGIN.replace("step()", "report(accuracy=1)"), TrialState.FAILED, "bad_input", "come after a step"),
+    "a step too many": (BEGIN + "    run.step(3)", TrialState.FAILED, "bad_input", "at most: 2, but this is step 3"),
     "a negative step": (BEGIN + "    run.step(-1)", TrialState.FAILED, "bad_input", "from 1 to 1e+12, but is -1"),
     "half a step": (BEGIN + "    run.step(1.5)", TrialState.FAILED, "bad_input", "but is 1.5"),
     "a huge step": (BEGIN + "    run.step(10**30)", TrialState.FAILED, "bad_input", "from 1 to 1e+12"),
@@ -327,6 +346,15 @@ def test_a_study_of_a_script_and_its_winner(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_study_whose_trials_all_fail_alike_ends(tmp_path: Path) -> None:
+    study = study_of(tmp_path, "print('nothing')", budget={"trials": 9})
+    done = carbonopt("run", study, "--out", tmp_path / "out")
+    assert done.returncode == 3
+    assert [record["failure"]["kind"] for record in exported(tmp_path / "out")] == ["no_quality"] * 3
+    assert "all 3 trials failed in the same way (the script ended without saying its accuracy" in done.stdout
+
+
+@pytest.mark.slow
 def test_a_warm_script_is_run_from_its_first_line_by_a_fork(tmp_path: Path) -> None:
     script = 'import decimal, sys\nprint("new" if "torch" not in sys.modules else "old", __name__, sys.argv)\n' + SLOWLY
     study = study_of(tmp_path, script, workload={"warm": True})
@@ -411,6 +439,7 @@ def test_a_dimension_s_name_may_be_a_method_s_elsewhere(tmp_path: Path) -> None:
         ({"target": {"quality": "count", "at_least": 1}}, "neither count nor step"),
         ({"target": {"quality": "<b>", "at_least": 1}}, "a word of letters"),
         ({"script": "print('"}, "is no Python that runs"),
+        ({"confirm": {"seeds": 2}}, "workload.command must have {seed}, but hasn't"),
     ],
 )
 def test_what_can_not_be_is_refused(changes: dict, said: str, tmp_path: Path) -> None:

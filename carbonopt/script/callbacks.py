@@ -21,6 +21,7 @@ def callback(metric: str) -> "TrainerCallback":
 
     class StudyCallback(TrainerCallback):
         run: Run | None = None
+        other_metrics: tuple[str, ...] = ()  # of the last evaluation that had none of that name
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.run = Run(state.max_steps)
@@ -40,9 +41,11 @@ def callback(metric: str) -> "TrainerCallback":
 
         def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             metrics: dict[str, float] = kwargs["metrics"]
-            if self.run is None:  # before the training
+            if self.run is None or not self.run.steps:  # before the training
                 return
-            if metric in metrics:
+            if metric not in metrics:
+                self.other_metrics = tuple(metrics)
+            else:
                 evaluated = getattr(kwargs.get("eval_dataloader"), "dataset", None)
                 count = len(evaluated) if isinstance(evaluated, Sized) else None
                 quality = {metric.removeprefix("eval_"): metrics[metric]}
@@ -52,6 +55,10 @@ def callback(metric: str) -> "TrainerCallback":
 
         def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             assert self.run is not None
+            if self.other_metrics and not self.run.has_reported:
+                must = "carbonopt.script.callback must be given a metric that trainer.evaluate() returns"
+                has = f"{metric!r} is none of {', '.join(self.other_metrics)}"
+                self.run.refuse(f"{must}, but {has}; give one of them, or let compute_metrics make it.")
             self.run.end()
 
     return StudyCallback()

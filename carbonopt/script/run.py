@@ -16,6 +16,7 @@ from carbonopt.core.reported import evaluation, whole
 from carbonopt.core.trial import EvalPoint, Phase, Stage
 from carbonopt.core.units import BYTES_PER_GIB
 from carbonopt.train.client import Speaker
+from carbonopt.train.cpu_wait import CpuWait
 from carbonopt.train.failures import ending
 
 
@@ -35,6 +36,7 @@ class Run:
     def __init__(self, total_steps: int | None = None) -> None:
         self._total_steps = 0
         self._step, self._phase = 0, Phase.SETUP
+        self.has_reported, self._cores = False, CpuWait()
         if in_study():
             with self._refusals_told():
                 self._total_steps = self._checked_total(total_steps)
@@ -61,7 +63,8 @@ class Run:
             raise BadInput("carbonopt.script.run needs total_steps, or the study file workload.steps.")
         if _world_size() != (launched := int(os.environ[events.RANKS])):
             ranks = f"the launch has {launched}, but WORLD_SIZE is {_world_size()}"
-            raise BadInput(f"a script must run on the ranks of the launch: {ranks}; use {{world_size}}.")
+            how = "let its launcher start {world_size} of them, or carbonopt do it (`python FILE`)"
+            raise BadInput(f"a script must run on the ranks of the launch: {ranks}; {how}.")
         if _world_size() > 1 and _ranks() is None:
             raise BadInput("torch.distributed must be initialised before carbonopt.script.run, but isn't.")
         if (known := _ranks()) is not None:
@@ -72,19 +75,23 @@ class Run:
         """After each optimizer step, with its number from 1; None: the next one.
 
         Raises:
-            BadInput: if the number is none, or below the last one.
+            BadInput: if the number is none, below the last one, or above the total steps.
         """
         if not in_study():
             return
         with self._refusals_told():
             self._step = self._step + 1 if step is None else whole("run.step's number", step, self._step)
+            if self._step > self._total_steps:
+                must = f"a training must have total_steps optimizer steps at most: {self._total_steps}"
+                raise BadInput(f"{must}, but this is step {self._step}; give carbonopt.script.run those of all epochs.")
         if (speaker := _speaker()) is None:
             return
         if self._step == 1:
             if (ranks := _ranks()) is not None:
                 ranks.wait_for_device()
             speaker.stage(Stage.STEPS)
-        speaker.progress(self._step, self._total_steps)
+        # After an evaluation its report tells how long cores were waited for; a stop before the first needs it as well.
+        speaker.progress(self._step, self._total_steps, None if self.has_reported else self._cores.end)
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
@@ -101,12 +108,14 @@ class Run:
             qualities: by name, the study's target among them: `accuracy=0.93`. Shares are from 0 to 1.
 
         Raises:
-            BadInput: if the target's quality is not among them or can't have such a value.
+            BadInput: if the target's quality is not among them or can't have such a value, or before the first step.
         """
         if not in_study():
             return False
         quality = quality_of(os.environ[events.QUALITY], os.environ[events.DIRECTION])  # type: ignore[arg-type]
         with self._refusals_told():
+            if self._step == 0:
+                raise BadInput("a report must come after a step, but there was none; call run.step() after each one.")
             point = evaluation(quality, dict(qualities), count, self._step)
         stop = self._told(point)
         if self._step >= self._total_steps:
@@ -121,31 +130,43 @@ class Run:
     def end(self) -> None:
         """The training has ended: what comes now, such as saving the model, is no part of it."""
         if in_study() and self._step and (speaker := _speaker()) is not None:
-            speaker.progress(self._step, max(self._total_steps, self._step), last=True)
+            speaker.progress(self._step, self._total_steps, last=True)
         self.enter(Phase.SETUP)
 
     def enter(self, phase: Phase) -> None:
         """Changes what energy counts as; every rank's device is idle then."""
         if not in_study() or phase is self._phase:
             return
-        self._phase, ranks = phase, _ranks()
+        ended, self._phase, ranks = self._phase, phase, _ranks()
         if ranks is not None:
             ranks.together()
+        if ended is Phase.TRAIN:
+            self._cores.end()
+        if phase is Phase.TRAIN:
+            self._cores.begin()
         if (speaker := _speaker()) is not None:
             speaker.phase(phase)
         if ranks is not None:
             ranks.together()
 
     def _told(self, point: EvalPoint) -> bool:
-        ranks, stop = _ranks(), False
+        ranks, stop, self.has_reported = _ranks(), False, True
         peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / BYTES_PER_GIB
+        waited = self._cores.end() if self._phase is Phase.TRAIN else self._cores.share
         if ranks is not None:
             peak_gib = ranks.largest(ranks.peak_memory_gib())
+            waited = None if waited is None else ranks.largest(waited)  # where one rank's kernel tells it, all do
         if (speaker := _speaker()) is not None:
-            total_steps = max(self._total_steps, self._step)
-            told = events.Evaluated(point=point, total_steps=total_steps, peak_memory_gib=peak_gib)
+            told = events.Evaluated(
+                point=point, total_steps=self._total_steps, peak_memory_gib=peak_gib, cpu_wait_fraction=waited
+            )
             stop = bool(speaker.evaluated(told))
         return stop if ranks is None else bool(ranks.largest(float(stop)))
+
+    def refuse(self, sentence: str) -> None:
+        """Raises BadInput with that sentence, which the study hears."""
+        with self._refusals_told():
+            raise BadInput(sentence)
 
     @contextmanager
     def _refusals_told(self) -> Iterator[None]:

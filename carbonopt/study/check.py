@@ -39,5 +39,8 @@ def check(config: StudyConfig) -> Checked:
     engine.check(space)
     if task is not None and config.launch.trains:
         task.check(config.search.space)
+        if config.confirm is not None and not task.takes_seed:
+            must = "confirm runs a configuration again with other seeds: workload.command must have {seed}"
+            raise BadInput(f"{must}, but hasn't; put it in, or leave confirm out.")
     trace = None if config.carbon.trace is None else read_trace(Path(config.carbon.trace))
     return Checked(config, space, reference_intensity(config.carbon), start, trace, engine)

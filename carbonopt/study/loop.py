@@ -17,7 +17,16 @@ from carbonopt.analysis import confirmation as confirm
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import StudyInterrupted
 from carbonopt.core.study import InputFile, Provenance, SessionLedger, StudyData
-from carbonopt.core.trial import TRIAL_PHASES, Phase, Prepared, QualityResult, StopReason, TrialRecord, TrialSpec
+from carbonopt.core.trial import (
+    TRIAL_PHASES,
+    Phase,
+    Prepared,
+    QualityResult,
+    StopReason,
+    TrialRecord,
+    TrialSpec,
+    TrialState,
+)
 from carbonopt.core.units import emissions_kg_co2e, now_utc
 from carbonopt.engines.base import Engine, EngineObserver
 from carbonopt.storage.paths import StudyPaths
@@ -31,6 +40,9 @@ from carbonopt.train.tasks.base import task_for
 
 if TYPE_CHECKING:
     from carbonopt.search.strategy import Strategy
+
+
+_FAILURES = 3  # of the first trials, all alike, after which a study ends
 
 
 class StudyDisplay(TrialObserver, EngineObserver, Protocol):
@@ -272,7 +284,8 @@ class _Call:
         trials = self.checked.config.budget.trials
         if trials is not None and self.storage.finished_count() >= trials:
             return _all_run(trials)
-        spent = self._spent(self.storage.read(live=True).spent_kwh())
+        data = self.storage.read(live=True)
+        spent = self._spent(data.spent_kwh()) or _always_the_same_failure(data)
         return spent or self.strategy.why_ended(self.storage.study, self.storage.next_number())
 
     def _queue_repeat(self) -> bool:
@@ -322,6 +335,17 @@ def _available(engine: Engine) -> confirm.Available:
 
 def _next_repeat(data: StudyData, engine: Engine) -> confirm.Repeat | None:
     return None if data.config.confirm is None else confirm.plan(data, _available(engine)).next
+
+
+def _always_the_same_failure(data: StudyData) -> str | None:
+    """Why a study ends whose trials all failed in one and the same way: the next one would, too."""
+    over = [record for record in data.records if record.state is not TrialState.RUNNING]
+    failures = [record.failure for record in over if record.state is TrialState.FAILED and record.failure]
+    reasons = {(failure.kind, failure.text.partition("\n")[0]) for failure in failures}
+    if len(over) < _FAILURES or len(failures) < len(over) or len(reasons) > 1:
+        return None
+    ((_, text),) = reasons
+    return f"all {len(failures)} trials failed in the same way ({text.rstrip('.')}): mend that first"
 
 
 def _all_run(trials: int) -> str:

@@ -141,6 +141,10 @@ class Script(Task):
         return [word.format_map(texts) for word in self._words()]
 
     @property
+    def takes_seed(self) -> bool:
+        return any("seed" in placeholders(word) for word in self._words())
+
+    @property
     def starts_ranks(self) -> bool:
         """Whether the command is a launcher's, which starts a process for each rank itself."""
         words = self._words()
