@@ -150,6 +150,61 @@ def test_a_loop_that_ends_early_ends_its_training_there(tmp_path: Path) -> None:
     assert (record.energy_kwh.train, record.energy_kwh.setup) == (1.0, 2.0)
 
 
+PHASES = {
+    "within another": "with run.evaluation(), run.evaluation(): pass",
+    "one that fails": """
+try:
+    with run.evaluation():
+        raise ValueError("a batch that can't be read")
+except ValueError:
+    pass
+""",
+}
+
+
+@pytest.mark.parametrize("evaluation", PHASES)
+def test_training_goes_on_after_any_evaluation(evaluation: str, tmp_path: Path) -> None:
+    begin = "import carbonopt.script as carbon\nrun = carbon.run(total_steps=2)\nrun.step()\n"
+    record = watched(begin + PHASES[evaluation] + "\nrun.step()\nrun.report(accuracy=0.5)\n", tmp_path)
+    assert (record.state, record.value) == (TrialState.COMPLETE, 0.5)
+    assert (record.energy_kwh.train, record.energy_kwh.eval) == (2.0, 1.0)
+
+
+def test_what_a_script_forks_does_not_speak_for_it(tmp_path: Path) -> None:
+    script = """
+        import os
+        import carbonopt.script as carbon
+        run = carbon.run(total_steps=2)
+        run.step()
+        if os.fork() == 0:
+            run.step(2)
+            run.report(accuracy=0.9)
+            os._exit(0)
+        os.wait()
+        run.step()
+        run.report(accuracy=0.5)
+    """
+    record = watched(script, tmp_path)
+    assert [(point.step, point.value) for point in record.evals] == [(2, 0.5)]
+
+
+def test_steps_are_known_where_the_quality_is_printed(tmp_path: Path) -> None:
+    record = watched(BEGIN + "    run.step()\n" + PRINTED("{'accuracy': 0.5}"), tmp_path)
+    assert (record.state, record.value, record.evals[-1].step) == (TrialState.COMPLETE, 0.5, 2)
+
+
+def test_a_script_may_remove_its_log(tmp_path: Path) -> None:
+    removed = f"import pathlib; pathlib.Path({str(tmp_path / 'log.txt')!r}).unlink()\n"
+    record = watched(removed + BEGIN + "    run.report(accuracy=0.5)\n" + "raise SystemExit(3)", tmp_path)
+    assert (record.state, record.failure.kind) == (TrialState.FAILED, "crash")
+    assert "can't be read: No such file" in record.failure.text
+
+
+def test_of_a_long_line_the_record_has_the_end(tmp_path: Path) -> None:
+    record = watched("print('x' * 3_000_000, 'the end')\nraise SystemExit(3)", tmp_path)
+    assert record.failure.text.endswith("xxx the end") and len(record.failure.text) < 20_000
+
+
 def test_a_callback_without_its_metric_says_which_there_are(tmp_path: Path) -> None:
     script = """
         from types import SimpleNamespace as Having

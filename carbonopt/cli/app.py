@@ -193,7 +193,7 @@ def compare(
 def check(
     study: StudyFile,
     gpu_memory: Annotated[
-        float | None, typer.Option("--gpu-memory", min=0.1, metavar="GIB", help="Of each GPU.")
+        float | None, typer.Option("--gpu-memory", min=0.1, max=1e6, metavar="GIB", help="Of each GPU.")
     ] = None,
 ) -> None:
     """Validate a study file; say what the study will do and roughly cost, and what memory each GPU needs."""

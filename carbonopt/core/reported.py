@@ -37,6 +37,9 @@ def evaluation(quality: Quality, qualities: dict[str, object], count: object, st
     if quality.name not in qualities:
         got = ", ".join(qualities) or "nothing"
         raise BadInput(f"a report must have {quality.name}, the quality of the target, but has {got}.")
+    for name in qualities:
+        if not name.isprintable() or not 0 < len(name.strip()) <= 100:
+            raise BadInput(f"a quality's name must have 1 to 100 printable characters, but is {shortened(name)}.")
     values = {name: number(name, value) for name, value in qualities.items()}
     value, examples = values.pop(quality.name), 1 if count is None else whole("count", count, 1)
     if fault := quality.beyond(value):
@@ -47,13 +50,13 @@ def evaluation(quality: Quality, qualities: dict[str, object], count: object, st
     return point.model_copy(update={"other_qualities": finite})
 
 
-def printed_evaluation(said: str, quality: Quality) -> EvalPoint | None:
-    """Of the last line that is a JSON object with the quality in it, and `step` and `count` where it has them. Raises
-    BadInput as `evaluation`."""
+def printed_evaluation(said: str, quality: Quality, steps: int) -> EvalPoint | None:
+    """Of the last line that is a JSON object with the quality in it, and `step` (else `steps`) and `count` where it has
+    them. Raises BadInput as `evaluation`."""
     for line in reversed(said.splitlines()):
         with contextlib.suppress(ValueError, RecursionError):
             printed = json.loads(line)
             if isinstance(printed, dict) and quality.name in printed:
-                step = whole("step", printed.get("step", 1), 1)
+                step = whole("step", printed.get("step", steps), 1)
                 return evaluation(quality, {quality.name: printed[quality.name]}, printed.get("count"), step)
     return None

@@ -37,7 +37,8 @@ class Run:
         self._total_steps = 0
         self._step, self._phase = 0, Phase.SETUP
         self.has_reported, self._cores = False, CpuWait()
-        if in_study():
+        self._owner = os.getpid() if in_study() else None
+        if self._is_followed:
             with self._refusals_told():
                 self._total_steps = self._checked_total(total_steps)
             self.enter(Phase.TRAIN)
@@ -50,6 +51,11 @@ class Run:
             self._failed(error)
         elif error is None:
             self.end()
+
+    @property
+    def _is_followed(self) -> bool:
+        """By a study, which follows the script's own process alone and none that this one forks."""
+        return self._owner == os.getpid()
 
     @property
     def steps(self) -> int:
@@ -77,7 +83,7 @@ class Run:
         Raises:
             BadInput: if the number is none, below the last one, or above the total steps.
         """
-        if not in_study():
+        if not self._is_followed:
             return
         with self._refusals_told():
             self._step = self._step + 1 if step is None else whole("run.step's number", step, self._step)
@@ -95,9 +101,17 @@ class Run:
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Around what evaluates the model: its energy is not training's."""
+        """Around what evaluates the model: its energy is not training's. Within another one it does nothing."""
+        if self._phase is Phase.EVAL:
+            yield
+            return
         self.enter(Phase.EVAL)
-        yield
+        try:
+            yield
+        except Exception:
+            if _world_size() == 1:  # the script may go on; of several ranks not all may have come here
+                self.resume()
+            raise
         self.resume()
 
     def report(self, /, *, count: int | None = None, **qualities: float) -> bool:
@@ -110,7 +124,7 @@ class Run:
         Raises:
             BadInput: if the target's quality is not among them or can't have such a value, or before the first step.
         """
-        if not in_study():
+        if not self._is_followed:
             return False
         quality = quality_of(os.environ[events.QUALITY], os.environ[events.DIRECTION])  # type: ignore[arg-type]
         with self._refusals_told():
@@ -129,13 +143,13 @@ class Run:
 
     def end(self) -> None:
         """The training has ended: what comes now, such as saving the model, is no part of it."""
-        if in_study() and self._step and (speaker := _speaker()) is not None:
+        if self._is_followed and self._step and (speaker := _speaker()) is not None:
             speaker.progress(self._step, self._total_steps, last=True)
         self.enter(Phase.SETUP)
 
     def enter(self, phase: Phase) -> None:
         """Changes what energy counts as; every rank's device is idle then."""
-        if not in_study() or phase is self._phase:
+        if not self._is_followed or phase is self._phase:
             return
         ended, self._phase, ranks = self._phase, phase, _ranks()
         if ranks is not None:
@@ -179,7 +193,7 @@ class Run:
 
     def _failed(self, error: Exception) -> None:
         """Tells the study why, as far as it can be told better than by a log."""
-        if in_study() and (speaker := _speaker()) is not None:
+        if self._is_followed and (speaker := _speaker()) is not None:
             kind, _, text = ending(error)
             speaker.failed(kind, text)
 

@@ -15,7 +15,7 @@ import optuna
 import carbonopt
 from carbonopt.analysis import confirmation as confirm
 from carbonopt.core.dimensions import TrialParams
-from carbonopt.core.errors import StudyInterrupted
+from carbonopt.core.errors import BadInput, CarbonoptError, StudyInterrupted
 from carbonopt.core.study import InputFile, Provenance, SessionLedger, StudyData
 from carbonopt.core.trial import (
     TRIAL_PHASES,
@@ -189,7 +189,10 @@ class _Call:
                 raise self._interruption()
             if (workload := self.checked.config.workload) is not None and workload.dataset is None:
                 # What a script reads each trial reads anew; other data was read once, in the preparation.
-                check_unchanged(inputs, input_files(self.checked.config), str(self.paths.root), self.interrupted)
+                try:
+                    check_unchanged(inputs, input_files(self.checked.config), str(self.paths.root), self.interrupted)
+                except BadInput as error:  # not before anything was started
+                    raise CarbonoptError(str(error)) from error
             storage.study.sampler = self.strategy.sampler(storage.study, storage.next_number())
             self._run_trial(storage.study.ask(self.strategy.distributions))
 

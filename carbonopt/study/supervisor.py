@@ -32,6 +32,7 @@ from carbonopt.train.failures import ran_out_of_memory
 TICK_S = 0.5  # how long to wait for an event before looking at the clock, the cap and the budget again
 STORE_EVERY_S = 2.0  # what a running trial has used is stored so often: that much is lost when the study is killed
 SIGNALLED = 128
+_MOST_TAIL_CHARACTERS = 10_000  # of a log, in a record
 PRINTED_LINES = 200  # in which a script without carbonopt's lines may say its quality
 # Of kinds of failure; of all others it is FAILED.
 _STATES = {"out_of_memory": TrialState.INFEASIBLE, "diverged": TrialState.DIVERGED, "timeout": TrialState.TIMEOUT}
@@ -137,8 +138,9 @@ class TrialWatch:
         """When a script has last written to its log, by the monotonic clock: it may have no other sign of life."""
         if self.spec.program is None:
             return -math.inf
-        if (size := self.trial.log.stat().st_size) != self._log_size[0]:
-            self._log_size = size, time.monotonic()
+        with contextlib.suppress(OSError):  # a script that removes its log can say nothing by it
+            if (size := self.trial.log.stat().st_size) != self._log_size[0]:
+                self._log_size = size, time.monotonic()
         return self._log_size[1]
 
     def _on_event(self, event: events.Event) -> None:
@@ -197,8 +199,10 @@ class TrialWatch:
     def _stop_now(self) -> StopReason | None:
         if self.rules.interrupted():
             return StopReason.INTERRUPTED
-        if self._finished_training():
+        if self._finished_training() and self.spec.program is None:
             return None  # all its energy is spent already: its result costs nothing more
+        if self._finished_training():  # a script may still do anything
+            return StopReason.BUDGET if self.rules.budget_spent() else None
         if self._so_far.audited_at_step is None and self._passes_cap():
             return StopReason.CAP
         return StopReason.BUDGET if self.rules.budget_spent() else None
@@ -231,7 +235,8 @@ class TrialWatch:
         """A script is complete with its last report; one that has none of carbonopt's lines may print it."""
         if not self._so_far.evals:
             try:
-                point = printed_evaluation(self.trial.log_tail(PRINTED_LINES), self.quality.of)
+                said, steps = self.trial.log_tail(PRINTED_LINES), self._so_far.steps_done or 1
+                point = printed_evaluation(said, self.quality.of, steps)
             except BadInput as error:
                 self._fail("bad_input", str(error))
                 return
@@ -265,7 +270,7 @@ class TrialWatch:
 
     def _fail(self, kind: str, text: str, *, with_tail: bool = True) -> None:
         if with_tail and (tail := self.trial.log_tail()):
-            text = f"{text}\n{tail}"
+            text = f"{text}\n{tail[-_MOST_TAIL_CHARACTERS:]}"
         failure = {"kind": kind, "text": text, "log": str(self.trial.log)}
         self._note(state=_STATES.get(kind, TrialState.FAILED), failure=failure)
 

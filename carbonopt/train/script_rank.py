@@ -5,6 +5,7 @@ import ast
 import importlib
 import importlib.util
 import json
+import multiprocessing.process
 import os
 import runpy
 import sys
@@ -77,6 +78,8 @@ def run() -> int:
     assert program is not None
     os.environ.update(program.environment)
     os.chdir(program.folder)
+    # From where the processes that it spawns find it.
+    multiprocessing.process.ORIGINAL_DIR = str(Path.cwd())  # type: ignore[attr-defined]
     sys.path[0] = str(Path(_NAME).parent) if _KIND == "file" else program.folder
     sys.argv = [*program.argv[1 if _KIND == "file" else 2 :]]
     try:

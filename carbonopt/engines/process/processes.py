@@ -21,6 +21,7 @@ from carbonopt.engines.process import guard
 from carbonopt.engines.process.extensions import extensions_folder
 
 LOG_TAIL_LINES = 15
+_MOST_LOG_BYTES = 2**18  # that are read of a log
 _LONGEST_LINE = 2**24  # bytes; events have a few thousand
 
 
@@ -235,7 +236,11 @@ class WorkProcesses:
 
 
 def said_since(begins: int, log: Path) -> str:
-    """What stands in a log from this byte on: it is appended to, and before that are earlier calls of the study."""
-    with log.open("rb") as said:
-        said.seek(begins)
-        return said.read().decode(errors="replace")
+    """What stands in a log from this byte on, as it is appended to and has earlier calls of the study before that; of
+    much, the end. A script can have removed it."""
+    try:
+        with log.open("rb") as said:
+            said.seek(max(begins, log.stat().st_size - _MOST_LOG_BYTES))
+            return said.read().decode(errors="replace")
+    except OSError as error:
+        return f"({log} can't be read: {error.strerror})"

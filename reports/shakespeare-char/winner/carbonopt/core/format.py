@@ -145,7 +145,8 @@ def value_text(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, float) or (isinstance(value, int) and abs(value) >= 10 ** (2 * _MOST_DIGITS)):
         return f"{value:.4g}"
-    return str(value)
+    text = str(value)
+    return text if text.strip() and text.isprintable() else repr(text)
 
 
 def params_text(params: TrialParams) -> str:

@@ -4,8 +4,6 @@ import contextlib
 import threading
 from pathlib import Path
 
-import torch
-
 _LOOK_EVERY_S = 0.5
 _CPU_CONTENTION_FROM = 0.15  # share of the time without a core; the quickstart alone on two cores has 0.03 to 0.04
 _ENOUGH_FOR_A_TEAM = 2**20  # elements; from 2**15 on torch divides a sum among threads
@@ -47,6 +45,8 @@ class SpinThrottle(threading.Thread):
         self._ended = threading.Event()
 
     def run(self) -> None:
+        import torch  # here, as a user's script may have no torch, and its wait is measured too
+
         while not self._ended.is_set():
             wait = CpuWait()
             wait.begin()

@@ -55,7 +55,8 @@ def total_steps(train_examples: int, global_batch_size: int, epochs: float) -> i
     steps_per_epoch = train_examples // global_batch_size
     if steps_per_epoch == 0:
         rule = f"global_batch_size must be at most the training set's {train_examples} examples"
-        raise BadInput(f"{rule}, but got {global_batch_size}; make it or, of one text, sequence_length smaller.")
+        smaller = "make it, or of one text sequence_length, smaller, or give more to train on"
+        raise BadInput(f"{rule}, but got {global_batch_size}; {smaller}.")
     return max(1, round(epochs * steps_per_epoch))
 
 

@@ -113,6 +113,11 @@ class Task(ABC):
         self.workload = workload
 
     @property
+    def takes_seed(self) -> bool:
+        """Whether trials of one configuration differ by their seeds."""
+        return True
+
+    @property
     @abstractmethod
     def card(self) -> Card:
         """What a task has as a class attribute, unless it depends on the workload."""
