@@ -8,16 +8,16 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 demo: .venv/installed
 	$(BIN)/carbonopt run studies/quickstart.yaml
 
-# Four at a time, as many of them wait. Some measure times, which those beside them disturb: what failed is run again,
+# Three at a time, as many of them wait. Some measure times, which those beside them disturb: what failed is run again,
 # alone.
 PYTEST := $(BIN)/python -m pytest
 TWICE := || $(PYTEST) --last-failed --last-failed-no-failures none
 
 test: .venv/installed-dev
-	$(PYTEST) -n 4 --dist loadfile -m "not slow" $(TWICE)
+	$(PYTEST) -n 3 --dist loadfile -m "not slow" $(TWICE)
 
 test-all: .venv/installed-dev
-	$(PYTEST) -n 4 --dist loadfile $(TWICE)
+	$(PYTEST) -n 3 --dist loadfile $(TWICE)
 
 check: lint types test-all
 
