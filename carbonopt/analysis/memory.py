@@ -19,8 +19,9 @@ from carbonopt.core.trial import TrialRecord
 from carbonopt.core.units import BYTES_PER_GIB
 from carbonopt.core.values import Frozen
 
-# For cuBLAS on Hopper, which PyTorch allocates once and keeps (aten/src/ATen/cuda/CublasHandlePool.cpp).
-_MATRIX_PRODUCTS_BYTES = 32 * 2**20
+# For cuBLAS on Hopper, which PyTorch allocates once for each thread that uses it, the forward and the backward pass's,
+# and keeps (aten/src/ATen/cuda/CublasHandlePool.cpp).
+_MATRIX_PRODUCTS_BYTES = 2 * 32 * 2**20
 _ALL_REDUCED_ELEMENTS = 500_000_000  # at once, without ZeRO: DeepSpeed's MEMORY_OPT_ALLREDUCE_SIZE
 # The rest of a GPU's memory is CUDA's, the allocator's reserve, and the next trial's process that waits beside.
 USABLE_SHARE = 0.9

@@ -24,6 +24,7 @@ from transformers import PreTrainedConfig, Trainer, TrainingArguments
 
 from carbonopt.core.config import Range, Space, values_of
 from carbonopt.core.errors import BadInput
+from carbonopt.core.files import PreparedFolder
 from carbonopt.core.memory import (
     PROFILED,
     Activations,
@@ -137,11 +138,13 @@ def _attention(
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
     """As `scaled_dot_product_attention` on a GPU, by one of its fused kernels: no scores are kept. The meta device has
-    the one that keeps them alone. Flash attention takes half precision without a mask, the other one anything; a mask
-    that says true or false becomes one that is added."""
+    the one that keeps them alone. Flash attention takes half precision without a mask, the other one anything but a
+    mask whose last dimension is not contiguous; a mask that says true or false becomes one that is added."""
     operations = torch.ops.aten
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype)
+    if attn_mask is not None and attn_mask.stride(-1) != 1:
+        return _unfused_attention(query, key, value, attn_mask, dropout_p, scale)
     if attn_mask is None and query.dtype in _HALF.values():
         flash = operations._scaled_dot_product_flash_attention
         return flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]  # type: ignore[no-any-return]
@@ -151,6 +154,17 @@ def _attention(
     efficient = operations._scaled_dot_product_efficient_attention
     attended = efficient(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)
     return attended[0]  # type: ignore[no-any-return]
+
+
+def _unfused_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout_p: float, scale: float | None
+) -> Tensor:
+    """In float32 (aten/src/ATen/native/transformers/attention.cpp, _scaled_dot_product_attention_math)."""
+    each = math.sqrt(query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = (query.float() * each) @ (key.float().transpose(-2, -1) * each)
+    weights = torch.ops.aten._safe_softmax(scores.add_(mask), -1)
+    attended: Tensor = _dropout(weights, dropout_p, training=True) @ value.float()
+    return attended.to(query.dtype)
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -214,10 +228,16 @@ def _as_on_a_gpu(live: LiveMemory) -> Iterator[None]:
 
 
 def model_memory(
-    task: TrainerTask, config: PreTrainedConfig, space: Space, world_size: int, eval_batch_size: int | None
+    task: TrainerTask,
+    config: PreTrainedConfig,
+    space: Space,
+    world_size: int,
+    eval_batch_size: int | None,
+    folder: PreparedFolder | None = None,
 ) -> ModelMemory:
-    """Of the model of that configuration, in all settings that the space has. Raises BadInput where it can't be run
-    without numbers, it takes longer than a minute, or the task doesn't say what its batches are."""
+    """Of the model of that configuration, in all settings that the space has; of the longest examples in the prepared
+    folder, or, without one, of the longest that the workload allows. Raises BadInput where it can't be run without
+    numbers, it takes longer than a minute, or the task doesn't say what its batches are."""
     zero = task.workload.deepspeed.get("zero_optimization", {})
     given = {"reduce_bucket_elements": "reduce_bucket_size", "live_parameters": "stage3_max_live_parameters"}
     given["overlapped"] = "overlap_comm"
@@ -226,7 +246,7 @@ def model_memory(
     until = time.monotonic() + _MOST_S
     with refused(sentence, *_UNRUNNABLE):
         profiles = tuple(
-            _profile(task, config, settings, _micro_batches(space, world_size), eval_batch_size, until)
+            _profile(task, config, settings, _micro_batches(space, world_size), eval_batch_size, folder, until)
             for settings in _settings(space)
         )
     return ModelMemory(
@@ -256,7 +276,7 @@ def _ends(domain: Any) -> tuple[Scalar, ...]:
 
 def _profile(
     task: TrainerTask, config: PreTrainedConfig, settings: dict[str, Any], sizes: tuple[int, ...],
-    eval_size: int | None, until: float,
+    eval_size: int | None, folder: PreparedFolder | None, until: float,
 ) -> MemoryProfile:  # fmt: skip
     live = LiveMemory(task.masks_attention, until)
     with _as_on_a_gpu(live):
@@ -264,7 +284,7 @@ def _profile(
         if compiles := bool(_setting(task, settings, "torch_compile")):
             # Layer by layer, as accelerate does it where `train.arguments` says so.
             compile_regions_deepspeed(model)
-        activations = tuple(_activations(task, model, live, size, eval_size, compiles) for size in sizes)
+        activations = tuple(_activations(task, model, live, size, eval_size, compiles, folder) for size in sizes)
     trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
     return MemoryProfile(
         settings=settings,
@@ -303,21 +323,22 @@ def _setting(task: TrainerTask, settings: dict[str, Any], name: str) -> Any:
 
 
 def _activations(
-    task: TrainerTask, model: Any, live: LiveMemory, size: int, eval_size: int | None, compiles: bool
-) -> Activations:
+    task: TrainerTask, model: Any, live: LiveMemory, size: int, eval_size: int | None, compiles: bool,
+    folder: PreparedFolder | None,
+) -> Activations:  # fmt: skip
     live.begin(itertools.chain(model.parameters(), model.buffers()))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     hooks = [parameter.register_post_accumulate_grad_hook(live.gradient_is_made) for parameter in trained]
     with live:
         model.train()
-        task.largest_loss(model, size, compiles).backward()
+        task.largest_loss(model, size, compiles, folder).backward()
         moments = live.moments
         for parameter in trained:
             parameter.grad = None
         model.eval()
         live.begin(itertools.chain(model.parameters(), model.buffers()))
         with torch.no_grad():
-            task.largest_evaluation(model, eval_size or max(size, SMALLEST_EVAL_BATCH))
+            task.largest_evaluation(model, eval_size or max(size, SMALLEST_EVAL_BATCH), folder)
     for hook in hooks:
         hook.remove()
     return Activations(micro_batch_size=size, moments=moments, evaluation_bytes=live.peak_bytes)

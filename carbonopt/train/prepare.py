@@ -89,7 +89,7 @@ def _memory(task: TrainingTask, spec: PrepareSpec, folder: PreparedFolder, prepa
     config = AutoConfig.from_pretrained(folder.model_config)
     eval_batch_size = task.workload.eval_batch_size_per_gpu or prepared.eval_batch_size_per_gpu
     try:
-        return model_memory(task, config, spec.space, spec.world_size, eval_batch_size)
+        return model_memory(task, config, spec.space, spec.world_size, eval_batch_size, folder)
     except BadInput as error:
         print(f"Memory is not estimated: {reason(error)}.", file=sys.stderr)
         return None

@@ -15,6 +15,7 @@ from carbonopt.core.events import FINISHED_EXIT
 from carbonopt.core.memory import MemorySpec
 from carbonopt.core.units import BYTES_PER_GIB
 from carbonopt.study.file import load_study
+from carbonopt.train import memory
 from carbonopt.train.memory import LiveMemory, expected_memory
 from carbonopt.train.prepare import PrepareSpec, prepare
 from carbonopt.train.token_loss import token_nll
@@ -119,24 +120,55 @@ def test_what_cannot_be_estimated_says_why(tmp_path: Path) -> None:
         memory_of({**WORKLOAD, "training_arguments": {"optim": "adamw_bnb_8bit"}})
 
 
-def test_estimates_are_within_5_percent_of_a_study_on_an_h200() -> None:
-    """The trials of the shipped report, each with the GPU memory that it needed."""
-    shipped = load_study(ROOT / "studies" / "shakespeare-char.yaml")
+@pytest.mark.parametrize(
+    ("study", "report", "gpu_gib", "within", "measured"),
+    [
+        ("shakespeare-char", "shakespeare-char", 140, 0.05, 28),
+        ("sft-dialogue-batch-sweep", "sft-dialogue-batch-sweep", 79, 0.05, 12),
+        ("sft-dialogue", "sft-dialogue", 79, 0.05, 19),
+        ("digits", "digits-h100", 79, 0.1, 14),
+    ],
+)
+def test_estimates_are_near_what_the_trials_of_shipped_reports_needed(
+    study: str, report: str, gpu_gib: int, within: float, measured: int
+) -> None:
+    """On an H200 and H100s, each trial with the GPU memory that it needed, before any data is prepared."""
+    shipped = load_study(ROOT / "studies" / f"{study}.yaml")
     workload = shipped.workload.model_dump(mode="json")
-    workload["tokenizer"] = {"kind": "byte"}
-    workload["model"]["from_config"]["vocab_size"] = (
-        256  # of which the text's characters are 65: 2 % of the activations
-    )
-    found = expected_memory(MemorySpec(workload=workload, space=shipped.search.space, world_size=1))
-    with (ROOT / "reports" / "shakespeare-char" / "data" / "trials.csv").open() as file:
-        trials = list(csv.DictReader(file))
-    assert len(trials) == 28
+    if study == "shakespeare-char":
+        # Bytes: the text has 65 characters, which can't be known without it. They are 2 % of the activations.
+        workload["tokenizer"] = {"kind": "byte"}
+        workload["model"]["from_config"]["vocab_size"] = 256
+    gpu_bytes = gpu_gib * BYTES_PER_GIB
+    spec = MemorySpec(workload=workload, space=shipped.search.space, world_size=1, gpu_memory_bytes=gpu_bytes)
+    found = expected_memory(spec)
+    with (ROOT / "reports" / report / "data" / "trials.csv").open() as file:
+        trials = [row for row in csv.DictReader(file) if row["peak_memory_gib"] and row["state"] != "infeasible"]
+    assert len(trials) == measured
     for trial in trials:
         sizes = ("global_batch_size", "micro_batch_size_per_gpu", "zero_stage")
         given = {name: int(trial[f"params.{name}"]) for name in sizes}
-        params = TrialParams(**given, learning_rate=1e-3, epochs=1, precision="bf16")
+        precision = trial.get("params.precision") or None
+        params = TrialParams(**given, learning_rate=1e-3, epochs=1, precision=precision)
         ratio = analysis.estimate(params, found).peak_gib / float(trial["peak_memory_gib"])
-        assert 0.95 < ratio < 1.05
+        assert abs(ratio - 1) < within
+
+
+def test_attention_whose_mask_has_gaps_takes_what_it_takes_with_numbers() -> None:
+    """No fused kernel of a GPU takes such a mask, as T5's is in transformers 5.17: the rest is torch's own."""
+    shape, bias = (3, 4, 64, 16), (64, 64, 4)
+
+    def most_bytes(attend, device: str) -> int:
+        live, query = LiveMemory(), torch.zeros(shape, device=device, dtype=torch.bfloat16, requires_grad=True)
+        mask = torch.zeros(bias, device=device, dtype=torch.bfloat16).permute(2, 0, 1).unsqueeze(0)
+        live.begin((query, mask))
+        with live:
+            attend(query, query, query, attn_mask=mask).sum().backward()
+        return live.peak_bytes
+
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        real = most_bytes(torch.nn.functional.scaled_dot_product_attention, "cpu")
+    assert most_bytes(memory._attention, "meta") == pytest.approx(real, rel=0.05)
 
 
 GPT2 = {**WORKLOAD, "model": {"from_config": {"model_type": "gpt2", "vocab_size": 50304, **NO_DROPOUT}}}

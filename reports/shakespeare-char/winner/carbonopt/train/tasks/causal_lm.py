@@ -109,7 +109,9 @@ class CausalLM(TrainerTask):
         tokenizer = tokens.expected_tokenizer(self.workload, lambda: text.read_text(self.workload.dataset))
         return model.model_config(self.model_kind, self.workload, tokenizer)
 
-    def largest_loss(self, model: Any, size: int, compiled: bool = False) -> "torch.Tensor":
+    def largest_loss(
+        self, model: Any, size: int, compiled: bool = False, folder: PreparedFolder | None = None
+    ) -> "torch.Tensor":
         import torch
 
         from carbonopt.train.output_layer import FusedOutputLayer
@@ -123,7 +125,7 @@ class CausalLM(TrainerTask):
         nll = torch.compile(token_nll) if compiled else token_nll
         return nll(model(input_ids=tokens).logits, tokens, "sum")
 
-    def largest_evaluation(self, model: Any, size: int) -> "torch.Tensor":
+    def largest_evaluation(self, model: Any, size: int, folder: PreparedFolder | None = None) -> "torch.Tensor":
         from carbonopt.train.token_loss import token_nll
 
         tokens = self._tokens(model, size)

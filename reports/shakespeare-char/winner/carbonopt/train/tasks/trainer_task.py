@@ -91,13 +91,16 @@ class TrainerTask(TrainingTask):
         the data has can be any. Raises BadInput as `prepare`, and where the model can't be known yet."""
         raise self._unestimated
 
-    def largest_loss(self, model: Any, size: int, compiled: bool = False) -> "torch.Tensor":
-        """The loss of a micro batch of so many of the longest examples, on the model's device, whatever is in them.
-        `compiled`: with torch_compile, where the trainer then compiles its loss."""
+    def largest_loss(
+        self, model: Any, size: int, compiled: bool = False, folder: PreparedFolder | None = None
+    ) -> "torch.Tensor":
+        """The loss of a micro batch of so many of the longest examples, on the model's device, whatever is in them: of
+        the longest in the prepared folder, or, without one, of the longest that the workload allows. `compiled`: with
+        torch_compile, where the trainer then compiles its loss."""
         raise self._unestimated
 
-    def largest_evaluation(self, model: Any, size: int) -> Any:
-        """What an evaluation computes of a batch of so many of the longest examples, on the model's device."""
+    def largest_evaluation(self, model: Any, size: int, folder: PreparedFolder | None = None) -> Any:
+        """What an evaluation computes of a batch of so many of the longest examples, likewise."""
         raise self._unestimated
 
     @property
@@ -150,17 +153,25 @@ class ExampleTask(TrainerTask):
         """As `Examples.batch`, of so many of the longest examples that a model of this configuration can get, with
         zeros in them, on torch's default device; for the estimate of memory."""
 
-    def largest_loss(self, model: Any, size: int, compiled: bool = False) -> "torch.Tensor":
+    def largest_loss(
+        self, model: Any, size: int, compiled: bool = False, folder: PreparedFolder | None = None
+    ) -> "torch.Tensor":
         self.begin(model, compiled)
-        with model.device:
-            batch = self.largest_batch(model.config, size)
-        return self.loss_sum(model, batch)
+        return self.loss_sum(model, self._largest_batch(model, size, "train", folder))
 
-    def largest_evaluation(self, model: Any, size: int) -> "torch.Tensor":
+    def largest_evaluation(self, model: Any, size: int, folder: PreparedFolder | None = None) -> "torch.Tensor":
         self.begin(model, compiled=False)
-        with model.device:
-            batch = self.largest_batch(model.config, size)
-        return self.sums(model, batch)
+        return self.sums(model, self._largest_batch(model, size, "eval", folder))
+
+    def _largest_batch(
+        self, model: Any, size: int, part: Part, folder: PreparedFolder | None
+    ) -> dict[str, "torch.Tensor"]:
+        if folder is None:
+            with model.device:
+                return self.largest_batch(model.config, size)
+        examples = self.examples(folder, part)
+        batch = examples.batch(examples.order[-1:].repeat(size))  # the longest is the last
+        return {name: tensor.to(model.device) for name, tensor in batch.items()}
 
     def example_loss(self, model: "PreTrainedModel", folder: PreparedFolder) -> "torch.Tensor":
         import numpy as np

@@ -1,0 +1,138 @@
+"""Whether trials can train a task's model: it is made, run once, and looked at for whether it is causal."""
+
+import copy
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from carbonopt.core.config import Space, values_of
+from carbonopt.core.errors import BadInput
+from carbonopt.core.files import PreparedFolder
+from carbonopt.train import model as models
+from carbonopt.train import ranks
+from carbonopt.train.failures import ran_out_of_memory, reason, refused
+from carbonopt.train.tasks.trainer_task import ModelKind, TrainerTask
+
+_LAYERS = 2  # models with two kinds of attention have them in turn
+_VOCABULARY = 64  # of a model whose inputs say nothing
+_TOKENS = 12  # of which the last is changed
+_LEAK = 1e-4  # of the change of the last token's logits, in float32, by which those before it may change
+_MOST_RUN = 60_000_000  # parameters of a model that is run whole, 0.24 GB
+_MOST_DRAWN = 1_000_000_000  # of one with few layers and a small vocabulary
+_UNMAKEABLE = (
+    ValueError, TypeError, KeyError, IndexError, AttributeError, ImportError, ZeroDivisionError, AssertionError,
+    RuntimeError,
+)  # fmt: skip
+
+
+def check_model(task: TrainerTask, config: PreTrainedConfig, space: Space, folder: PreparedFolder) -> None:
+    """Raises BadInput if transformers or PEFT can't make the model with what a dimension of the space asks for, if it
+    fails on the prepared examples, or if a causal language model isn't causal."""
+    kind, trusted = task.model_kind, task.workload.model.trust_remote_code
+    model_type = config.model_type
+    lora_rank = max((int(rank) for rank in values_of(space["lora_rank"]) if rank), default=0)
+    for attention in map(str, values_of(space["attention_implementation"])):
+        sentence = f"attention_implementation: {model_type} can't have {attention} here: {{}}; use another one."
+        with refused(sentence, *_UNMAKEABLE), torch.device("meta"):
+            models.random_model(kind, config, attention, trusted)
+    empty = models.empty_model(kind, config, trusted)
+    if True in values_of(space["gradient_checkpointing"]) and not empty.supports_gradient_checkpointing:
+        raise BadInput(f"gradient_checkpointing: {model_type} can't have it; leave it out.")
+    if lora_rank:
+        with refused(f"lora_rank: PEFT can't adapt {model_type}: {{}}; leave it out.", *_UNMAKEABLE):
+            models.with_lora(kind, empty, lora_rank, gradient_checkpointing=False)
+    _check_loss(task, config, folder)
+    if kind.auto_class == "AutoModelForCausalLM":
+        check_causality(kind, config, trusted)
+
+
+def cut_down(config: PreTrainedConfig) -> PreTrainedConfig:
+    """With two layers at most."""
+    small = copy.deepcopy(config)
+    text = small.get_text_config()
+    if hasattr(text, "num_hidden_layers"):
+        text.num_hidden_layers = min(_LAYERS, text.num_hidden_layers)
+    return small
+
+
+def with_few_tokens(config: PreTrainedConfig) -> PreTrainedConfig:
+    """With two layers at most and a small vocabulary."""
+    small = cut_down(config)
+    text = small.get_text_config()
+    text.vocab_size = min(_VOCABULARY, text.vocab_size)
+    if isinstance(pad := getattr(text, "pad_token_id", None), int):
+        text.pad_token_id = min(pad, text.vocab_size - 1)
+    return small
+
+
+def _check_loss(task: TrainerTask, config: PreTrainedConfig, folder: PreparedFolder) -> None:
+    """A large model is run with few layers. Where that fails, the cut may be why: the error counts if the whole model,
+    without numbers, fails in the same way."""
+    run, whole = config, _parameters(task, config) <= _MOST_RUN
+    if not whole:
+        try:
+            run = cut_down(config)
+            if _parameters(task, run) > _MOST_RUN:
+                return
+        except (BadInput, *_UNMAKEABLE):  # there is no such model with few layers
+            return
+    error = _error(task, run, folder, ranks.device())
+    if error is None or not (whole or repr(_error(task, config, folder, torch.device("meta"))) == repr(error)):
+        return
+    sentence = f"{config.model_type} of this configuration can't be trained on these data: {type(error).__name__}"
+    raise BadInput(f"{sentence}: {reason(error)}; use another model or configuration.") from error
+
+
+def _parameters(task: TrainerTask, config: PreTrainedConfig) -> int:
+    return models.parameter_count(task.model_kind, config, task.workload.model.trust_remote_code)
+
+
+def _error(
+    task: TrainerTask, config: PreTrainedConfig, folder: PreparedFolder, device: torch.device
+) -> Exception | None:
+    """What the model with random weights raises where it is made or has to tell the loss of a micro batch; None: it
+    does."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32  # some kernels of GPUs take no float32
+    trusted = task.workload.model.trust_remote_code
+    try:
+        with torch.random.fork_rng(), torch.no_grad():
+            with device:
+                model: Any = task.model_kind.auto().from_config(config, dtype=dtype, trust_remote_code=trusted)
+            task.example_loss(model, folder)
+    except _UNMAKEABLE as error:
+        return None if ran_out_of_memory(str(error)) else error
+    return None
+
+
+def check_causality(kind: ModelKind, config: PreTrainedConfig, trust_remote_code: bool) -> None:
+    """Makes the model with few layers and random weights and changes the last of some tokens: the logits of those
+    before must stay. Raises BadInput if they don't. A model that can't be cut down, or is too wide to be drawn, is
+    believed."""
+    try:
+        small = with_few_tokens(config)
+        if models.parameter_count(kind, small, trust_remote_code) > _MOST_DRAWN:
+            return
+        with torch.random.fork_rng(), ranks.device():
+            model = kind.auto().from_config(small, dtype=torch.float32, trust_remote_code=trust_remote_code)
+            leaks = _looks_ahead(model)
+    except (BadInput, *_UNMAKEABLE):
+        return
+    if leaks:
+        decides = getattr(config.get_text_config(), "is_decoder", None) is False
+        instead = "give its configuration is_decoder: true" if decides else "use another model"
+        rule = "the model must predict each token from those before it"
+        raise BadInput(f"{rule}, but {config.model_type} of this configuration looks ahead; {instead}.")
+
+
+def _looks_ahead(model: PreTrainedModel) -> bool:
+    model.eval()
+    vocab_size = model.config.get_text_config().vocab_size
+    # From its middle: a padding token, which is often one of the first or the last, could hide others.
+    tokens = (vocab_size // 2 + torch.arange(_TOKENS, device=model.device))[None] % vocab_size
+    changed = tokens.clone()
+    changed[0, -1] = tokens[0, 0]
+    with torch.no_grad():
+        logits, others = (model(input_ids=read, use_cache=False).logits for read in (tokens, changed))
+    change = (logits - others).abs()
+    return bool(change[:, :-1].max() > _LEAK * change[:, -1].max())
