@@ -14,7 +14,7 @@ from carbonopt.analysis import confirmation as confirm
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core.config import StudyConfig
 from carbonopt.core.dimensions import TrialParams, label
-from carbonopt.core.format import count_text, emissions_text, energy_text
+from carbonopt.core.format import count_text, emissions_text, energy_text, value_text
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import LARGEST_DISAGREEMENT, EvalPoint, StopReason, TrialRecord, TrialSpec, TrialState
 from carbonopt.core.units import human_duration
@@ -124,7 +124,7 @@ def short(params: TrialParams) -> str:
         in_the_batch |= {"global_batch_size", "micro_batch_size_per_gpu"}
     for name, value in params.model_dump(exclude_none=True, exclude=in_the_batch).items():
         if (name, value) != ("offload", "none"):
-            words.append(f"{label(name)} {f'{value:.3g}' if isinstance(value, float) else value}")
+            words.append(f"{label(name)} {f'{value:.3g}' if isinstance(value, float) else value_text(value)}")
     return ", ".join(words)
 
 
