@@ -19,6 +19,7 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import optuna
@@ -66,8 +67,9 @@ class Table:
     def target(self, worse: float) -> Target:
         return Target(self.quality, self.quality.relaxed(self.best, worse))
 
-    def run(self, values: dict) -> RecordedRun:
-        return self.runs[tuple((name, values[name]) for name in self.names)]
+    def run(self, values: dict) -> RecordedRun | None:
+        """None: was not recorded."""
+        return self.runs.get(tuple((name, values[name]) for name in self.names))
 
     def config(self, target: Target, seed: int, budget: dict, goal: str) -> StudyConfig:
         return StudyConfig.model_validate(
@@ -84,6 +86,16 @@ class Table:
                 "launch": {"kind": "replay", "table": str(self.path)},
             }
         )
+
+
+@dataclass(frozen=True)
+class RecordedSpace(SearchSpace):
+    """In which a configuration that was not recorded can't exist: a grid whose recording was cut short has some."""
+
+    table: Table | None = None
+
+    def rule_broken(self, values: dict) -> str | None:
+        return super().rule_broken(values) or (None if self.table.run(values) else "was not recorded")
 
 
 def training_j(run: RecordedRun) -> float:
@@ -142,6 +154,9 @@ def whole(table: Table, sampler: str, target: Target | None, seed: int):
         trial = study.ask(space)
         seconds = time.perf_counter() - began
         run = table.run(trial.params)
+        if run is None:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            continue
         if target is not None:
             trial.set_constraint("short of the target", target.shortfall(table.value(run)))
         study.tell(trial, [training_j(run), table.value(run)])
@@ -154,7 +169,7 @@ def whole(table: Table, sampler: str, target: Target | None, seed: int):
 def carbon(table: Table, sampler: str, target: Target, seed: int, goal: str = "recommend", **budget: str | int):
     """carbonopt's search: its proposals, its pruning, its trials' watch."""
     config = table.config(target, seed, budget, goal)
-    space = SearchSpace(config.search.space, 1, False)
+    space = RecordedSpace(config.search.space, 1, False, table=table)
     strategy = Strategy(config, space, None)
     quality = config.quality
     engine = ReplayEngine(config)

@@ -258,8 +258,8 @@ class Space(create_model("Space", __base__=Frozen, **{name: _space_field(name) f
 
 
 class Pruning(Frozen):
-    # Stop a trial that can't reach the target, by its curve and by what the others have taught. None: of a perplexity,
-    # on whose curves the models were tuned.
+    # Stop a trial that can't reach the target, by its curve and by what the others have taught. None: as the quality
+    # says (Quality.stops_for_target).
     target: bool | None = None
     cap: bool = True  # stop a trial that emits more than the best one that meets the target
     audit: float = Field(default=0.0, ge=0, le=1)  # share of the trials to be stopped that are run to their end instead

@@ -19,6 +19,8 @@ class Quality:
     value_of_mean: Literal["exp", "identity"] = "identity"  # what becomes of sum ÷ count: its exponential, or itself
     # Of the loss, for learning curves: a logarithm falls by power laws (arXiv 2001.08361), "identity" can be negative.
     link: Literal["log", "identity"] = "log"
+    # Whether search.pruning.target is on by default: only where recorded curves show it right (reports/search.md).
+    stops_for_target: bool = False
 
     @property
     def bound_word(self) -> str:
@@ -121,6 +123,7 @@ PERPLEXITY = Quality(
     lowest=1.0,  # each token was certain
     highest=math.inf,
     value_of_mean="exp",
+    stops_for_target=True,
 )
 ACCURACY = Quality(
     name="accuracy",
@@ -148,6 +151,7 @@ EXACT_MATCH = Quality(
     direction="maximize",
     lowest=0.0,
     highest=1.0,
+    stops_for_target=True,
 )
 CANONICAL_MATCH = Quality(
     name="canonical_match",

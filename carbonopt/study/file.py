@@ -15,7 +15,6 @@ from carbonopt.core.config import LAUNCHES, Fixed, LocalLaunch, Range, StudyConf
 from carbonopt.core.dimensions import DIMENSIONS, REQUIRED, SEARCHED
 from carbonopt.core.errors import BadInput, first_fault, hint, shortened
 from carbonopt.core.files import read_text
-from carbonopt.core.quality import PERPLEXITY
 from carbonopt.train.tasks.base import task_class
 
 
@@ -174,7 +173,7 @@ def _with_pruning(config: StudyConfig) -> StudyConfig:
     """With what stops trials for their target said."""
     if config.search.pruning.target is not None:
         return config
-    pruning = config.search.pruning.model_copy(update={"target": config.quality is PERPLEXITY})
+    pruning = config.search.pruning.model_copy(update={"target": config.quality.stops_for_target})
     return config.model_copy(update={"search": config.search.model_copy(update={"pruning": pruning})})
 
 

@@ -178,3 +178,9 @@ def test_a_piece_may_be_in_the_home_folder(tmp_path: Path, tiny_study: dict, wri
 def test_a_key_that_was_renamed_is_refused_with_its_new_name(write_study, replay_study: dict) -> None:
     with pytest.raises(BadInput, match=r"unknown key confirm\.rivals; it is called runners_up now\.$"):
         load_study(write_study({**replay_study, "confirm": {"seeds": 3, "rivals": 1}}))
+
+
+@pytest.mark.parametrize(("study", "on"), [("quickstart", True), ("library-sql", True), ("digits", False)])
+def test_trials_stop_for_their_target_where_recorded_curves_show_it_right(study: str, on: bool) -> None:
+    shipped = load_study(Path(__file__).parents[2] / "studies" / f"{study}.yaml")
+    assert shipped.search.pruning.target is on
