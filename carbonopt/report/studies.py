@@ -1,7 +1,7 @@
 """Several studies beside each other, as a document: what each recommends, what that takes on its machine, and their
 fronts in one figure."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
@@ -11,7 +11,20 @@ from carbonopt.analysis.studies import ComparedStudy, compare_studies
 from carbonopt.core import format as fmt
 from carbonopt.core.units import human_duration
 from carbonopt.report.assemble import top
-from carbonopt.report.document import Block, Caveat, Document, Level, Maker, Section, Table, num, scaled, table, word
+from carbonopt.report.document import (
+    Block,
+    Caveat,
+    Document,
+    Level,
+    Maker,
+    Of,
+    Section,
+    Table,
+    num,
+    scaled,
+    table,
+    word,
+)
 from carbonopt.report.figures.fronts import fronts
 from carbonopt.report.sections.provenance import stated
 from carbonopt.report.study_view import StudyView
@@ -144,17 +157,19 @@ def _studies(view: StudiesView) -> Table:
         """The first of these that is stated."""
         return lambda study: next(filter(None, map(view.stated[study.name].get, labels)), _UNKNOWN)
 
+    described = {"Machine": said("Hardware"), "Model": said("Model"), "Data": said("Data set", "Table")}
+    studies = view.comparison.studies
+    alike = {title: of(studies[0]) for title, of in described.items() if len(set(map(of, studies))) == 1}
     columns = [
         word("Study", "name"),
-        word("Machine", said("Hardware")),
-        word("Model", said("Model")),
-        word("Data", said("Data set", "Table")),
+        *(None if title in alike else word(title, of) for title, of in described.items()),
         num(f"Target ({view.quality.bound_word})", "target.value", view.quality.text),
         num("g CO2e/kWh", "g_co2e_per_kwh", fmt.intensity_text),
         num("PUE", "pue", "{:.3g}".format),
     ]
     task = "" if view.comparison.task is None else f" of the task {view.comparison.task}"
-    return table("studies", f"Studies{task}, with their own intensity and PUE", view.comparison.studies, columns)
+    note = " ".join(f"{title} of all: {text}." for title, text in alike.items())
+    return table("studies", f"Studies{task}, with their own intensity and PUE", studies, columns, note=note)
 
 
 def _recommended(view: StudiesView) -> Table:
@@ -172,19 +187,26 @@ def _recommended(view: StudiesView) -> Table:
     def is_least(study: ComparedStudy) -> bool:
         return bool(ranked) and study.name == ranked[0].name
 
-    columns: list[Maker] = [
+    columns: list[Maker | None] = [
         word("Study", "name", strong=is_least),
         word("Configuration", configuration),
         num("Runs", _of_run("seeds")),
         num(quality.label, _of_run("value"), quality.text),
         scaled("Energy", _of_run("energy_kwh"), fmt.energy_scale, studies),
         num("Time", _of_run("duration_s"), human_duration),
-        scaled("CO2e at its own intensity", _of_run("emissions_kg_co2e"), fmt.emissions_scale, studies),
+        _at_own_intensity(studies, _of_run("emissions_kg_co2e")),
         scaled(f"CO2e {view.at_common}", common_kg, fmt.emissions_scale, studies, strong=is_least),
         num("÷ the least", ratio, fmt.rate_text),
     ]
     caption = "A run of what each study recommends: its training; means where repeated"
     return table("recommended", caption, studies, columns)
+
+
+def _at_own_intensity(studies: Sequence[ComparedStudy], emissions: Of) -> Maker | None:
+    """None: all have the same intensity and PUE."""
+    if len({(study.g_co2e_per_kwh, study.pue) for study in studies}) == 1:
+        return None
+    return scaled("CO2e at its own intensity", emissions, fmt.emissions_scale, studies)
 
 
 def _spent(view: StudiesView) -> Table:
@@ -194,7 +216,7 @@ def _spent(view: StudiesView) -> Table:
         num("Trials", "trials"),
         num("Time", "spent_duration_s", human_duration),
         scaled("Energy", "spent_energy_kwh", fmt.energy_scale, studies),
-        scaled("CO2e at its own intensity", "spent_emissions_kg_co2e", fmt.emissions_scale, studies),
+        _at_own_intensity(studies, "spent_emissions_kg_co2e"),
         scaled(f"CO2e {view.at_common}", "spent_common_emissions_kg_co2e", fmt.emissions_scale, studies),
     ]
     note = "All of a study: preparation, stopped and failed trials, repeats, evaluations, gaps."

@@ -45,6 +45,8 @@ def test_two_machines_beside_each_other(finished_study: Path, cheaper: Path, tmp
     assert done.stdout.startswith("cheaper: 50 % less CO2e a run, at 500 g CO2e/kWh, than replayed\n")
     assert str(tmp_path / "page" / "index.html") in done.stdout
     assert (tmp_path / "page" / "data" / "comparison.json").is_file()
+    written = (tmp_path / "page" / "comparison.md").read_text()
+    assert [written.count(head) for head in ("| CO2e at its own intensity", "| Machine |")] == [2, 0]  # they share one
     assert within("compare", finished_study, cheaper, "--out", tmp_path / "page").returncode == 0
 
 
