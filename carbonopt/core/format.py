@@ -77,6 +77,8 @@ def percent_text(fraction: float | None) -> str:
         return "over 99.9 %"
     if percent > 1e6:  # a diverged trial's perplexity can be hundreds of digits above the others
         return "over 1,000,000 %"
+    if percent < -1000:  # the lower end of a saving that two short runs leave open
+        return "under -1,000 %"
     return f"{_fixed(percent, 0, 3)} %" if abs(percent) >= 99.95 else f"{percent:.3g} %"
 
 

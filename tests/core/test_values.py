@@ -1,8 +1,8 @@
-"""How values that a user has invented are written."""
+"""How values and shares are written."""
 
 import pytest
 
-from carbonopt.core.format import value_text
+from carbonopt.core.format import percent_text, value_text
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,10 @@ from carbonopt.core.format import value_text
 )
 def test_a_value_that_can_not_be_seen_is_quoted(value: object, text: str) -> None:
     assert value_text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("fraction", "text"), [(-873.89, "under -1,000 %"), (-9.5, "-950 %"), (0.998, "99.8 %"), (0.9999, "over 99.9 %")]
+)
+def test_a_share_that_says_nothing_more_is_cut(fraction: float, text: str) -> None:
+    assert percent_text(fraction) == text
