@@ -11,7 +11,7 @@ from carbonopt.core.space import SearchSpace
 from carbonopt.core.trial import Prepared
 
 GIB = 2**30
-WORKSPACE_GIB = 1 / 32
+WORKSPACE_GIB = 2 / 32
 
 
 def model(precision: str | None = "bf16", **changes) -> ModelMemory:
