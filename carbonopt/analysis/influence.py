@@ -108,7 +108,7 @@ def influence(data: StudyData, seed: int = 0, resamples: int = RESAMPLES) -> tup
     columns = [
         _column(name, domain, tried)
         for name, domain in space.free().items()
-        if len(set(tried := [getattr(record.params, name) for record in records])) > 1
+        if len(set(tried := [record.params.value(name) for record in records])) > 1
     ]
     gaps = tuple(_gaps(space, [record for record, _ in complete]))
     repeats = len(records) - len({record.params for record in records})
@@ -157,7 +157,7 @@ def _column(name: str, domain: Choices | Range, tried: list[Any]) -> _Column:
 
 def _gaps(space: Space, records: Sequence[TrialRecord]) -> Iterator[Gap]:
     for name, domain in space.domains().items():
-        tried = {value for record in records if (value := getattr(record.params, name)) is not None}
+        tried = {value for record in records if (value := record.params.value(name)) is not None}
         if tried and isinstance(domain, Choices):
             had = tuple(choice for choice in domain.choices if choice in tried)
             if untried := tuple(choice for choice in domain.choices if choice not in tried):

@@ -193,11 +193,15 @@ def compare(
 def check(
     study: StudyFile,
     gpu_memory: Annotated[
-        float | None, typer.Option("--gpu-memory", min=0.1, max=1e6, metavar="GIB", help="Of each GPU.")
+        float | None, typer.Option("--gpu-memory", metavar="GIB", help="Of each GPU, from 0.1 to 1,000,000.")
     ] = None,
 ) -> None:
     """Validate a study file; say what the study will do and roughly cost, and what memory each GPU needs."""
+    from carbonopt.core.errors import BadInput
     from carbonopt.study.file import load_study
+
+    if gpu_memory is not None and not 0.1 <= gpu_memory <= 1e6:
+        raise BadInput(f"--gpu-memory must be from 0.1 to 1,000,000 GiB, but got {gpu_memory:g}; give a GPU's memory.")
 
     config = load_study(study)
 

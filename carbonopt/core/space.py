@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from carbonopt.core.config import Choices, Domain, Fixed, Range, Space, values_of
 from carbonopt.core.dimensions import DIMENSIONS, SEARCHED, TrialParams
 from carbonopt.core.errors import BadInput, first_fault
+from carbonopt.core.format import visible_text
 from carbonopt.core.values import Scalar
 
 ENUMERATION_LIMIT = 100_000  # values or combinations; what has more counts as infinite
@@ -139,9 +140,9 @@ def describe(domain: Domain | None) -> str:
     if domain is None:
         return "not in the space"
     if isinstance(domain, Fixed):
-        return f"fixed at {domain.value}"
+        return f"fixed at {visible_text(domain.value)}"
     if isinstance(domain, Choices):
-        return f"choices {_listed(domain.choices)}"
+        return f"choices {', '.join(map(visible_text, domain.choices))}"
     step = "" if domain.step is None else f", step {domain.step:g}"
     return f"{domain.low:g} to {domain.high:g}{', log' if domain.log else ''}{step}"
 

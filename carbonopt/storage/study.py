@@ -294,7 +294,7 @@ def _record(trial: FrozenTrial, live: bool) -> TrialRecord | None:
     if record.trial != trial.number:
         raise BadInput(f"trial {trial.number} has the record of trial {record.trial}")
     for name, value in trial.params.items():
-        if (recorded := getattr(record.params, name, value)) != value:
+        if (recorded := record.params.value(name)) != value:
             raise BadInput(f"trial {trial.number} ran {name} {value}, but its record says {recorded}")
     if trial.state.is_finished():
         _check_ended(record, trial)

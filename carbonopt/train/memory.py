@@ -282,6 +282,8 @@ def _profile(
     with _as_on_a_gpu(live):
         model = _model(task, config, settings)
         if compiles := bool(_setting(task, settings, "torch_compile")):
+            if _setting(task, settings, "gradient_checkpointing"):
+                raise BadInput("there is no estimate for torch_compile with gradient_checkpointing")
             # Layer by layer, as accelerate does it where `train.arguments` says so.
             compile_regions_deepspeed(model)
         activations = tuple(_activations(task, model, live, size, eval_size, compiles, folder) for size in sizes)

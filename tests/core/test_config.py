@@ -9,6 +9,7 @@ import yaml
 
 from carbonopt.core.config import Choices, Fixed, Range, StudyConfig
 from carbonopt.core.errors import BadInput
+from carbonopt.study.check import check
 from carbonopt.study.file import load_study, parse_study
 
 
@@ -184,3 +185,16 @@ def test_a_key_that_was_renamed_is_refused_with_its_new_name(write_study, replay
 def test_trials_stop_for_their_target_where_recorded_curves_show_it_right(study: str, on: bool) -> None:
     shipped = load_study(Path(__file__).parents[2] / "studies" / f"{study}.yaml")
     assert shipped.search.pruning.target is on
+
+
+def test_choices_that_a_command_can_not_tell_apart_are_refused(tiny_study: dict, write_study) -> None:
+    tiny_study["search"]["space"]["epochs"] = {"choices": [1, "1"]}
+    assert "choices must differ from each other, but got [1, '1']" in refused(tiny_study, write_study)
+
+
+def test_check_needs_the_database_that_queries_are_judged_by() -> None:
+    path = Path(__file__).parents[2] / "studies" / "library-sql.yaml"
+    study = {**yaml.safe_load(path.read_text()), "target": {"execution_match": 0.5}}
+    study["workload"]["dataset"]["train_files"] = study["workload"]["dataset"]["eval_files"] = [str(path)]
+    with pytest.raises(BadInput, match=r"target\.execution_match needs workload\.dataset\.database"):
+        check(parse_study(study, path))

@@ -107,7 +107,7 @@ def test_perplexities_at_the_end_of_floats_are_drawn(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------- own dimensions
 
-MIXED = (1, "1", True, 2.5)
+MIXED = (1, "one", True, 2.5)
 COMMAND = "python train.py {learning_rate} {opt} {nesterov} {width}"
 
 
@@ -130,12 +130,23 @@ def test_words_flags_and_mixed_choices_are_tables_and_columns(tmp_path: Path) ->
     front = rows_of(tables_of(document)["pareto"])
     assert [row["opt"] for row in front[:4]] == ["adam", "sgd", "adam", "sgd"]
     assert [row["nesterov"] for row in front[:4]] == ["no", "yes", "yes", "no"]
-    assert [row["width"] for row in front[:4]] == ["1", "1", "yes", "2.5"]
+    assert [row["width"] for row in front[:4]] == ["1", "one", "yes", "2.5"]
     table = pyarrow.parquet.read_table(tmp_path / "report/data/trials.parquet")
-    assert table["params.width"].to_pylist()[:4] == ["1", "1", "True", "2.5"]
+    assert table["params.width"].to_pylist()[:4] == ["1", "one", "True", "2.5"]
     assert table["params.nesterov"].to_pylist()[:2] == [False, True]
     effects = [row for row in rows_of(tables_of(document)["effects-emissions"]) if row["Parameter"] == "width"]
-    assert [(row["Value"], row["Trials"]) for row in effects] == [("1", "3"), ("1", "3"), ("yes", "3"), ("2.5", "3")]
+    assert [(row["Value"], row["Trials"]) for row in effects] == [("1", "3"), ("one", "3"), ("yes", "3"), ("2.5", "3")]
+
+
+def test_an_own_dimension_may_be_called_as_a_method_is(tmp_path: Path) -> None:
+    space = {"copy": {"choices": ["deep", "flat"]}, "model_dump": {"choices": [1, 2]}}
+    records = [
+        script_run(n, 21.0 + n, 1e-3 * (n + 1), own={"copy": ("deep", "flat")[n % 2], "model_dump": 1 + n % 3 // 2})
+        for n in range(12)
+    ]
+    data = script_study(*records, space=space, workload={"command": "python train.py {copy} {model_dump}"})
+    front = rows_of(tables_of(written(data, tmp_path / "report"))["pareto"])
+    assert [(row["copy"], row["model_dump"]) for row in front[:3]] == [("deep", "1"), ("flat", "1"), ("deep", "2")]
 
 
 @pytest.mark.parametrize("kinds", [(1, "1"), (1, True), (True, 2.5), (1, "a", True, 2.5), ("a", 1)])

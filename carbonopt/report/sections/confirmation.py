@@ -105,7 +105,7 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
         yield study.caveat("one_seed", quality=quality.name)
     if rec.met and repeats_of(rec.params, study.repeated) is None:
         candidates = sum(record.meets(rec.target) for record in study.data.records if record.repeat_of is None)
-        yield study.caveat("single_run", candidates=candidates)
+        yield study.caveat("single_run", candidates=candidates) if candidates > 1 else study.caveat("only_run")
     elif not rec.met and rec.trials_by_state[TrialState.COMPLETE] and not study.repeated:
         yield study.caveat("single_runs")
     margin = -quality.worse_by(rec.value, rec.target.value) if rec.value else math.inf

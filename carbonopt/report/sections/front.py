@@ -135,5 +135,5 @@ def _settings(front: Sequence[Configuration]) -> Iterator[Maker]:
     names = {"global_batch_size": "Global batch", "learning_rate": "Learning rate", "epochs": "Epochs"}
     names |= {name: name for row in front for name in row.first.params.own}
     for name, label in names.items():
-        if any(getattr(row.first.params, name) is not None for row in front):
+        if any(row.first.params.value(name) is not None for row in front):
             yield setting(name, label, lambda row: row.first.params.as_record())

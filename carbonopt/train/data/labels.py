@@ -92,6 +92,7 @@ def read_labelled(dataset: LabelledDataset) -> Labelled:
     source = _digits(*columns) if dataset.builtin == "digits" else source_rows(dataset, columns)
     names = source.names.get(dataset.label_column)
     words = [_label(row, dataset.label_column, names) for row in source.train]
+    _check_alike(source.train, dataset.label_column)
     classes = _sorted(set(words), names)
     if len(classes) < 2:
         only = f"has {classes[0]!r} alone" if classes else "has no rows"
@@ -114,6 +115,14 @@ def _digits(image_column: str, label_column: str) -> SourceRows:
     found = zip(pixels, digits.tolist(), strict=True)
     rows = [Row({image_column: image, label_column: digit}, "scikit-learn's digits") for image, digit in found]
     return SourceRows(rows, None, {})
+
+
+def _check_alike(rows: Sequence[Row], column: str) -> None:
+    """Refuses whole numbers beside words: 1 would be the same class as "1"."""
+    first = {isinstance(row.values[column], str): row for row in reversed(rows)}
+    if len(first) == 2:
+        number, word = (f"{row.where} has {row.values[column]!r:.40}" for row in (first[False], first[True]))
+        raise BadInput(f"column {column!r} must hold whole numbers or words, not both, but {number} and {word}.")
 
 
 def _label(row: Row, column: str, names: list[str] | None) -> str:

@@ -77,7 +77,8 @@ def read_pairs(dataset: PairDataset) -> SplitPairs:
 def _pair(row: Row, dataset: PairDataset) -> Pair:
     answers = {column: row.values[column] for column in (dataset.chosen_column, dataset.rejected_column)}
     prompt = None if dataset.prompt_column is None else row.values[dataset.prompt_column]
-    if any(isinstance(value, str) for value in answers.values()):
+    kinds = {type(value) for value in answers.values()}
+    if str in kinds or list not in kinds:
         for column in answers:
             if not row.text(column).strip():
                 raise BadInput(f"column {column!r} must hold an answer, but {row.where} has none.")

@@ -231,6 +231,7 @@ CHAT = {"prompt": [{"role": "user", "content": "hi"}], "chosen": [{"role": "assi
     [
         ({**PAIR, "rejected": PAIR["chosen"]}, {}, "line 2: the chosen and the rejected answer must differ"),
         ({**PAIR, "chosen": " "}, {}, "'chosen' must hold an answer, but "),
+        ({**PAIR, "chosen": 1, "rejected": 2}, {}, "'chosen' must hold text, but "),
         ({**PAIR, "rejected": None}, {}, "'rejected' must hold an answer, but "),
         ({**PAIR, "prompt": 3}, {}, "'prompt' must hold text, but "),
         ({**PAIR, "chosen": CHAT["chosen"]}, {}, "'chosen' must hold text, but "),

@@ -141,6 +141,10 @@ class TrialParams(Frozen, extra="allow"):
         """Dimensions that the user has invented."""
         return self.__pydantic_extra__
 
+    def value(self, name: str) -> Scalar | None:
+        """Of any dimension, None where it has none: one of the user's own may be called as a method is."""
+        return getattr(self, name) if name in DIMENSIONS else self.own.get(name)
+
     @property
     def gradient_accumulation_steps(self) -> int | None:
         """Derived, never stored; None where a script knows its batches itself. Raises BadInput where it is no whole

@@ -77,6 +77,8 @@ def percent_text(fraction: float | None) -> str:
         return "over 99.9 %"
     if percent > 1e6:  # a diverged trial's perplexity can be hundreds of digits above the others
         return "over 1,000,000 %"
+    if percent < -1000:  # the lower end of a saving that two short runs leave open
+        return "under -1,000 %"
     return f"{_fixed(percent, 0, 3)} %" if abs(percent) >= 99.95 else f"{percent:.3g} %"
 
 
@@ -139,14 +141,19 @@ def count_text(count: int, noun: str) -> str:
     return f"{_fixed(count, 0, 3)} {noun}{'' if count == 1 else 's'}"
 
 
+def visible_text(value: object) -> str:
+    """Quoted where it could not be seen: blanks, line breaks, marks that turn a line around."""
+    text = str(value)
+    return text if text.strip() and text.isprintable() else repr(text)
+
+
 def value_text(value: object) -> str:
     """A setting's value; numbers with four significant digits; all digits are in the exported record."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float) or (isinstance(value, int) and abs(value) >= 10 ** (2 * _MOST_DIGITS)):
         return f"{value:.4g}"
-    text = str(value)
-    return text if text.strip() and text.isprintable() else repr(text)
+    return visible_text(value)
 
 
 def params_text(params: TrialParams) -> str:

@@ -173,8 +173,12 @@ class Choices(Frozen):
 
     def faults(self) -> dict[str, bool]:
         different = {(isinstance(choice, bool), choice) for choice in self.choices}  # a study file's 1 is not its true
+        alike = len(set(map(str, self.choices))) < len(self.choices)  # 1 and "1" are the same in a command
         text = f"choices must differ from each other, but got {list(self.choices)}"
-        return {"choices must have at least one value": not different, text: len(different) < len(self.choices)}
+        return {
+            "choices must have at least one value": not different,
+            text: alike or len(different) < len(self.choices),
+        }
 
 
 class Range(Frozen):

@@ -72,6 +72,10 @@ class Seq2Seq(ExampleTask):
     def _target_length(self) -> int:
         return self.workload.max_target_length or self.workload.sequence_length
 
+    def check(self, space: Space) -> None:
+        if self.quality is EXECUTION_MATCH:
+            _ = self._match
+
     @cached_property
     def _match(self) -> Match:
         """By which generated texts are judged. Raises BadInput if the database can't be read."""
