@@ -342,6 +342,7 @@ def test_a_study_has_one_storage(finished: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "other.db").exists()
 
 
+@pytest.mark.slow
 def test_a_relative_storage_is_the_same_one_from_everywhere(table: Path, write_study, tmp_path: Path) -> None:
     """Another study's file of that name lies in the folder from which the next command is called."""
     here, there, trials = tmp_path / "here", tmp_path / "there", {}

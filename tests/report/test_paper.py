@@ -199,6 +199,7 @@ def test_what_is_used_is_cited() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_long_front_keeps_to_its_page_and_keeps_the_recommendation() -> None:
     data = study(*(trial(number, 1e-3 + 1e-5 * number, 7 - 0.01 * number) for number in range(200)))
     looked_at = StudyView(data)
