@@ -12,7 +12,7 @@ from carbonopt.core.config import LocalLaunch
 from carbonopt.core.events import Evaluated, Event, Exited, PhaseChanged, Progress, StageBegun
 from carbonopt.core.trial import EvalPoint
 from carbonopt.engines.process.environment import rank_environments, work_environment
-from carbonopt.engines.process.forking import ForkServer, PrelaunchedTrial
+from carbonopt.engines.process.forking import ForkedWork, ForkServer
 from carbonopt.engines.process.processes import WorkProcesses, run_module
 
 TIMEOUT_S = 120
@@ -68,7 +68,7 @@ def start(
     folder.mkdir(parents=True, exist_ok=True)
     ranks = [rank | environment for rank in rank_environments(LocalLaunch(gpus=[], cpu_ranks=world_size))]
     if module == "worker" and not cold:
-        work = PrelaunchedTrial(_fork_server(forked), ranks, folder / "waiting.txt")
+        work = ForkedWork(_fork_server(forked), ranks, folder / "waiting.txt")
         work.begin(json.dumps(spec), folder / "log.txt")
     else:
         spec_file = folder / "spec.json"

@@ -9,13 +9,14 @@ import traceback
 from pathlib import Path
 
 import deepspeed
+import huggingface_hub.constants
 import torch
 from transformers import AutoConfig
 
-from carbonopt.core.events import CRASH_EXIT, FINGERPRINT, GATE_FD, GPU_UUIDS, LIKELY_SEED, PREPARED, SPEC_FD
+from carbonopt.core.events import CRASH_EXIT, FINGERPRINT, GATE_FD, GPU_UUIDS, LIKELY_SEED, PREPARED, PREPARES, SPEC_FD
 from carbonopt.core.files import PreparedFolder
 from carbonopt.core.trial import Prepared
-from carbonopt.train import worker
+from carbonopt.train import prepare, worker
 from carbonopt.train.imports import import_all
 from carbonopt.train.model import parameter_count, prefetch_model
 from carbonopt.train.tasks.base import training_task
@@ -33,9 +34,12 @@ def unfit() -> str | None:
 
 
 def run() -> int:
-    """One rank's work: what every trial begins with, and then the trial that it is told to be."""
+    """One rank's work: what every trial begins with, and then the trial that it is told to be; or a preparation."""
     gate = int(os.environ[GATE_FD])
-    if os.environ[GPU_UUIDS]:
+    prepares = PREPARES in os.environ
+    # Read when the hub's library was imported, before this process was forked: a trial stays offline.
+    huggingface_hub.constants.HF_HUB_OFFLINE |= "HF_HUB_OFFLINE" in os.environ
+    if os.environ[GPU_UUIDS] and not prepares:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         # What only the first use of a GPU in a process costs: CUDA's context, NCCL's communicator.
         torch.cuda.set_device(device)
@@ -47,7 +51,9 @@ def run() -> int:
     os.read(gate, 1)  # nothing is ever written: it returns when the gate is opened
     spec = int(os.environ[SPEC_FD])
     text = os.pread(spec, os.fstat(spec).st_size, 0).decode()
-    return worker.main(text) if text else CRASH_EXIT  # the study has ended without another trial
+    if not text:
+        return CRASH_EXIT  # the study has ended without another trial
+    return prepare.main(text) if prepares else worker.main(text)
 
 
 def _prepared(folder: PreparedFolder, gate: int) -> Prepared | None:

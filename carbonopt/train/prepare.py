@@ -100,8 +100,8 @@ def _load_ops(spec: PrepareSpec) -> None:
         builder.load(verbose=False)
 
 
-def main(spec_path: str) -> int:
-    """The program: prepares what SPEC.json says and tells the study; returns the exit code."""
+def main(spec_json: str) -> int:
+    """The program: prepares what a PrepareSpec in JSON says and tells the study; returns the exit code."""
     speaker = Speaker.inherited()
 
     def work() -> None:
@@ -110,10 +110,10 @@ def main(spec_path: str) -> int:
             importlib.import_module(module)
         gc.enable()
         speaker.phase(Phase.PREPARE)  # from its answer on the GPUs' idle power is known, and they may be touched
-        speaker.finished(prepare(PrepareSpec.model_validate_json(Path(spec_path).read_bytes())).model_dump())
+        speaker.finished(prepare(PrepareSpec.model_validate_json(spec_json)).model_dump())
 
     return reported(work, speaker)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(Path(sys.argv[1]).read_text(encoding="utf-8")))

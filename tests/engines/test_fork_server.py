@@ -18,7 +18,7 @@ from carbonopt.core.config import LocalLaunch
 from carbonopt.core.errors import CarbonoptError
 from carbonopt.core.events import Exited, Progress
 from carbonopt.core.trial import TrialSpec
-from carbonopt.engines.process.forking import CannotFork, ForkServer, PrelaunchedTrial
+from carbonopt.engines.process.forking import CannotFork, ForkedWork, ForkServer
 from carbonopt.engines.process.launcher import ProcessLauncher
 from carbonopt.engines.process.processes import WorkProcesses
 
@@ -62,9 +62,9 @@ def start(fork_server: ForkServer, expression: str, tmp_path: Path, ranks: int =
     return trial
 
 
-def prelaunched(fork_server: ForkServer, tmp_path: Path, ranks: int = 1) -> PrelaunchedTrial:
+def prelaunched(fork_server: ForkServer, tmp_path: Path, ranks: int = 1) -> ForkedWork:
     environments = [{"RANK": str(rank)} for rank in range(ranks)]
-    return PrelaunchedTrial(fork_server, environments, tmp_path / "waiting.txt")
+    return ForkedWork(fork_server, environments, tmp_path / "waiting.txt")
 
 
 def test_each_trial_is_a_process_of_its_own_that_imports_nothing(fork_server: ForkServer, tmp_path: Path) -> None:
@@ -121,12 +121,12 @@ def test_the_study_killed_takes_fork_server_and_trial_along(environment: dict[st
     script = f"""
 import os, sys, time
 from pathlib import Path
-from carbonopt.engines.process.forking import ForkServer, PrelaunchedTrial
+from carbonopt.engines.process.forking import ForkServer, ForkedWork
 fork_server = ForkServer("forked_here", dict(os.environ), Path({str(tmp_path / "t")!r}))
 while not fork_server.ready(1):
     pass
 logs = (Path({str(tmp_path)!r}) / name for name in "ab")
-first, second = (PrelaunchedTrial(fork_server, [{{}}], log) for log in logs)
+first, second = (ForkedWork(fork_server, [{{}}], log) for log in logs)
 first.begin("say('Progress', step=os.getpid(), total_steps=imported_by) or time.sleep(600)",
             Path({str(tmp_path / "log")!r}))
 heard = first.receive(20)
@@ -196,7 +196,7 @@ def test_a_fork_server_that_was_killed_has_its_own_last_words(environment: dict[
         killed.close()
 
 
-def ranks_of(trial: PrelaunchedTrial, count: int) -> list[int]:
+def ranks_of(trial: ForkedWork, count: int) -> list[int]:
     deadline = time.monotonic() + 10
     while len(ranks := psutil.Process(trial._guard.pid).children()) < count:
         assert time.monotonic() < deadline
@@ -263,8 +263,10 @@ def test_one_trial_waits_for_the_next_and_is_replaced_if_it_dies(fork_server: Fo
 class Preparing:
     """What a launcher waits for, until the test has seen enough. A real one would need a GPU."""
 
-    def __init__(self, until) -> None:
-        self.until, self.closed = until, False
+    is_needed = True
+
+    def __init__(self, until, work: object) -> None:
+        self.until, self.work, self.closed = until, work, False
 
     def result(self, interrupted) -> str:
         deadline = time.monotonic() + 30
@@ -280,7 +282,7 @@ class Preparing:
 
 def test_the_first_trial_waits_while_its_data_is_still_prepared(fork_server: ForkServer, tmp_path: Path) -> None:
     launcher = launcher_of(fork_server, tmp_path, [0])
-    launcher._preparation = Preparing(until=lambda: launcher._next is not None)
+    launcher._preparation = Preparing(until=lambda: launcher._next is not None, work=object())
     assert launcher.prepare(lambda: False) == "prepared"
     assert launcher._next is not None and not launcher._next.has_died
     launcher.close()
@@ -292,7 +294,7 @@ def test_the_preparation_goes_on_where_there_is_nothing_to_fork_from(
     notes: list[str] = []
     launcher = ProcessLauncher(LocalLaunch(kind="local", gpus=[]), [], notes.append)
     launcher._fork_server = ForkServer("no_such_module", environment, tmp_path / "fork-server-log.txt")
-    launcher._preparation = Preparing(until=lambda: notes)
+    launcher._preparation = Preparing(until=lambda: notes, work=None)
     assert launcher.prepare(lambda: False) == "prepared"
     assert "no_such_module" in notes[0] and launcher._fork_server is None
     launcher.close()

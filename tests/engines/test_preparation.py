@@ -1,5 +1,6 @@
 """The preparation's process: begins before it may touch anything, and leaves nothing when nobody waits for it."""
 
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -9,7 +10,9 @@ from carbonopt.core.config import LocalLaunch, Space, StudyConfig
 from carbonopt.core.errors import BadInput, CarbonoptError, StudyInterrupted
 from carbonopt.core.events import PhaseChanged
 from carbonopt.core.trial import Phase
+from carbonopt.engines.process.environment import work_environment
 from carbonopt.engines.process.extensions import extensions_folder, missing_operators, needed_operators
+from carbonopt.engines.process.forking import ForkServer
 from carbonopt.engines.process.launcher import Preparation
 from carbonopt.storage.paths import StudyPaths
 
@@ -41,6 +44,7 @@ def preparation(tmp_path: Path, text: str = "to be or not to be " * 40, **change
 
 def test_it_imports_at_once_and_makes_nothing_before_its_result_is_asked_for(tmp_path: Path) -> None:
     begun = preparation(tmp_path)
+    begun.start()
     assert begun.work is not None
     assert begun.work.receive(60.0) == PhaseChanged(phase=Phase.PREPARE), "imported, and waits"
     modules = " ".join(mapping.path for mapping in psutil.Process(begun.work._guard.pid).children()[0].memory_maps())
@@ -50,7 +54,28 @@ def test_it_imports_at_once_and_makes_nothing_before_its_result_is_asked_for(tmp
     made = begun.result(lambda: False)
     assert made.train_examples > 1 and (tmp_path / "run" / "prepared").is_dir()
     again = preparation(tmp_path)
-    assert again.work is None and again.result(lambda: False) == made, "no process for what is there"
+    assert again.result(lambda: False) == made and again.work is None, "no process for what is there"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_forked_it_makes_the_same(tmp_path: Path) -> None:
+    """From what a study on CPUs forks its trials from, which stay offline; the preparation doesn't."""
+    paths = StudyPaths(tmp_path / "run")
+    alone, forked = preparation(tmp_path), preparation(tmp_path)
+    made = alone.result(lambda: False)
+    files = contents(paths.prepared)
+    paths.prepared.rename(tmp_path / "aside")
+    fork_server = ForkServer("carbonopt.train.forked_rank", work_environment(LAUNCH, []), paths.template_log)
+    with closing(fork_server):
+        while not fork_server.ready(1.0):
+            pass
+        forked.fork(fork_server, paths.waiting_log(0))
+        assert forked.result(lambda: False) == made
+    assert contents(paths.prepared) == files
+    assert not list(paths.root.glob(".next-*"))
 
 
 # Takes what was compiled already, as a compiler cache does.
@@ -87,11 +112,12 @@ def test_an_operator_that_is_not_there_is_compiled_before_the_first_trial(tmp_pa
     assert preparation(tmp_path).result(lambda: False) == made
     assert (tmp_path / "extensions" / "deepspeed_shm_comm" / "deepspeed_shm_comm.so").is_file()
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "prepared").rglob("*")} == files
-    assert preparation(tmp_path).work is None, "nothing is left to be made"
+    assert not preparation(tmp_path).is_needed, "nothing is left to be made"
 
 
 def test_one_that_nobody_waits_for_leaves_nothing(tmp_path: Path) -> None:
     begun = preparation(tmp_path)
+    begun.start()
     assert begun.work is not None
     guard = begun.work._guard.pid
     begun.close()

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,16 +82,23 @@ class ForkServer:
         self._process.wait()
 
 
-class PrelaunchedTrial(WorkProcesses):
-    """A trial's processes that wait to be told which trial they are; what any trial needs they do meanwhile. `log`
-    takes their output until then. Raises CannotFork as the fork server does."""
+class ForkedWork(WorkProcesses):
+    """Processes that wait to be told which trial they are, or what to prepare; what any trial needs they do meanwhile.
+    `log` takes their output until then. Raises CannotFork as the fork server does."""
 
-    def __init__(self, fork_server: ForkServer, ranks: list[dict[str, str]], log: Path, invites: bool = False) -> None:
+    def __init__(
+        self,
+        fork_server: ForkServer,
+        ranks: list[dict[str, str]],
+        log: Path,
+        scratch: Sequence[str] = (),
+        invites: bool = False,
+    ) -> None:
         log.unlink(missing_ok=True)  # of a study that was killed
         self._fork_server, self._spec = fork_server, tempfile.TemporaryFile()  # noqa: SIM115, until the trial is told
         self._start_barrier = os.pipe()
         try:
-            super().__init__([], ranks, fork_server.environment, log, invites=invites)
+            super().__init__([], ranks, fork_server.environment, log, scratch, invites=invites)
         except BaseException:
             self._lift_barrier()
             raise
@@ -107,7 +114,7 @@ class PrelaunchedTrial(WorkProcesses):
         return isinstance(self.receive(0.0), Exited)
 
     def begin(self, spec: str, log: Path) -> None:
-        """Tells them: the trial's specification, as JSON. `log` is the new name of what takes their output."""
+        """Tells them: the specification of their work, as JSON. `log` is the new name of what takes their output."""
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = self.log.rename(log)
         self._spec.write(spec.encode())

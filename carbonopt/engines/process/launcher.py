@@ -1,56 +1,77 @@
 """Starts the ranks of trials on this machine: forked where that can be, else as programs of their own."""
 
 import itertools
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 from carbonopt.core.config import LocalLaunch, StudyConfig
 from carbonopt.core.errors import BEFORE_FIRST_TRIAL, BadInput, CarbonoptError, StudyInterrupted
-from carbonopt.core.events import FINGERPRINT, LIKELY_SEED, PREPARED, WORKLOAD, Exited, Failed, Finished, PhaseChanged
+from carbonopt.core.events import (
+    FINGERPRINT,
+    LIKELY_SEED,
+    PREPARED,
+    PREPARES,
+    WORKLOAD,
+    Exited,
+    Failed,
+    Finished,
+    PhaseChanged,
+)
 from carbonopt.core.files import PreparedFolder, write_json
 from carbonopt.core.trial import Prepared, Program, TrialSpec
 from carbonopt.engines.process.environment import check_environment, rank_environments, work_environment
 from carbonopt.engines.process.extensions import missing_operators, needed_operators, wait_for
-from carbonopt.engines.process.forking import CannotFork, ForkServer, PrelaunchedTrial
+from carbonopt.engines.process.forking import CannotFork, ForkedWork, ForkServer
 from carbonopt.engines.process.processes import WorkProcesses, run_module
 from carbonopt.storage.paths import StudyPaths
 
-_TICK_S, _READY_TICK_S = 0.1, 0.5  # of the preparation; of the fork server
+_TICK_S = 0.1
 
 
 class Preparation:
     """Reads, checks and tokenizes the workload's data, and has DeepSpeed's operators compiled (see
-    `carbonopt.train.prepare`); what was made for the same workload is taken as it is. Its process is started at once,
-    and imports until it is asked for its `result`: only then does it touch a GPU or the study's folder."""
+    `carbonopt.train.prepare`); what was made for the same workload is taken as it is. Its process, once started,
+    imports until it is asked for its `result`: only then does it touch a GPU or the study's folder."""
 
     def __init__(
         self, config: StudyConfig, launch: LocalLaunch, gpu_uuids: Sequence[str], paths: StudyPaths, fingerprint: str
     ) -> None:
         assert config.workload is not None
-        self.work: WorkProcesses | None = None  # None: there is nothing to prepare
-        self._operators: tuple[str, ...] = ()
-        self._made_before: Prepared | None = None
-        if config.workload.dataset is None:  # a script reads its own
-            return
-        self._operators = needed_operators(launch, config.search.space)
-        self._made_before = PreparedFolder(paths.prepared).made_for(fingerprint)
+        self.work: WorkProcesses | None = None
+        self._paths, self._gpu_uuids = paths, gpu_uuids[:1]
+        self._launch = launch.model_copy(update={"gpus": launch.gpus[:1], "cpu_ranks": 1})
+        reads_data = config.workload.dataset is not None  # a script reads its own
+        self._operators = needed_operators(launch, config.search.space) if reads_data else ()
+        self._made_before = PreparedFolder(paths.prepared).made_for(fingerprint) if reads_data else None
         # Else the first trial would compile them, in what it measures, or every trial would die of a missing compiler.
-        if self._made_before is not None and not missing_operators(self._operators):
-            return
-        spec_file, prepared = paths.prepare_spec.resolve(), paths.prepared.resolve()
+        self.is_needed = reads_data and (self._made_before is None or bool(missing_operators(self._operators)))
         workload, space = config.workload.model_dump(mode="json"), config.search.space.model_dump(mode="json")
-        spec = {"workload": workload, "space": space, "world_size": launch.world_size}
-        spec |= {"prepared_dir": str(prepared), "fingerprint": fingerprint}
-        write_json(spec_file, spec)
-        one_rank = launch.model_copy(update={"gpus": launch.gpus[:1], "cpu_ranks": 1})
-        self.work = WorkProcesses(
-            run_module("carbonopt.train.prepare", str(spec_file)),
-            rank_environments(one_rank),
-            work_environment(one_rank, gpu_uuids[:1]),
-            paths.prepare_log.resolve(),
-            scratch=(str(prepared.parent), f".{prepared.name}.*"),  # what is half made
-        )
+        self._spec = {"workload": workload, "space": space, "world_size": launch.world_size}
+        self._spec |= {"prepared_dir": str(paths.prepared.resolve()), "fingerprint": fingerprint}
+
+    def start(self) -> None:
+        """Starts it as a program of its own."""
+        spec_file = self._paths.prepare_spec.resolve()
+        write_json(spec_file, self._spec)
+        argv = run_module("carbonopt.train.prepare", str(spec_file))
+        environment = work_environment(self._launch, self._gpu_uuids)
+        log = self._paths.prepare_log.resolve()
+        self.work = WorkProcesses(argv, rank_environments(self._launch), environment, log, self._scratch())
+
+    def fork(self, fork_server: ForkServer, log: Path) -> None:
+        """Forks it from what trials are forked from, which has imported everything; `log` until it has begun. Raises
+        CannotFork."""
+        ranks = [{**rank, PREPARES: "1"} for rank in rank_environments(self._launch)]
+        forked = ForkedWork(fork_server, ranks, log, self._scratch())
+        forked.begin(json.dumps(self._spec), self._paths.prepare_log.resolve())
+        self.work = forked
+
+    def _scratch(self) -> tuple[str, str]:
+        """What is half made."""
+        folder = self._paths.prepared.resolve()
+        return str(folder.parent), f".{folder.name}.*"
 
     def result(self, interrupted: Callable[[], bool]) -> Prepared | None:
         """Waits for it; nothing is left running afterwards; None where there is nothing to prepare. Asks `interrupted`
@@ -63,8 +84,12 @@ class Preparation:
         """
         with closing(self):
             wait_for(self._operators, interrupted)
-            if (work := self.work) is None:
+            if not self.is_needed:
                 return self._made_before
+            if self.work is None:
+                self.start()
+            work = self.work
+            assert work is not None
             while not interrupted():
                 match work.receive(_TICK_S):
                     case PhaseChanged():
@@ -93,14 +118,17 @@ class ProcessLauncher:
         self._environment = work_environment(launch, gpu_uuids)
         self._preparation: Preparation | None = None
         self._fork_server: ForkServer | None = None
-        self._next: PrelaunchedTrial | None = None
+        self._next: ForkedWork | None = None
         self._prelaunch_logs: Iterator[Path] = iter(())
         self._is_script = False
         self._of_the_study: dict[str, str] = {}  # environment variables for what can be done before a trial is known
 
     def begin(self, config: StudyConfig, paths: StudyPaths, fingerprint: str) -> bool:
         """Starts the process that trials are forked from, and the one that prepares their data. Both import for
-        seconds, while the study goes on, and leave the GPUs alone. Returns whether there is anything to prepare."""
+        seconds, while the study goes on, and leave the GPUs alone. Returns whether there is anything to prepare.
+
+        On CPUs the preparation is forked from the first as well, later: to import everything twice would take cores
+        that are wanted, and energy; beside a GPU, whose idle seconds cost more, both import at once."""
         workload = config.workload
         assert workload is not None
         self._preparation = Preparation(config, self._launch, self._gpu_uuids, paths, fingerprint)
@@ -113,13 +141,15 @@ class ProcessLauncher:
                 self._fork_server = ForkServer("carbonopt.train.script_rank", self._environment | script, log)
             return False
         # The preparation has fetched what a hub has; a trial that went online would measure the network.
-        self._environment["HF_HUB_OFFLINE"] = "1"
+        self._of_the_study = {"HF_HUB_OFFLINE": "1"}
         if self._launch.warm_start:
             random_model = workload.model is not None and workload.model.from_config is not None
-            self._of_the_study = {PREPARED: str(paths.prepared.resolve()), FINGERPRINT: fingerprint}
+            self._of_the_study |= {PREPARED: str(paths.prepared.resolve()), FINGERPRINT: fingerprint}
             self._of_the_study[LIKELY_SEED] = str(config.search.seed) if random_model else ""
             self._fork_server = ForkServer("carbonopt.train.forked_rank", self._environment, log)
-        return self._preparation.work is not None
+        if self._preparation.is_needed and (self._fork_server is None or self._launch.gpus):
+            self._preparation.start()
+        return self._preparation.is_needed
 
     def close(self) -> None:
         """Ends what waits for a next trial, what it was forked from, and a preparation that nobody has waited for."""
@@ -146,7 +176,7 @@ class ProcessLauncher:
         if (program := spec.program) is not None:
             return self._start_program(program, log)
         argv = run_module("carbonopt.train.worker", str(spec_file))
-        return WorkProcesses(argv, rank_environments(self._launch), self._environment, log)
+        return WorkProcesses(argv, self._ranks(), self._environment, log)
 
     def _start_program(self, program: Program, log: Path) -> WorkProcesses:
         environment = self._environment | program.environment
@@ -165,8 +195,8 @@ class ProcessLauncher:
             with self._cold_if_it_cannot_fork():
                 self._next = self._prelaunch(self._fork_server)
 
-    def _prelaunch(self, fork_server: ForkServer) -> PrelaunchedTrial:
-        return PrelaunchedTrial(fork_server, self._ranks(), next(self._prelaunch_logs), invites=self._is_script)
+    def _prelaunch(self, fork_server: ForkServer) -> ForkedWork:
+        return ForkedWork(fork_server, self._ranks(), next(self._prelaunch_logs), invites=self._is_script)
 
     def _drop_next(self) -> None:
         if self._next is not None:
@@ -191,12 +221,20 @@ class ProcessLauncher:
                 self.prepare_next()
             return interrupted()
 
+        if self._preparation.is_needed and self._preparation.work is None:
+            self._await_warm(interrupted)
+            if self._fork_server is not None:
+                with self._cold_if_it_cannot_fork():
+                    self._preparation.fork(self._fork_server, next(self._prelaunch_logs))
         prepared = self._preparation.result(go_on)
-        while not self._is_warm(_READY_TICK_S):
-            if interrupted():
-                raise StudyInterrupted(BEFORE_FIRST_TRIAL)
+        self._await_warm(interrupted)
         self.prepare_next()
         return prepared
+
+    def _await_warm(self, interrupted: Callable[[], bool]) -> None:
+        while not self._is_warm(_TICK_S):
+            if interrupted():
+                raise StudyInterrupted(BEFORE_FIRST_TRIAL)
 
     def _is_warm(self, timeout_s: float) -> bool:
         """Whether nothing has to be waited for before a trial: the fork server can fork, or there is none any more."""
