@@ -3,7 +3,9 @@
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from carbonopt.core.trial import TrialRecord
@@ -16,6 +18,8 @@ TRIALS_PARQUET = "trials.parquet"
 EVALUATIONS_CSV = "evaluations.csv"
 NAMES = (TRIALS_CSV, TRIALS_PARQUET, EVALUATIONS_CSV)
 
+# What a traceback's line has before the file's place in its package, or before its name.
+_FOLDERS = re.compile(r'(?<=File ")/(?:[^"\n]*?/(?=(?:site-packages|carbonopt)/)|[^"\n]*/)')
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # how a formula can begin, by itself or behind what is skipped
 
 
@@ -23,9 +27,10 @@ def data_files(records: Iterable[TrialRecord]) -> dict[str, bytes]:
     """Contents by file name; nested fields have dotted names. The same records give the same bytes.
 
     The CSV tables hold no lists: evaluations have a table of their own. In the Parquet file they are lists of structs.
+    These files are passed on: tracebacks and names of logs have no folders of the machine on which the study ran.
     Text in a CSV that a spreadsheet would take for a formula (it begins with = + - or @) has an apostrophe before it.
     """
-    rows = [_flat(record.as_json()) for record in records]
+    rows = [_flat(_without_folders(record).as_json()) for record in records]
     flat = [{name: value for name, value in row.items() if not isinstance(value, list)} for row in rows]
     evaluations = [{"trial": row["trial"], **evaluation} for row in rows for evaluation in row["evals"]]
     return {
@@ -33,6 +38,14 @@ def data_files(records: Iterable[TrialRecord]) -> dict[str, bytes]:
         TRIALS_PARQUET: _parquet(rows),
         EVALUATIONS_CSV: _csv(evaluations).encode(),
     }
+
+
+def _without_folders(record: TrialRecord) -> TrialRecord:
+    if (failure := record.failure) is None:
+        return record
+    log = None if failure.log is None else "/".join(Path(failure.log).parts[-3:])  # trials/NUMBER/FILE
+    shorter = failure.model_copy(update={"text": _FOLDERS.sub("", failure.text), "log": log})
+    return record.model_copy(update={"failure": shorter})
 
 
 def csv_text(records: Iterable[dict[str, Any]]) -> str:

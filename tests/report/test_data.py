@@ -60,6 +60,22 @@ def test_the_tables_hold_what_the_export_says() -> None:
     assert files == data_files(RECORDS)
 
 
+def test_no_folder_of_the_machine_is_passed_on() -> None:
+    paths = (
+        "/home/me/a b/site-packages/torch/nn/functional.py",
+        "/srv/carbonopt/train/loop.py",
+        "/home/me/train.py",
+    )
+    text = "out of memory\n" + "\n".join(f'  File "{path}", line 3, in step' for path in paths)
+    failure = Failure(kind="out_of_memory", text=text, log="/home/me/runs/mine/trials/0003/log-1.txt")
+    (row,) = rows(data_files([record(3, TrialState.INFEASIBLE, failure=failure)])[TRIALS_CSV])
+    assert "/home" not in str(row) and "/srv" not in str(row)
+    assert [line.split('"')[1] for line in row["failure.text"].splitlines()[1:]] == [
+        "site-packages/torch/nn/functional.py", "carbonopt/train/loop.py", "train.py"
+    ]  # fmt: skip
+    assert row["failure.log"] == "trials/0003/log-1.txt"
+
+
 @pytest.mark.parametrize("records", [(), RECORDS[1:2]])
 def test_nothing_to_tell_is_an_empty_table(records: tuple[TrialRecord, ...]) -> None:
     files = data_files(records)
