@@ -1,0 +1,194 @@
+"""Images as pixels: read, brought to the model's size by an image processor, scaled batch by batch."""
+
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from transformers import AutoImageProcessor, PreTrainedConfig, ViTImageProcessorPil
+
+from carbonopt.core.config import Model, ModelWorkload
+from carbonopt.core.errors import BadInput
+from carbonopt.core.files import PreparedFolder
+from carbonopt.train import model as models
+from carbonopt.train.data.examples import Examples
+from carbonopt.train.data.labels import Contents, Labelled, Labels
+from carbonopt.train.data.packing import Indices
+from carbonopt.train.data.rows import Row
+from carbonopt.train.failures import as_bad_input, refused
+
+if TYPE_CHECKING:
+    from carbonopt.train.tasks.trainer_task import ModelKind
+
+Pixels = npt.NDArray[np.uint8]
+
+_MODES = {1: "L", 3: "RGB"}  # Pillow's, by a model's number of channels
+_DEEP_MODES = ("I", "F")  # more than 8 bits a channel
+_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+
+
+class ImageExamples(Examples):
+    """Of pixels [images, channels, height, width], which the model reads times `scale` plus `shift`, both float32
+    [channels, 1, 1]."""
+
+    def __init__(
+        self, pixels: Pixels, labels: Labels, scale: npt.NDArray[np.float32], shift: npt.NDArray[np.float32]
+    ) -> None:
+        super().__init__(np.ones(len(labels), np.int64))
+        self._pixels, self._labels, self._scale, self._shift = pixels, labels, scale, shift
+
+    def batch(self, indices: Indices) -> dict[str, torch.Tensor]:
+        """`pixel_values` float32 [batch, channels, height, width]; `labels` int64 and `weights` float32 [batch]."""
+        shown = self._pixels[indices].astype(np.float32) * self._scale + self._shift
+        labels = torch.from_numpy(self._labels[indices])
+        return {"pixel_values": torch.from_numpy(shown), "labels": labels, "weights": self.weights_of(indices)}
+
+
+def read_images(
+    kind: "ModelKind", workload: ModelWorkload, labelled: Labelled, column: str, folder: PreparedFolder
+) -> Contents:
+    """Pixels of each image as the model wants them; its image processor goes into the folder. Raises BadInput for what
+    is no image, and for a model or a processor that can't be had."""
+    with as_bad_input("model"):
+        config = models.model_config(kind, workload, None, **labelled.head)
+        reader = ImageReader(workload.model, config, column)
+    with as_bad_input("dataset"):
+        train, evaluation = reader.pixels(labelled.train.rows), reader.pixels(labelled.evaluation.rows)
+        if train.shape[1:] != evaluation.shape[1:]:
+            sizes = f"{train.shape[3]} x {train.shape[2]} and {evaluation.shape[3]} x {evaluation.shape[2]}"
+            raise BadInput(f"images for training and for evaluation must be of one size, but are of {sizes}.")
+        reader.learn_scale(train)
+        scale, shift = reader.scale_and_shift(labelled.train.rows[0])
+    reader.processor.save_pretrained(folder.image_processor)
+    shared = {"scale": scale, "shift": shift}
+    return Contents(
+        config,
+        {"pixels": train, "labels": labelled.train.labels, **shared},
+        {"pixels": evaluation, "labels": labelled.evaluation.labels, **shared},
+    )
+
+
+class ImageReader:
+    """Makes pixels of rows as the model wants them: by its own image processor, or, where it has none, resized to its
+    configuration's `image_size`. Raises BadInput if its number of channels is neither 1 nor 3, or its
+    processor can't be loaded."""
+
+    def __init__(self, model: Model, config: PreTrainedConfig, column: str) -> None:
+        vision = getattr(config, "vision_config", config)
+        channels = getattr(vision, "num_channels", 3)
+        if channels not in _MODES:
+            raise BadInput(f"the model's num_channels must be 1 (grey) or 3 (colours), but is {channels}.")
+        self._mode, self._column = _MODES[channels], column
+        self._is_own = _has_processor(model)
+        self.processor = _own_processor(model) if self._is_own else _resizing(getattr(vision, "image_size", None))
+
+    def pixels(self, rows: Sequence[Row]) -> Pixels:
+        """[rows, channels, height, width]. Raises BadInput for what is no image, or of another size in the end."""
+        read: Pixels | None = None
+        for index, row in enumerate(rows):
+            one = self._processed(_image(row, self._column, self._mode), do_rescale=False, do_normalize=False)
+            if read is None:
+                read = np.empty((len(rows), *one.shape), np.uint8)
+            if one.shape != read.shape[1:]:
+                height, width = read.shape[2:]
+                must = (
+                    f"images must be of one size for a model without image_size, such as the first's {width} x {height}"
+                )
+                raise BadInput(f"{must}, but {row.where} has one of {one.shape[2]} x {one.shape[1]}.")
+            read[index] = one
+        assert read is not None
+        return read
+
+    def learn_scale(self, train: Pixels) -> None:
+        """A processor of our own shifts and scales by the mean and the standard deviation of the training pixels."""
+        if not self._is_own:
+            shares = train.reshape(len(train), train.shape[1], -1).astype(np.float64) / 255
+            deviations = shares.std(axis=(0, 2))
+            self.processor.image_mean = shares.mean(axis=(0, 2)).tolist()
+            self.processor.image_std = np.where(deviations > 0, deviations, 1.0).tolist()
+
+    def scale_and_shift(self, row: Row) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """By which pixels become what the processor makes of an image, each float32 [channels, 1, 1]. Raises BadInput
+        where it does something else than that, tried with this row."""
+        processor, image = self.processor, _image(row, self._column, self._mode)
+        pixels = self._processed(image, do_rescale=False, do_normalize=False)
+        factor = processor.rescale_factor if processor.do_rescale else 1.0
+        mean, deviation = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
+        mean, deviation = (np.broadcast_to(np.asarray(of, np.float64), len(pixels)) for of in (mean, deviation))
+        scale, shift = ((of[:, None, None]).astype(np.float32) for of in (factor / deviation, -mean / deviation))
+        if not np.allclose(pixels * scale + shift, self._processed(image), atol=1e-4):
+            can = "resize, crop, rescale and normalise"
+            raise BadInput(f"the model's image processor must {can} only, but {type(processor).__name__} does more.")
+        return scale, shift
+
+    def _processed(self, image: Image.Image, **steps: bool) -> npt.NDArray[Any]:
+        """[channels, height, width]"""
+        made: npt.NDArray[Any] = np.asarray(self.processor(images=[image], **steps)["pixel_values"][0])
+        return made
+
+
+def expected_shape(model: Model, config: PreTrainedConfig) -> tuple[int, ...]:
+    """Channels, height and width of the images that the model gets. Raises BadInput where the data alone say that."""
+    shapes = set()
+    for size in (64, 96):  # any two
+        row = Row({"image": np.zeros((size, size, 3), np.uint8)}, "an empty image")
+        shapes.add(ImageReader(model, config, "image").pixels([row]).shape[1:])
+    if len(shapes) > 1:
+        raise BadInput("the size of the images is not known before they are read: the model takes any")
+    return shapes.pop()
+
+
+def _has_processor(model: Model) -> bool:
+    """A folder with none holds a model that has never needed one; on a hub there is one."""
+    if model.name_or_path is None:
+        return False
+    folder = Path(model.name_or_path)
+    return not folder.is_dir() or any((folder / name).is_file() for name in _PROCESSOR_FILES)
+
+
+def _own_processor(model: Model) -> Any:
+    # Pillow's, so that pixels don't depend on whether torchvision is installed.
+    options: dict[str, Any] = {"backend": "pil", "revision": model.revision}
+    with models.unloadable("image processor", str(model.name_or_path)):
+        return AutoImageProcessor.from_pretrained(
+            model.name_or_path, trust_remote_code=model.trust_remote_code, **options
+        )
+
+
+def _resizing(image_size: Any) -> Any:
+    if image_size is None:
+        return ViTImageProcessorPil(do_resize=False)
+    height, width = image_size if isinstance(image_size, list | tuple) else (image_size, image_size)
+    return ViTImageProcessorPil(size={"height": height, "width": width})
+
+
+def _image(row: Row, column: str, mode: str) -> Image.Image:
+    """Upright, in that mode."""
+    value = row.values[column]
+    path = value.get("path") if isinstance(value, dict) else None
+    where = row.where if path is None else f"{row.where} ({path})"
+    must = f"column {column!r} must hold images, but that of {where}"
+    open_image = _opener(value)
+    if open_image is None:
+        has = "none" if value is None else f"the {type(value).__name__} {value!r:.40}"
+        raise BadInput(f"column {column!r} must hold an image in every row, but {where} has {has}.")
+    unreadable = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
+    with refused(f"{must} can't be read: {{}}.", *unreadable), refused(f"{must} is none.", UnidentifiedImageError):
+        image = ImageOps.exif_transpose(open_image())
+        if image.mode.split(";")[0] in _DEEP_MODES:
+            raise BadInput(f"images must have 8 bits a channel, but that of {where} is of mode {image.mode}.")
+        return image.convert(mode)
+
+
+def _opener(value: Any) -> Callable[[], Image.Image] | None:
+    """For an array, bytes of a file, or {"bytes": .., "path": ..}; None: it is no image."""
+    if isinstance(value, np.ndarray):
+        return lambda: Image.fromarray(value)
+    content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
+    if isinstance(content, bytes):
+        return lambda: Image.open(io.BytesIO(content))
+    return (lambda: Image.open(path)) if isinstance(path, str) else None

@@ -1,0 +1,177 @@
+"""Rows with a class: which classes there are, and which rows are for training and which for evaluation."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from carbonopt.core.config import Dataset, Name
+from carbonopt.core.errors import BadInput
+from carbonopt.train.data.rows import Row, SourceRows, source_rows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+Labels = npt.NDArray[np.int64]  # [rows], places among the classes
+
+_NAMED = 8  # labels that an error names
+_DIGITS_WHITE = 16  # of scikit-learn's digits, whose pixels are from 0
+
+
+class LabelledDataset(Dataset, extra="forbid"):
+    """Texts or images, and the class of each."""
+
+    builtin: Literal["digits"] | None = None  # scikit-learn's 1,797 images of 8 × 8 pixels
+    text_column: Name | None = None  # none: `text`, where it isn't of images
+    image_column: Name | None = None  # none: it is of texts
+    label_column: Name = "label"
+
+    @property
+    def has_images(self) -> bool:
+        return self.image_column is not None or self.builtin is not None
+
+    @property
+    def content_column(self) -> str:
+        return self.image_column or self.text_column or ("image" if self.has_images else "text")
+
+    def faults(self) -> dict[str, bool]:
+        both = self.text_column is not None and self.image_column is not None
+        named = self.text_column is not None or self.image_column is not None
+        files = [*(self.train_files or ()), *(self.eval_files or ())]
+        no_images = next((file for file in files if not file.lower().endswith(".parquet")), None)
+        return {
+            **super().faults(),
+            "must have text_column or image_column, but has both": both,
+            f"builtin: {self.builtin} has no columns to be named": named and self.builtin is not None,
+            f"{'image' if self.has_images else 'text'}_column and label_column must differ, but both are "
+            f"{self.label_column!r}": self.content_column == self.label_column,
+            "image_column goes with a folder, a hub data set or Parquet files, which hold the images themselves, but "
+            f"got {no_images}": self.image_column is not None and no_images is not None,
+        }
+
+
+@dataclass(frozen=True)
+class LabelledRows:
+    rows: list[Row]
+    labels: Labels
+
+
+class Labelled(NamedTuple):
+    train: LabelledRows
+    evaluation: LabelledRows
+    classes: tuple[str, ...]  # of the training data, in order
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """What a model's configuration says of the classes."""
+        of_place = dict(enumerate(self.classes))
+        places = {name: place for place, name in of_place.items()}
+        return {"num_labels": len(of_place), "id2label": of_place, "label2id": places}
+
+
+class Contents(NamedTuple):
+    """What a model reads, made of labelled rows, and the configuration of the model that reads it."""
+
+    config: "PreTrainedConfig"
+    train: dict[str, npt.NDArray[Any]]  # arrays to be saved, labels among them
+    evaluation: dict[str, npt.NDArray[Any]]
+    notes: tuple[str, ...] = ()
+    train_tokens: int | None = None
+    vocab_size: int | None = None
+
+
+def read_labelled(dataset: LabelledDataset) -> Labelled:
+    """Reads the whole data set. Where no rows for evaluation are given, they are the last `eval_fraction` of each
+    class's, since many files have one class after the other. Raises BadInput if a source can't be read, has no such
+    split or column, a row has no label, there is one class only, or the evaluation has one that training lacks."""
+    column = dataset.content_column
+    columns = (column, dataset.label_column)
+    source = _digits(*columns) if dataset.builtin == "digits" else source_rows(dataset, columns)
+    names = source.names.get(dataset.label_column)
+    words = [_label(row, dataset.label_column, names) for row in source.train]
+    _check_alike(source.train, dataset.label_column)
+    classes = _sorted(set(words), names)
+    if len(classes) < 2:
+        only = f"has {classes[0]!r} alone" if classes else "has no rows"
+        raise BadInput(f"column {dataset.label_column!r} must have two classes at least, but the training data {only}.")
+    places = {word: place for place, word in enumerate(classes)}
+    labels = np.array([places[word] for word in words], np.int64)
+    if source.evaluation is None:
+        train, evaluation = _split(source.train, labels, dataset.eval_fraction)
+    else:
+        train = LabelledRows(source.train, labels)
+        evaluation = _evaluation(source.evaluation, places, dataset.label_column, names)
+    return Labelled(train, evaluation, tuple(classes))
+
+
+def _digits(image_column: str, label_column: str) -> SourceRows:
+    from sklearn.datasets import load_digits
+
+    images, digits = load_digits(return_X_y=True)
+    pixels = np.rint(images.reshape(-1, 8, 8) * (255 / _DIGITS_WHITE)).astype(np.uint8)
+    found = zip(pixels, digits.tolist(), strict=True)
+    rows = [Row({image_column: image, label_column: digit}, "scikit-learn's digits") for image, digit in found]
+    return SourceRows(rows, None, {})
+
+
+def _check_alike(rows: Sequence[Row], column: str) -> None:
+    """Refuses whole numbers beside words: 1 would be the same class as "1"."""
+    first = {isinstance(row.values[column], str): row for row in reversed(rows)}
+    if len(first) == 2:
+        number, word = (f"{row.where} has {row.values[column]!r:.40}" for row in (first[False], first[True]))
+        raise BadInput(f"column {column!r} must hold whole numbers or words, not both, but {number} and {word}.")
+
+
+def _label(row: Row, column: str, names: list[str] | None) -> str:
+    value: Any = row.values[column]
+    if value is None or value == "":
+        raise BadInput(f"column {column!r} must hold a label in every row, but {row.where} has none.")
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        must = f"column {column!r} must hold whole numbers or words"
+        raise BadInput(f"{must}, but {row.where} has the {type(value).__name__} {value!r:.40}.")
+    if names is None or isinstance(value, str):
+        return str(value)
+    if not 0 <= value < len(names):
+        raise BadInput(f"column {column!r} must hold labels from 0 to {len(names) - 1}, but {row.where} has {value}.")
+    return names[value]
+
+
+def _sorted(words: set[str], names: list[str] | None) -> list[str]:
+    """As the data set has them, by number, or as text."""
+    if names is not None:
+        return sorted(words, key=names.index)
+    if all(re.fullmatch(r"-?\d+", word) for word in words):
+        return sorted(words, key=lambda word: (int(word), word))
+    return sorted(words)
+
+
+def _split(rows: Sequence[Row], labels: Labels, fraction: float) -> tuple[LabelledRows, LabelledRows]:
+    held_back = np.zeros(len(rows), bool)
+    for place in np.unique(labels):
+        own = np.flatnonzero(labels == place)
+        count = min(max(1, round(len(own) * fraction)), len(own) - 1)
+        held_back[own[len(own) - count :]] = True
+    if not held_back.any():
+        aside = f"to set eval_fraction={fraction:g} of a class aside for evaluation"
+        raise BadInput(f"the training rows must be enough {aside}, but no class has two; give rows for evaluation.")
+    parts = [
+        LabelledRows([rows[index] for index in np.flatnonzero(chosen).tolist()], labels[chosen])
+        for chosen in (~held_back, held_back)
+    ]
+    return parts[0], parts[1]
+
+
+def _evaluation(rows: list[Row], places: dict[str, int], column: str, names: list[str] | None) -> LabelledRows:
+    if not rows:
+        raise BadInput("the evaluation data must have rows in it, but is empty.")
+    labels = np.empty(len(rows), np.int64)
+    for index, row in enumerate(rows):
+        if (word := _label(row, column, names)) not in places:
+            known = ", ".join(list(places)[:_NAMED]) + (", …" if len(places) > _NAMED else "")
+            lacks = f"{row.where} has {word!r}, which the training data lacks"
+            raise BadInput(f"column {column!r} must hold one of the training data's labels, but {lacks}: {known}.")
+        labels[index] = places[word]
+    return LabelledRows(rows, labels)

@@ -1,0 +1,52 @@
+"""What every rank needs and no rank changes, imported in one place, and its versions. That takes seconds to tens of
+seconds, which a process that is forked for each trial spares them (see `forked_rank`)."""
+
+import importlib
+import importlib.util
+import platform
+from importlib.metadata import version
+
+import torch
+
+# What the Trainer, DeepSpeed and torch import while they set a trial up or make its first step.
+_MODULES = (
+    *("carbonopt.train.loop", "deepspeed", "deepspeed.runtime.engine", "accelerate.utils.deepspeed"),
+    *("transformers.integrations.deepspeed", "transformers.models.auto.modeling_auto"),
+)
+# On a GPU the engine also loads torch's compiler, whether the trial compiles or not: two of a set-up's three seconds.
+_GPU_MODULES = (
+    *("torch._inductor.compile_fx", "deepspeed.compile.backend", "deepspeed.compile.inductor"),
+    *("deepspeed.module_inject.auto_ep_layer", "deepspeed.monitor.monitor", "deepspeed.ops.triton_ops"),
+)
+_PACKAGES = "torch deepspeed transformers accelerate datasets tokenizers numpy pydantic pillow scikit-learn"
+_MODULE_OF = {"pillow": "PIL", "scikit-learn": "sklearn"}  # where it isn't the package's name
+
+
+def import_all() -> None:
+    """Imports all of it; what is imported already costs nothing. Touches no GPU."""
+    for module in (*_MODULES, *(_GPU_MODULES if torch.version.cuda else ())):
+        # DeepSpeed's own modules come and go with its versions, and the winner's folder has those of carbonopt that its
+        # task needs; what is missing here, a trial imports itself.
+        if not module.startswith(("deepspeed.", "carbonopt.")) or importlib.util.find_spec(module) is not None:
+            importlib.import_module(module)
+    # DeepSpeed's engine imports its Muon optimizer only to know whether ours is one, and decorates its kernels with
+    # torch.compile, which loads all of the compiler: 1.2 s of a trial's 6 s of set-up, measured on a CPU.
+    from deepspeed.runtime import compiler
+
+    compile_decorator = compiler.compile
+    compiler.compile = lambda: compiler.dummy_decorator
+    try:
+        import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
+    finally:
+        compiler.compile = compile_decorator
+
+
+def package_versions() -> dict[str, str]:
+    """By package, of those that are installed; also python, and cuda where torch was built with it."""
+    versions = {"python": platform.python_version(), "pyyaml": version("pyyaml")}
+    versions |= {name: version(name) for name in _PACKAGES.split() if _is_installed(name)}
+    return versions | ({"cuda": torch.version.cuda} if torch.version.cuda else {})
+
+
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(_MODULE_OF.get(package, package)) is not None
