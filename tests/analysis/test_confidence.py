@@ -200,6 +200,7 @@ EQUAL = [0.01]
 RECORDED = [0.0176, 0.0096, 0.0059, 0.0046, 0.0054, 0.0299, 0.0214, 0.0573]  # of a small GPT on an H200, 3 seeds each
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seeds", "deviations"), [(2, EQUAL), (3, EQUAL), (5, EQUAL), (3, RECORDED)])
 def test_what_is_no_better_than_the_target_holds_it_as_rarely_as_the_level_says(
     seeds: int, deviations: list[float]

@@ -89,6 +89,7 @@ def test_what_matters_comes_first_and_what_does_not_is_near_nothing() -> None:
             assert sum(effect.trials for effect in parameter.effects) == learned_influence.trials == 30
 
 
+@pytest.mark.slow
 def test_the_interval_of_an_effect_holds_the_true_one_most_of_the_time() -> None:
     held = []
     for seed in range(4):
@@ -187,6 +188,7 @@ def test_repeats_count_as_runs_but_explain_nothing_about_themselves() -> None:
     assert emissions.explained is not None and emissions.explained < 0.5
 
 
+@pytest.mark.slow
 def test_repeats_do_not_make_intervals_narrower() -> None:
     """Five runs of a configuration that differ by nothing but noise tell no more of the parameters than one."""
     once = known(12, seed=11)

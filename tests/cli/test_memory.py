@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 from commands import within
 
 
@@ -12,6 +13,7 @@ def on_gpus(study: dict, **space) -> dict:
     return study
 
 
+@pytest.mark.slow
 def test_check_says_what_each_gpu_needs_what_fits_and_how_many_it_takes(tiny_study: dict, write_study) -> None:
     micro_batches, stages = {"choices": [1, 8]}, {"choices": [0, 2]}
     study = write_study(on_gpus(tiny_study, micro_batch_size_per_gpu=micro_batches, zero_stage=stages))
@@ -36,6 +38,7 @@ def test_check_on_a_cpu_asks_for_the_gpu(tiny_study: dict, write_study) -> None:
     assert "fits on" not in said.stdout
 
 
+@pytest.mark.slow
 def test_check_of_a_model_that_is_not_here_says_why_there_is_no_estimate(tiny_study: dict, write_study) -> None:
     tiny_study["workload"]["model"] = {"name_or_path": "nobody/has-this-model"}
     said = within("check", write_study(tiny_study))

@@ -61,6 +61,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_forked_it_makes_the_same(tmp_path: Path) -> None:
     """From what a study on CPUs forks its trials from, which stay offline; the preparation doesn't."""
     paths = StudyPaths(tmp_path / "run")

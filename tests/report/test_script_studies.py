@@ -125,6 +125,7 @@ def own_dimensions() -> StudyData:
     return script_study(*records, space=space, workload={"command": COMMAND})
 
 
+@pytest.mark.slow
 def test_words_flags_and_mixed_choices_are_tables_and_columns(tmp_path: Path) -> None:
     document = written(own_dimensions(), tmp_path / "report")
     front = rows_of(tables_of(document)["pareto"])
@@ -159,6 +160,7 @@ def test_a_column_of_several_kinds_is_text(kinds: tuple[Any, ...]) -> None:
 EVIL_WORDS = ("<img src=x>", '"; rm -rf x"', "$(x)", "a_b & 50 % #1 {c} \\d ~^")
 
 
+@pytest.mark.slow
 def test_own_words_stay_words(tmp_path: Path) -> None:
     space = {"loss": {"choices": [*EVIL_WORDS]}}
     records = [script_run(n, 21.0 + n, 1e-3 * (n + 1), own={"loss": EVIL_WORDS[n % 4]}) for n in range(12)]

@@ -77,6 +77,7 @@ def ran(folder: Path, quality: str, **changes: object) -> StudyData:
     return run_study(check(parse_study(study, "test")), "", paths, None, Silent(), Silent(), lambda: False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"confirm": {"seeds": 2, "runners_up": 1}}, {"goal": "front"}])
 def test_equal_losses_are_searched_alike_whatever_they_are_called(changes: dict, tmp_path: Path) -> None:
     of_perplexity, of_accuracy = (
