@@ -141,12 +141,16 @@ def _with_space(raw: dict[str, Any]) -> dict[str, Any]:
     space = search.get("space") if isinstance(search, dict) else None
     if not isinstance(space, dict):
         return raw
-    if isinstance(workload, dict) and task_class(str(workload.get("task", "causal_lm"))).own_dimensions:
+    task = str(workload.get("task", "causal_lm")) if isinstance(workload, dict) else None
+    if task is not None and task_class(task).own_dimensions:
         own: dict[Any, Any] = dict.fromkeys(name for name in SEARCHED if DIMENSIONS[name].default is not None)
         return {**raw, "search": {**raw["search"], "space": own | space}}
-    for name in map(str, space):
+    for name in space:
         if name not in SEARCHED:
-            raise BadInput(f"unknown key search.space.{name}; {hint(name, SEARCHED)}")
+            raise BadInput(f"unknown key search.space.{name}; {hint(str(name), SEARCHED)}")
+        tasks = DIMENSIONS[name].tasks
+        if task is not None and tasks and task not in tasks and space[name] is not None:
+            raise BadInput(f"search.space.{name} goes with the task {' or '.join(tasks)}, but the task is {task}.")
     for name in REQUIRED:
         if space.get(name) is None:
             raise BadInput(f"search.space.{name} is missing.")

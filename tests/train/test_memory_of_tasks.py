@@ -45,6 +45,7 @@ TASKS = {
     "sft": ({"task": "sft", "model": GPT2, **TEXTS}, RESPONSES),
     "sft, packed": ({"task": "sft", "model": GPT2, "packing": True, **TEXTS}, RESPONSES),
     "reward": ({"task": "reward", "model": LLAMA, **TEXTS}, PAIRS),
+    "dpo": ({"task": "dpo", "model": LLAMA, **TEXTS}, PAIRS),
     "classes of texts": ({"task": "classification", "model": BERT, **TEXTS}, LABELLED),
     "digits": ({"task": "classification", "model": VIT, "dataset": {"builtin": "digits"}}, []),
     "seq2seq": ({"task": "seq2seq", "model": T5, "max_target_length": 33, **TEXTS}, SOURCES),
@@ -124,7 +125,7 @@ def examples_of(task: ExampleTask, folder: PreparedFolder, part: str, size: int)
     return batch
 
 
-@pytest.mark.parametrize("name", ["sft", "sft, packed", "reward", "classes of texts", "seq2seq"])
+@pytest.mark.parametrize("name", ["sft", "sft, packed", "reward", "dpo", "classes of texts", "seq2seq"])
 def test_a_vocabulary_that_is_learnt_from_the_data_is_known_before(name: str, tmp_path: Path) -> None:
     workload = workload_of(name, tmp_path)
     task = task_for({**workload, "tokenizer": {"kind": "char"}})

@@ -1,5 +1,6 @@
 """Pairs of answers as rows of tokens, and as batches."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from carbonopt.core.errors import BadInput
 from carbonopt.train.data.examples import Examples, Rows, open_arrays, save_arrays
-from carbonopt.train.data.packing import Indices
+from carbonopt.train.data.packing import IGNORED, Indices, Tokens
 from carbonopt.train.data.pairs import Pair
 from carbonopt.train.data.tokens import Encoder
 
@@ -58,14 +59,14 @@ class PairTokens:
         save_arrays(folder, tokens=rows.tokens, starts=rows.starts, pad=np.array(pad))
 
 
-def tokenized(pairs: Sequence[Pair], encoder: Encoder, length: int, part: str) -> PairTokens:
+def tokenized(pairs: Sequence[Pair], encoder: Encoder, length: int, part: str, ends: bool = False) -> PairTokens:
     """Of pairs with a row above `length` tokens, both rows lose the same beginning of their prompt; where that would
-    cut an answer, the pair is left out. `part`: its name in sentences. Raises BadInput for a pair whose rows are the
-    same, and if none is left."""
+    cut an answer, the pair is left out. `part`: its name in sentences. `ends`: a plain text ends with the end-of-text
+    token also where that fills up rows. Raises BadInput for a pair whose rows are the same, and if none is left."""
     texts = [text for pair in pairs for text in pair.texts(encoder.tokenizer)]
     ids = (row.astype(np.uint32) for row in encoder.rows(texts))
     # A chat template brings its own special tokens.
-    around = _Frame.of([], []) if pairs[0].are_messages else _Frame.around(encoder.tokenizer, texts[1])
+    around = Frame.of([], []) if pairs[0].are_messages else Frame.around(encoder.tokenizer, texts[1], ends)
     rows: list[Row] = []
     cut = left_out = 0
     for pair, prompt, chosen, rejected in zip(pairs, ids, ids, ids, strict=True):
@@ -89,7 +90,7 @@ def tokenized(pairs: Sequence[Pair], encoder: Encoder, length: int, part: str) -
     return PairTokens(rows, tuple(note for note, count in said.items() if count))
 
 
-def _shared(prompt: Row, row: Row) -> int:
+def _shared(prompt: Tokens, row: Tokens) -> int:
     """How many tokens of the row belong to the prompt alone: where its end and the answer's beginning make one token,
     that is the answer's."""
     length = min(len(prompt), len(row))
@@ -98,26 +99,26 @@ def _shared(prompt: Row, row: Row) -> int:
 
 
 @dataclass(frozen=True)
-class _Frame:
+class Frame:
     """The special tokens around a plain text."""
 
     before: Row
     after: Row
 
     @classmethod
-    def of(cls, before: Sequence[int], after: Sequence[int]) -> "_Frame":
+    def of(cls, before: Sequence[int], after: Sequence[int]) -> "Frame":
         return cls(np.array(before, np.uint32), np.array(after, np.uint32))
 
     @classmethod
-    def around(cls, tokenizer: PreTrainedTokenizerBase, text: str) -> "_Frame":
+    def around(cls, tokenizer: PreTrainedTokenizerBase, text: str, ends: bool) -> "Frame":
         """Those that the tokenizer itself puts around `text`, and an end-of-text token, at which all of it has been
-        read, unless rows are filled up with the same."""
+        read; without `ends` not where rows are filled up with the same."""
         plain = tokenizer(text, add_special_tokens=False)["input_ids"]
         whole = tokenizer(text)["input_ids"]
         begins = next(start for start in range(len(whole)) if whole[start : start + len(plain)] == plain)
         before, after = whole[:begins], whole[begins + len(plain) :]
         end = tokenizer.eos_token_id
-        if end is not None and end != tokenizer.pad_token_id and not after:
+        if end is not None and (ends or end != tokenizer.pad_token_id) and not after:
             after = [end]
         return cls.of(before, after)
 
@@ -134,8 +135,8 @@ class PairExamples(Examples):
 
     def __init__(self, folder: Path) -> None:
         arrays = open_arrays(folder)
-        self._rows, self._pad = Rows(arrays["tokens"], arrays["starts"]), int(arrays["pad"])
-        lengths = self._rows.lengths.reshape(-1, 2).max(axis=1)
+        self.rows, self._pad = Rows(arrays["tokens"], arrays["starts"]), int(arrays["pad"])
+        lengths = self.rows.lengths.reshape(-1, 2).max(axis=1)
         self._longest = int(lengths.max())
         super().__init__(np.ones(len(lengths), np.int64), lengths)
 
@@ -143,9 +144,35 @@ class PairExamples(Examples):
         """`input_ids` and `attention_mask`, int64 [2 · pairs, the longest]; `weights`. A filler is the first pair, with
         a weight of 0: a row without any token would have no score."""
         chosen = 2 * np.maximum(indices, 0)
-        tokens, present = self._rows.padded(np.concatenate([chosen, chosen + 1]), self._pad)
+        tokens, present = self.rows.padded(np.concatenate([chosen, chosen + 1]), self._pad)
         return {
             "input_ids": tokens[:, : self._longest],
             "attention_mask": present[:, : self._longest],
             "weights": self.weights_of(indices),
         }
+
+
+class PreferenceExamples(PairExamples):
+    """With what a language model is asked of them: how likely it finds the answers.
+
+    Args:
+        first: the number of the first pair among those for training and for evaluation together.
+    """
+
+    def __init__(self, folder: Path, first: int) -> None:
+        super().__init__(folder)
+        self._first = first
+        rows = [self.rows.tokens[begin:end] for begin, end in itertools.pairwise(self.rows.starts)]
+        self._differs_at = np.array([_shared(*pair) for pair in zip(rows[::2], rows[1::2], strict=True)])
+
+    def batch(self, indices: Indices) -> dict[str, torch.Tensor]:
+        """Beside those of pairs `targets`, int64 [2 · pairs, the longest], from each pair's first difference on: what
+        stands before is as likely in both answers. And `pair`, int64 [pairs]: their numbers."""
+        batch = super().batch(indices)
+        places = torch.arange(batch["input_ids"].shape[1])
+        begins = torch.from_numpy(self._differs_at[np.maximum(indices, 0)]).repeat(2)[:, None]
+        is_target = (places >= begins) & (batch["attention_mask"] > 0)
+        # A model's logits at a place are of the next token.
+        targets = torch.where(is_target, batch["input_ids"], IGNORED).roll(-1, 1)
+        targets[:, -1] = IGNORED
+        return {**batch, "targets": targets, "pair": torch.from_numpy(self._first + np.maximum(indices, 0))}

@@ -1,6 +1,7 @@
 """Preference data: pairs of answers to the same prompt, one chosen, one rejected, as texts or as chat messages."""
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from carbonopt.core.config import Dataset, Name
@@ -48,15 +49,11 @@ class Pair(NamedTuple):
         Raises BadInput if it has none or the template doesn't take them."""
         if isinstance(self.prompt, str):
             return self.prompt, f"{self.prompt}{self.chosen}", f"{self.prompt}{self.rejected}"
-        if tokenizer.chat_template is None:
-            rule = f"{self.where}: messages need a tokenizer with a chat template, but this one has none"
-            raise BadInput(f"{rule}; choose another workload.tokenizer, or give texts.")
-        with refused(f"{self.where}: the tokenizer's chat template doesn't take its messages: {{}}.", Exception):
-            beginning: Any = {"tokenize": False, "add_generation_prompt": True}
-            prompt = tokenizer.apply_chat_template(self.prompt, **beginning) if self.prompt else ""
+        prompt = spelt(self.prompt, tokenizer, self.where) if self.prompt else ""
+        with template_of(tokenizer, self.where):
             whole = ([*self.prompt, *answer] for answer in (self.chosen, self.rejected))
             chosen, rejected = (tokenizer.apply_chat_template(messages, tokenize=False) for messages in whole)
-        return str(prompt), str(chosen), str(rejected)
+        return prompt, str(chosen), str(rejected)
 
 
 class SplitPairs(NamedTuple):
@@ -69,7 +66,7 @@ def read_pairs(dataset: PairDataset) -> SplitPairs:
     BadInput as `read_rows`, and for a row with an empty answer or without texts or messages."""
     if dataset.builtin is None:
         return SplitPairs(*([_pair(row, dataset) for row in rows] for rows in read_rows(dataset, dataset.columns)))
-    pairs = list(_builtin_pairs())
+    pairs = list(builtin_pairs())
     cut = len(pairs) - max(1, round(len(pairs) * dataset.eval_fraction))
     return SplitPairs(pairs[:cut], pairs[cut:])
 
@@ -86,7 +83,7 @@ def _pair(row: Row, dataset: PairDataset) -> Pair:
         chosen_text, rejected_text = map(row.text, answers)
         return Pair(text, chosen_text, rejected_text, row.where)
     given = {} if prompt is None else {str(dataset.prompt_column): prompt}
-    messages = {column: _messages(value, column, row.where) for column, value in {**given, **answers}.items()}
+    messages = {column: chat_messages(value, column, row.where) for column, value in {**given, **answers}.items()}
     for column in answers:
         if not messages[column] or not messages[column][-1]["content"].strip():
             raise BadInput(f"column {column!r} must hold an answer, but {row.where} has none.")
@@ -94,7 +91,7 @@ def _pair(row: Row, dataset: PairDataset) -> Pair:
     return Pair(messages[str(dataset.prompt_column)] if given else [], chosen, rejected, row.where)
 
 
-def _messages(value: Any, column: str, where: str) -> Messages:
+def chat_messages(value: Any, column: str, where: str) -> Messages:
     """Raises BadInput for what is no list of messages with texts."""
     value = [] if value is None else value
     parts = [message.get(key) for message in value for key in ("role", "content")] if _are_mappings(value) else [None]
@@ -104,11 +101,27 @@ def _messages(value: Any, column: str, where: str) -> Messages:
     return list(value)
 
 
+def spelt(prompt: str | Messages, tokenizer: "PreTrainedTokenizerBase", where: str) -> str:
+    """A prompt as the model reads it: messages by the tokenizer's chat template. Raises BadInput as `Pair.texts`."""
+    if isinstance(prompt, str):
+        return prompt
+    with template_of(tokenizer, where):
+        return str(tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True))
+
+
+def template_of(tokenizer: "PreTrainedTokenizerBase", where: str) -> AbstractContextManager[None]:
+    """In which its chat template is used. Raises BadInput if it has none or the template doesn't take the messages."""
+    if tokenizer.chat_template is None:
+        rule = f"{where}: messages need a tokenizer with a chat template, but this one has none"
+        raise BadInput(f"{rule}; choose another workload.tokenizer, or give texts.")
+    return refused(f"{where}: the tokenizer's chat template doesn't take its messages: {{}}.", Exception)
+
+
 def _are_mappings(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(message, dict) for message in value)
 
 
-def _builtin_pairs() -> Iterator[Pair]:
+def builtin_pairs() -> Iterator[Pair]:
     """Of the paragraphs of the reference topics that every Python carries: how one goes on, and the same with some of
     its words spelt backwards."""
     from pydoc_data.topics import topics

@@ -13,7 +13,7 @@ from carbonopt.core.trial import Prepared
 from carbonopt.train.data.text import TextDataset
 from carbonopt.train.failures import as_bad_input
 from carbonopt.train.tasks.base import Card, Evaluation, TrialRun
-from carbonopt.train.tasks.trainer_task import ModelKind, TrainerTask
+from carbonopt.train.tasks.trainer_task import CAUSAL_LM, TrainerTask
 
 if TYPE_CHECKING:
     import torch
@@ -37,9 +37,7 @@ class CausalLM(TrainerTask):
     workload: CausalLMWorkload
     qualities = (PERPLEXITY,)
     card = Card("text-generation", "Text Generation", "a causal language model")
-    model_kind = ModelKind(
-        "AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "CAUSAL_LM", "causal language model"
-    )
+    model_kind = CAUSAL_LM
 
     def prepare(self, space: Space, folder: PreparedFolder, fingerprint: str) -> Prepared:
         from carbonopt.train import imports, model

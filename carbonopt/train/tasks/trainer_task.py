@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from carbonopt.core.config import ModelWorkload
-from carbonopt.core.dimensions import LARGEST_INT
+from carbonopt.core.dimensions import LARGEST_INT, TrainingParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import PreparedFolder
 from carbonopt.train.client import Speaker
@@ -41,6 +41,9 @@ class ModelKind:
         return sorted(getattr(modeling_auto, self.mapping))
 
 
+CAUSAL_LM = ModelKind("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "CAUSAL_LM", "causal language model")
+
+
 class TrainerTask(TrainingTask):
     """What a task says of its model, its loss and its quality; the rest of a training is the same for all. `trainer` is
     one method for data and loss, since a trainer of another library (TRL's) has both inside."""
@@ -56,6 +59,16 @@ class TrainerTask(TrainingTask):
     def trainer(self, run: TrialRun, model: Any, arguments: "TrainingArguments") -> "TrialTrainer":
         """This rank's, with its part of the training data: a `loop.TrialTrainer`, or what behaves as one and knows its
         last loss."""
+
+    def arguments(self, params: TrainingParams) -> "tuple[type[TrainingArguments], dict[str, Any]]":
+        """The class of its trainer's arguments, and those of them that no other task has."""
+        from transformers import TrainingArguments
+
+        return TrainingArguments, {}
+
+    def before_steps(self, run: TrialRun, trainer: "TrialTrainer", speaker: Speaker | None) -> None:
+        """What training does once before its first step, and is measured with it. The engine is there. `speaker` is as
+        `train` has it; a long while without a word of progress would end the trial."""
 
     @abstractmethod
     def evaluate(self, run: TrialRun, trainer: "TrialTrainer") -> Evaluation:

@@ -46,6 +46,7 @@ class Dimension:
     deepspeed: tuple[str, ...] = ()  # its keys in a DeepSpeed configuration
     default: Scalar | None = None  # where a space leaves it out; None: the library decides, or another dimension
     required: bool = False  # whether a space has to name it
+    tasks: tuple[str, ...] = ()  # that have it; none: all have
 
     def problem(self, value: Scalar) -> str | None:
         """Why it can't have this value, in words; None: it can."""
@@ -134,6 +135,13 @@ class TrialParams(Frozen, extra="allow"):
     output_layer: Annotated[OutputLayer | None, Dimension("output layer", _ALL, get_args(OutputLayer))] = None
     lora_rank: Annotated[  # 0: no LoRA, all weights are trained
         int | None, Dimension("LoRA rank", _ALL, integer=True, feature=lambda value: math.log(value + 1))
+    ] = None
+    beta: Annotated[  # of the deviation from the model that DPO begins with (arXiv 2305.18290, equation 7)
+        float | None, Dimension("beta", ("quality",), above=True, feature=math.log, tasks=("dpo",))
+    ] = None
+    label_smoothing: Annotated[  # share of the pairs that are taken to be labelled the wrong way round
+        float | None,
+        Dimension("label smoothing", ("quality",), highest=0.5, feature=lambda value: 10 * value, tasks=("dpo",)),
     ] = None
 
     @property

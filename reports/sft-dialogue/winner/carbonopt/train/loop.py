@@ -77,6 +77,7 @@ class Evaluations(TrainerCallback):
         if ranks.device().type == "cpu":
             self._spin_throttle.start()
         self._enter(Phase.TRAIN)
+        self._task.before_steps(self._run, self._trainer, self._speaker)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
         step = state.global_step
@@ -152,7 +153,10 @@ def train(task: TrainerTask, run: TrialRun, speaker: Speaker | None) -> Trained:
     config = AutoConfig.from_pretrained(run.folder.model_config)
     if workload.model.from_config is not None and (model := models.take_prefetched_model(spec)) is None:
         model = models.random_model(kind, config, attention, workload.model.trust_remote_code)
-    arguments = training_arguments(params, workload, run.total_steps, spec.seed, on_gpu, spec.trial_dir, settings)
+    kind_of_arguments, more = task.arguments(params)
+    arguments = training_arguments(
+        params, workload, run.total_steps, spec.seed, on_gpu, spec.trial_dir, settings, kind_of_arguments, more
+    )
     if model is None:
         model = models.pretrained_model(kind, workload.model, config, attention, spec.seed)
     if params.has_fused_output_layer:

@@ -3,7 +3,9 @@
 import dataclasses
 import math
 import os
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Any
 
 from transformers import TrainingArguments
@@ -75,8 +77,11 @@ def training_arguments(
     on_gpu: bool,
     folder: str,
     deepspeed: dict[str, Any],
+    kind: type[TrainingArguments] = TrainingArguments,
+    more: Mapping[str, Any] = MappingProxyType({}),
 ) -> TrainingArguments:
-    """The trial's arguments. Making them starts torch.distributed and announces the ZeRO stage to transformers."""
+    """The trial's arguments, of a class and with more of its fields that the task says. Making them starts
+    torch.distributed and announces the ZeRO stage to transformers."""
     searched = {
         dimension.argument: dimension.to_argument(value, steps)
         for name, dimension in DIMENSIONS.items()
@@ -88,8 +93,8 @@ def training_arguments(
     owned |= {"report_to": "none", "eval_strategy": "no", "save_strategy": "no", "logging_strategy": "no"}
     owned["logging_nan_inf_filter"] = False  # it would wait for the GPU at every step, and hide a divergence
     owned["average_tokens_across_devices"] = False  # the loss is already divided by the whole global batch's tokens
-    given: dict[str, Any] = {"optim": "adamw_torch_fused", "dataloader_pin_memory": on_gpu}
-    arguments = TrainingArguments(**(given | workload.training_arguments | searched | owned))
+    given: dict[str, Any] = {"optim": "adamw_torch_fused", "dataloader_pin_memory": on_gpu, **more}
+    arguments = kind(**(given | workload.training_arguments | searched | owned))
     if not on_gpu and params.world_size > 1:
         # There accelerate starts torch.distributed without DeepSpeed's part, and ZeRO-3, loading, would see one rank.
         from deepspeed import comm

@@ -26,6 +26,7 @@ TASKS = {
     "causal_lm": "carbonopt.train.tasks.causal_lm:CausalLM",
     "script": "carbonopt.train.tasks.script:Script",
     "reward": "carbonopt.train.tasks.reward:Reward",
+    "dpo": "carbonopt.train.tasks.dpo:DPO",
     "sft": "carbonopt.train.tasks.sft:SFT",
     "classification": "carbonopt.train.tasks.classification:Classification",
     "seq2seq": "carbonopt.train.tasks.seq2seq:Seq2Seq",

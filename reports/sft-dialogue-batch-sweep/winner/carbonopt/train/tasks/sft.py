@@ -11,7 +11,7 @@ from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.trial import Prepared
 from carbonopt.train.failures import as_bad_input
 from carbonopt.train.tasks.base import Card, Evaluation
-from carbonopt.train.tasks.trainer_task import ExampleTask, ModelKind, Part
+from carbonopt.train.tasks.trainer_task import CAUSAL_LM, ExampleTask, Part
 
 if TYPE_CHECKING:
     import torch
@@ -68,9 +68,7 @@ class SFT(ExampleTask):
     workload: SFTWorkload
     qualities = (PERPLEXITY,)
     card = Card("text-generation", "Text Generation", "a language model that responds to prompts")
-    model_kind = ModelKind(
-        "AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "CAUSAL_LM", "causal language model"
-    )
+    model_kind = CAUSAL_LM
     _loss: "TokenLoss"  # of the model that `begin` was told
 
     def prepare(self, space: Space, folder: PreparedFolder, fingerprint: str) -> Prepared:
