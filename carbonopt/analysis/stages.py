@@ -160,7 +160,8 @@ def _stopped_early(record: TrialRecord, data: StudyData) -> StoppedEarly | None:
     if record.stop_reason not in (StopReason.CAP, StopReason.TARGET) or Stage.COMPILE not in parts:
         return None
     first_step_kwh = parts[Stage.COMPILE].energy_kwh
-    training_kwh = first_step_kwh + parts.get(Stage.STEPS, StageCost()).energy_kwh
+    others = parts.get(Stage.STEPS, StageCost()) + parts.get(Stage.GENERATION, StageCost())
+    training_kwh = first_step_kwh + others.energy_kwh
     # Without compilation it would say nothing of a trial of one or two steps: the first is half of them.
     if first_step_kwh <= _MOST * training_kwh or not (compiles or done > 2):
         return None
@@ -194,6 +195,8 @@ def _shares(trials: Sequence[Mapping[Stage, StageCost]]) -> Iterator[StageShare]
 def _speed(record: TrialRecord, data: StudyData) -> Speed | None:
     parts, others = record.stages or {}, (record.steps_done or 0) - 1
     steps, first = parts.get(Stage.STEPS), parts.get(Stage.COMPILE)
+    if steps is not None:
+        steps += parts.get(Stage.GENERATION, StageCost())
     batch = record.params.global_batch_size
     if batch is None or data.prepared is None or steps is None or first is None or others < 1 or steps.duration_s <= 0:
         return None

@@ -18,6 +18,7 @@ from carbonopt.core.values import Scalar
 ENUMERATION_LIMIT = 100_000  # values or combinations; what has more counts as infinite
 _EXISTENCE = (  # in some rule
     "global_batch_size", "micro_batch_size_per_gpu", "zero_stage", "offload", "precision", "output_layer",
+    "num_generations",
 )  # fmt: skip
 
 
@@ -51,6 +52,9 @@ class SearchSpace:
             return first_fault(error)
         except BadInput as error:
             return str(error)
+        if params.num_generations and (params.global_batch_size or 0) % params.num_generations:
+            got = f"{params.global_batch_size} and {params.num_generations}"
+            return f"global_batch_size, in completions, must be a multiple of num_generations, but got {got}."
         if params.offload == "parameters" and params.zero_stage != 3:
             return f"offload: parameters needs zero_stage 3, but got {params.zero_stage}."
         if params.offload == "optimizer" and params.zero_stage == 0:
@@ -82,6 +86,7 @@ class SearchSpace:
 
     def check_fits(self, train_examples: int) -> None:
         """Raises BadInput where a global batch needs more examples than the training data has."""
+        train_examples *= min(map(int, values_of(self.space["num_generations"])), default=1)
         domain = self.space["global_batch_size"]
         largest = domain.high if isinstance(domain, Range) else max(map(float, values_of(domain)))
         if largest > train_examples:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
 from typing import Any
 
+from carbonopt.core.config import REWARDS
 from carbonopt.core.study import InputFile
 from carbonopt.export import inputs
 
@@ -15,7 +16,11 @@ _FILES = (
     *("workload.dataset.train_files", "workload.dataset.eval_files", "workload.dataset.database"),
     *("launch.table", "carbon.trace"),
 )
-_FOLDERS = ("workload.model.name_or_path", "workload.tokenizer.name_or_path", "workload.dataset.name_or_path")
+_FOLDERS = (
+    *("workload.model.name_or_path", "workload.tokenizer.name_or_path", "workload.dataset.name_or_path"),
+    *(f"workload.{key}.model" for key in REWARDS),
+)
+_FUNCTIONS = tuple(f"workload.{key}.python" for key in REWARDS)  # FILE.py:FUNCTION
 
 
 # By their input's name: of each file `path` below the input ("": it is that file itself), `bytes`, `sha256` and, of a
@@ -35,6 +40,10 @@ def recorded(study: dict[str, Any], noted: Iterable[InputFile]) -> Files:
             new = [_named(path, names, folder=place in _FOLDERS) for path in paths]
             part, _, key = place.rpartition(".")
             _value(study, part)[key] = new[0] if isinstance(given, str) else new
+    for place in _FUNCTIONS:
+        if given := _value(study, place):
+            path, _, function = given.rpartition(":")
+            _value(study, place.rpartition(".")[0])["python"] = f"{_named(path, names, folder=False)}:{function}"
     return {name: list(_files(PurePath(path), noted)) for path, name in names.items()}
 
 
@@ -76,6 +85,7 @@ def of_workload(study: dict[str, Any], files: Files) -> set[str]:
     for place in (*_FILES, *_FOLDERS):
         value = _value(study, place) if place.startswith("workload.") else None
         names |= {value} if isinstance(value, str) else set(value or ())
+    names |= {value.rpartition(":")[0] for place in _FUNCTIONS if (value := _value(study, place))}
     return {name.removeprefix("./") for name in names}
 
 

@@ -203,8 +203,16 @@ def _hub_name_or_folder(folder: Path, value: Any) -> Any:
     return _absolute(folder, value) if is_folder else value
 
 
+def _reward_file(folder: Path, value: Any) -> Any:
+    """FILE.py:FUNCTION, with the file's path."""
+    path, colon, function = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    return f"{_absolute(folder, path)}{colon}{function}" if colon else value
+
+
 PATHS: dict[tuple[str, ...], Callable[[Path, Any], Any]] = {
     **{("workload", part, "name_or_path"): _hub_name_or_folder for part in ("model", "tokenizer", "dataset")},
+    **{("workload", key, "model"): _hub_name_or_folder for key in ("reward", "gold_reward")},
+    **{("workload", key, "python"): _reward_file for key in ("reward", "gold_reward")},
     **{("workload", "dataset", key): _files for key in ("train_files", "eval_files")},
     ("workload", "files"): _files,
     **dict.fromkeys((("workload", "dataset", "database"), ("workload", "folder")), _absolute),

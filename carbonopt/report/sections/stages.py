@@ -12,6 +12,7 @@ NAMES = {
     Stage.MODEL: "making the model",
     Stage.ENGINE: "making trainer and engine",
     Stage.COMPILE: "the first step",
+    Stage.GENERATION: "generating completions",
     Stage.STEPS: "the other steps",
     Stage.EVALUATION: "evaluation",
     Stage.TEARDOWN: "ending the processes",

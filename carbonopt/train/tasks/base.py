@@ -27,6 +27,7 @@ TASKS = {
     "script": "carbonopt.train.tasks.script:Script",
     "reward": "carbonopt.train.tasks.reward:Reward",
     "dpo": "carbonopt.train.tasks.dpo:DPO",
+    "rlhf": "carbonopt.train.tasks.rlhf:RLHF",
     "sft": "carbonopt.train.tasks.sft:SFT",
     "classification": "carbonopt.train.tasks.classification:Classification",
     "seq2seq": "carbonopt.train.tasks.seq2seq:Seq2Seq",

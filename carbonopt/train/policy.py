@@ -1,0 +1,185 @@
+"""TRL's trainers of a policy in a trial: their own order of prompts, generation and loss, carbonopt's evaluation."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl.models.utils import prepare_deepspeed, unwrap_model_for_generation
+from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.rloo_trainer import RLOOTrainer
+from trl.trainer.utils import use_adapter
+
+from carbonopt.core.trial import Prediction, Stage
+from carbonopt.train import ranks
+from carbonopt.train.client import Speaker
+from carbonopt.train.data.packing import batches_of_rank
+from carbonopt.train.data.prompts import Prompts
+from carbonopt.train.tasks.base import Evaluation, TrialRun
+from carbonopt.train.tasks.rlhf import RLHF
+
+_SHOWN = 12  # completions in the report
+
+
+class _Policy:
+    """What both of TRL's trainers get beside their own: the stage of generating, a reference at every evaluation."""
+
+    speaker: Speaker | None = None  # rank 0's
+    last_loss: torch.Tensor | None = None
+    generated_tokens = 0  # on this rank, in training
+
+    def keep_reference(self: Any, start: str, trusted: bool) -> None:
+        """TRL has none where no divergence is counted; an evaluation tells it all the same."""
+        if self.ref_model is None and not _is_adapted(self.model):
+            options = {"dtype": self.model.dtype, "trust_remote_code": trusted}
+            self.ref_model = prepare_deepspeed(AutoModelForCausalLM.from_pretrained(start, **options), self.accelerator)
+
+    @contextmanager
+    def reference(self: Any) -> Iterator[Any]:
+        """The model that training began with."""
+        if not _is_adapted(self.model):
+            yield self.ref_model
+            return
+        with use_adapter(self.accelerator.unwrap_model(self.model), "ref"):
+            yield self.model_wrapped
+
+    def compute_loss(self, *arguments: Any, **options: Any) -> Any:
+        loss: Any = super().compute_loss(*arguments, **options)  # type: ignore[misc]
+        self.last_loss = loss.detach()
+        return loss
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        return 0  # as loop.TrialTrainer
+
+    def _generate_single_turn(self: Any, *arguments: Any, **options: Any) -> Any:
+        if self.speaker is not None:
+            self.speaker.stage(Stage.GENERATION)
+        completions, log_probs = super()._generate_single_turn(*arguments, **options)  # type: ignore[misc]
+        self.generated_tokens += sum(map(len, completions))
+        ranks.wait_for_device()
+        if self.speaker is not None:
+            self.speaker.stage(Stage.STEPS if self.state.global_step else Stage.COMPILE)
+        return completions, log_probs
+
+
+class _GRPO(_Policy, GRPOTrainer): ...
+
+
+class _RLOO(_Policy, RLOOTrainer): ...
+
+
+def _is_adapted(model: Any) -> bool:
+    return hasattr(model, "peft_config")
+
+
+def policy_trainer(task: RLHF, run: TrialRun, model: Any, arguments: Any) -> Any:
+    """This rank's, on all training prompts."""
+    workload = task.workload
+    start = workload.model.name_or_path
+    if start is None:
+        # TRL loads the reference by its name, which a model of a configuration hasn't.
+        start = str(Path(run.spec.trial_dir) / "start")
+        if ranks.rank() == 0:
+            model.save_pretrained(start)
+        ranks.together()
+    model.config._name_or_path = start
+    tokenizer = AutoTokenizer.from_pretrained(run.folder.tokenizer, padding_side="left", truncation_side="left")
+
+    def reward(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
+        return task.rewards(prompts, completions)
+
+    kind: Any = _GRPO if workload.algorithm == "grpo" else _RLOO
+    texts = Prompts.load(run.folder.root / "train.json").texts
+    trainer = kind(
+        model=model,
+        reward_funcs=[reward],
+        args=arguments,
+        train_dataset=Dataset.from_dict({"prompt": texts}),
+        processing_class=tokenizer,
+    )
+    trainer.keep_reference(start, workload.model.trust_remote_code)
+    return trainer
+
+
+@torch.no_grad()
+def evaluate(task: RLHF, run: TrialRun, trainer: Any) -> Evaluation:
+    """By greedy decoding of all evaluation prompts: the sum of rewards and the number of prompts; beside it the gold
+    reward, the divergence from the start in nats a completion (the sum over its tokens of KL(policy ‖ start), whole
+    distributions), its tokens, and the tokens that training has generated so far."""
+    tokenizer, texts = trainer.processing_class, Prompts.load(run.folder.root / "eval.json").texts
+    own: dict[int, tuple[str, float, int]] = {}  # by prompt: completion, divergence, tokens
+    engine = trainer.model_wrapped
+    engine.eval()
+    for places in batches_of_rank(len(texts), run.eval_batch_size_per_gpu, ranks.rank(), ranks.world_size()):
+        batch = [texts[max(place, 0)] for place in places]
+        prompts, completions = _greedy(trainer, batch, task.workload.max_completion_length)
+        divergences = _divergences(trainer, prompts, completions)
+        written = tokenizer.batch_decode(completions, skip_special_tokens=True)
+        for place, text, divergence, ids in zip(places, written, divergences, completions, strict=True):
+            if place >= 0:
+                own[int(place)] = text, divergence, len(ids)
+    engine.train()
+    asked, said = [texts[place] for place in own], [text for text, _, _ in own.values()]
+    sums = [sum(task.rewards(asked, said)) if own else 0.0]
+    sums += [sum(divergence for _, divergence, _ in own.values()), float(sum(count for _, _, count in own.values()))]
+    sums.append(float(trainer.generated_tokens))
+    if task.gold_rewards is not None:
+        sums.append(sum(task.gold_rewards(asked, said)) if own else 0.0)
+    rewards, divergence, tokens, generated, *gold = ranks.summed(sums)
+    count = len(texts)
+    others = {"kl_nats": divergence / count, "completion_tokens": tokens / count, "generated_tokens": generated}
+    if gold:
+        others["gold_reward"] = gold[0] / count
+    shown = {place: own[place][0] for place in range(min(_SHOWN, count)) if place in own}
+    parts = ranks.gathered(shown)
+    predictions = tuple(
+        Prediction(source=texts[place][-300:], expected="", predicted=text[:300])
+        for place, text in sorted(item for part in parts for item in part.items())
+    )
+    ends = trainer.state.global_step >= run.total_steps
+    return Evaluation(rewards, count, others, predictions if ends else ())
+
+
+def _greedy(trainer: Any, texts: list[str], most: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Token ids of the prompts, and of what greedy decoding makes of them, the end token included."""
+    tokenizer, device = trainer.processing_class, ranks.device()
+    prompts = tokenizer(text=texts)["input_ids"]
+    given = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt").to(device)
+    gathers = trainer.args.ds3_gather_for_generation
+    with unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator, gathers) as model:
+        ends = {tokenizer.eos_token_id}
+        made = model.generate(
+            **given,
+            do_sample=False,
+            num_beams=1,
+            max_new_tokens=most,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=list(ends),
+            use_cache=True,
+        )
+    completions = []
+    for row in made[:, given["input_ids"].shape[1] :].tolist():
+        length = next((place + 1 for place, token in enumerate(row) if token in ends), len(row))
+        completions.append(row[:length])
+    return prompts, completions
+
+
+def _divergences(trainer: Any, prompts: list[list[int]], completions: list[list[int]]) -> list[float]:
+    """Of each completion, in nats. Rows begin with their prompt, so that positions are the same in every model."""
+    device = ranks.device()
+    rows = [torch.tensor(prompt + completion) for prompt, completion in zip(prompts, completions, strict=True)]
+    tokens = pad_sequence(rows, batch_first=True).to(device)
+    lengths = torch.tensor([len(row) for row in rows], device=device)[:, None]
+    begins = torch.tensor([len(prompt) for prompt in prompts], device=device)[:, None]
+    places = torch.arange(tokens.shape[1], device=device)[None]
+    given = {"input_ids": tokens, "attention_mask": (places < lengths).long()}
+    policy = trainer.model_wrapped(**given).logits.float().log_softmax(-1)
+    with trainer.reference() as model:
+        start = model(**given).logits.float().log_softmax(-1)
+    of_each = (policy.exp() * (policy - start)).sum(-1)  # of the token behind each place
+    counts = (places >= begins - 1) & (places < lengths - 1)
+    return (of_each * counts).sum(1).tolist()  # type: ignore[no-any-return]

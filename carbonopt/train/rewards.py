@@ -1,0 +1,98 @@
+"""What a completion is worth: by a function of the user's own, or by a reward model."""
+
+import importlib.util
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers.integrations import deepspeed as announced
+
+from carbonopt.core.errors import BadInput, shortened
+from carbonopt.train import ranks
+from carbonopt.train.data.pair_rows import Frame
+from carbonopt.train.failures import reason
+from carbonopt.train.model import unloadable
+from carbonopt.train.tasks.rlhf import RewardSource
+
+Rewards = Callable[[Sequence[str], Sequence[str]], list[float]]  # of prompts and completions, one number each
+
+_AT_ONCE = 32  # texts in a forward pass of a reward model
+
+
+def load_rewards(source: RewardSource, key: str) -> Rewards:
+    """`key`: its name in the study file. Raises BadInput if there is no such function or model."""
+    return _of_function(source.python, key) if source.python is not None else _of_model(str(source.model), key)
+
+
+def _of_function(place: str, key: str) -> Rewards:
+    path, _, name = place.rpartition(":")
+    try:
+        spec = importlib.util.spec_from_file_location(f"carbonopt_{Path(path).stem}", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise BadInput(f"workload.{key}.python: {path} can't be imported: {reason(error)}.") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise BadInput(f"workload.{key}.python must be FILE.py:FUNCTION, but {path} has no function {name}.")
+
+    def rewards(prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
+        try:
+            given = function(prompts=list(prompts), completions=list(completions))
+        except Exception as error:
+            raise BadInput(f"{name} of {path} fails: {type(error).__name__}: {reason(error)}.") from error
+        rule = (
+            f"{name} of {path} must return a list of one finite number for each of the {len(completions)} completions"
+        )
+        try:
+            values = [float(value) for value in given]
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"{rule}, but returned {shortened(given)}.") from error
+        if len(values) != len(completions) or not all(map(math.isfinite, values)):
+            raise BadInput(f"{rule}, but returned {shortened(values)}.")
+        return values
+
+    return rewards
+
+
+def _of_model(name: str, key: str) -> Rewards:
+    """The score of a prompt with its completion, as the task reward has trained it."""
+    with unloadable(f"model of workload.{key}", name), _whole():
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        model: Any = AutoModelForSequenceClassification.from_pretrained(name, dtype=torch.float32)
+    if model.config.num_labels != 1:
+        rule = f"workload.{key}.model must be a reward model, which has one score"
+        raise BadInput(f"{rule}, but {name} has {model.config.num_labels} outputs; give one of the task reward.")
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    model = model.to(ranks.device()).eval()
+
+    @torch.no_grad()
+    def rewards(prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
+        texts = [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
+        frame = Frame.around(tokenizer, texts[0], ends=False)
+        scores: list[float] = []
+        for start in range(0, len(texts), _AT_ONCE):
+            rows = tokenizer(texts[start : start + _AT_ONCE], add_special_tokens=False)["input_ids"]
+            rows = [[*frame.before, *row, *frame.after] for row in rows]
+            batch = tokenizer.pad({"input_ids": rows}, padding_side="right", return_tensors="pt").to(ranks.device())
+            scores += model(**batch).logits[:, 0].float().tolist()
+        return scores
+
+    return rewards
+
+
+@contextmanager
+def _whole() -> Iterator[None]:
+    """While a ZeRO-3 configuration is announced to transformers, it partitions whatever it loads."""
+    before = announced._hf_deepspeed_config_weak_ref
+    announced.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        announced._hf_deepspeed_config_weak_ref = before

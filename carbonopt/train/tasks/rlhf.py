@@ -1,0 +1,187 @@
+"""Reinforcement learning of a language model from rewards, by TRL's trainers: GRPO (arXiv 2402.03300) and RLOO (arXiv
+2402.14740). Judged by the mean reward of what greedy decoding makes of the evaluation prompts."""
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from carbonopt.core.config import (
+    Dataset,
+    Frozen,
+    ModelWorkload,
+    Name,
+    SequenceLength,
+    Space,
+    may_be_other_than,
+    values_of,
+)
+from carbonopt.core.dimensions import TrainingParams
+from carbonopt.core.errors import BadInput
+from carbonopt.core.files import PreparedFolder
+from carbonopt.core.quality import REWARD
+from carbonopt.core.trial import Prepared
+from carbonopt.train.client import Speaker
+from carbonopt.train.failures import as_bad_input
+from carbonopt.train.tasks.base import Card, Evaluation, TrialRun
+from carbonopt.train.tasks.trainer_task import CAUSAL_LM, TrainerTask
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, TrainingArguments
+
+    from carbonopt.train.rewards import Rewards
+
+DEFAULT_KL_COEFFICIENT = 0.04  # of the GRPO paper; TRL's own default leaves the reference model out
+
+
+class RewardSource(Frozen):
+    """A reward model's folder or hub name, or a function of the user's own, FILE.py:FUNCTION."""
+
+    model: Name | None = None
+    python: Name | None = None
+
+    one_of = ("model", "python")
+
+    def faults(self) -> dict[str, bool]:
+        unnamed = self.python is not None and ":" not in self.python
+        return {f"python must be FILE.py:FUNCTION, but is {self.python!r}": unnamed}
+
+    @property
+    def file(self) -> str | None:
+        return None if self.python is None else self.python.rpartition(":")[0]
+
+
+class PromptDataset(Dataset, extra="forbid"):
+    builtin: Literal["python-docs"] | None = None
+    prompt_column: Name = "prompt"
+
+
+class RLHFWorkload(ModelWorkload, extra="forbid"):
+    task: Literal["rlhf"]
+    algorithm: Literal["grpo", "rloo"] = "grpo"
+    dataset: PromptDataset
+    sequence_length: SequenceLength  # of a prompt, at most
+    max_completion_length: SequenceLength  # of an evaluation's completions, and, unless searched, of training's
+    reward: RewardSource
+    gold_reward: RewardSource | None = None  # what the reward stands for, where that can be had: shown beside it
+    temperature: float = 1.0
+
+    def faults(self) -> dict[str, bool]:
+        untokenized = self.tokenizer is None and self.model.name_or_path is None
+        return {
+            "a model from_config has no tokenizer: give workload.tokenizer, such as {kind: char}": untokenized,
+            f"temperature must be above 0, but is {self.temperature:g}": self.temperature <= 0,
+        }
+
+
+class RLHF(TrainerTask):
+    settings = RLHFWorkload
+    workload: RLHFWorkload
+    qualities = (REWARD,)
+    card = Card("text-generation", "Text Generation", "a language model that has learnt from rewards")
+    model_kind = CAUSAL_LM
+    imported_ahead = ("carbonopt.train.policy",)
+
+    def check(self, space: Space) -> None:
+        if space["num_generations"] is None:
+            raise BadInput("search.space.num_generations is missing: the task rlhf needs it, such as 8.")
+        for key, source in {"reward": self.workload.reward, "gold_reward": self.workload.gold_reward}.items():
+            if source is not None and source.file is not None and not Path(source.file).is_file():
+                raise BadInput(f"workload.{key}.python: no file {source.file}; give FILE.py:FUNCTION.")
+            model = None if source is None or source.model is None else Path(source.model)
+            if model is not None and model.is_absolute() and not model.is_dir():
+                raise BadInput(f"workload.{key}.model: no folder {model}; give a reward model's.")
+
+    def input_files(self) -> tuple[str, ...]:
+        sources = (self.workload.reward, self.workload.gold_reward)
+        return (*super().input_files(), *(source.file for source in sources if source and source.file))
+
+    @cached_property
+    def rewards(self) -> "Rewards":
+        from carbonopt.train.rewards import load_rewards
+
+        return load_rewards(self.workload.reward, "reward")
+
+    @cached_property
+    def gold_rewards(self) -> "Rewards | None":
+        from carbonopt.train.rewards import load_rewards
+
+        gold = self.workload.gold_reward
+        return None if gold is None else load_rewards(gold, "gold_reward")
+
+    def prepare(self, space: Space, folder: PreparedFolder, fingerprint: str) -> Prepared:
+        from carbonopt.train import imports, model
+        from carbonopt.train.data import prompts, tokens
+
+        if may_be_other_than(space["output_layer"], "standard"):
+            raise BadInput("output_layer must be standard: TRL's trainers bring a fused one of their own.")
+        workload, kind, length = self.workload, self.model_kind, self.workload.sequence_length
+        with as_bad_input("dataset"):
+            split = prompts.read_prompts(workload.dataset)
+        with as_bad_input("tokenizer"):
+            tokenizer = tokens.make_encoder(workload, *(part.plain_texts for part in split)).tokenizer
+            prompts.complete(tokenizer, can_grow=workload.model.from_config is not None)
+            train, evaluation = (part.kept(tokenizer, length) for part in split)
+        with as_bad_input("model"):
+            config = model.model_config(kind, workload, tokenizer)
+            self._check_positions(config, space)
+            model.fetch_weights(kind, workload.model)
+            parameters = model.parameter_count(kind, config, workload.model.trust_remote_code)
+        for rewards in (self.rewards, self.gold_rewards):
+            if rewards is not None:
+                rewards(evaluation.texts[:2], ["a completion"] * len(evaluation.texts[:2]))
+        train.save(folder.root / "train.json")
+        evaluation.save(folder.root / "eval.json")
+        tokenizer.save_pretrained(folder.tokenizer)
+        config.save_pretrained(folder.model_config)
+        return Prepared(
+            fingerprint=fingerprint,
+            train_examples=len(train.texts),
+            eval_examples=len(evaluation.texts),
+            vocab_size=len(tokenizer),
+            model_parameters=parameters,
+            notes=(*train.notes, *evaluation.notes),
+            versions=imports.package_versions(),
+        )
+
+    def _check_positions(self, config: Any, space: Space) -> None:
+        longest = max([self.workload.max_completion_length, *map(int, values_of(space["max_completion_length"]))])
+        positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+        if isinstance(positions, int) and 0 < positions < self.workload.sequence_length + longest:
+            rule = "sequence_length + max_completion_length must be at most the model's number of positions"
+            raise BadInput(f"{rule}, but got {self.workload.sequence_length} + {longest} and {positions}.")
+
+    def arguments(self, params: TrainingParams) -> "tuple[type[TrainingArguments], dict[str, Any]]":
+        from trl.trainer.grpo_config import GRPOConfig
+        from trl.trainer.rloo_config import RLOOConfig
+
+        kl_coefficient = DEFAULT_KL_COEFFICIENT if params.kl_coefficient is None else params.kl_coefficient
+        given: dict[str, Any] = {
+            "num_generations": params.num_generations,
+            "max_completion_length": params.max_completion_length or self.workload.max_completion_length,
+            "beta": kl_coefficient,
+            "temperature": self.workload.temperature,
+            "disable_dropout": True,  # likelihoods are compared with those of another pass
+            "gradient_checkpointing": False,  # TRL's default is on
+        }
+        return (GRPOConfig if self.workload.algorithm == "grpo" else RLOOConfig), given
+
+    def trainer(self, run: TrialRun, model: Any, arguments: "TrainingArguments") -> Any:
+        from carbonopt.train.policy import policy_trainer
+
+        return policy_trainer(self, run, model, arguments)
+
+    def before_steps(self, run: TrialRun, trainer: Any, speaker: Speaker | None) -> None:
+        trainer.speaker = speaker
+
+    def evaluate(self, run: TrialRun, trainer: Any) -> Evaluation:
+        from carbonopt.train.policy import evaluate
+
+        return evaluate(self, run, trainer)
+
+    def example_loss(self, model: "PreTrainedModel", folder: PreparedFolder) -> "torch.Tensor":
+        import torch
+
+        tokens = torch.zeros(2, self.workload.sequence_length, dtype=torch.int64, device=model.device)
+        logits: torch.Tensor = model(input_ids=tokens).logits
+        return logits.float().logsumexp(-1).sum()
