@@ -1,6 +1,7 @@
 """A rank that is forked from a process which has imported everything: the module of the fork server, whose forks call
 `run`. Importing touches no GPU: the forks of a process that has opened one can't use it."""
 
+import importlib
 import json
 import os
 import select
@@ -13,19 +14,31 @@ import huggingface_hub.constants
 import torch
 from transformers import AutoConfig
 
-from carbonopt.core.events import CRASH_EXIT, FINGERPRINT, GATE_FD, GPU_UUIDS, LIKELY_SEED, PREPARED, PREPARES, SPEC_FD
+from carbonopt.core.events import (
+    CRASH_EXIT,
+    FINGERPRINT,
+    GATE_FD,
+    GPU_UUIDS,
+    LIKELY_SEED,
+    PREPARED,
+    PREPARES,
+    SPEC_FD,
+    TASK,
+)
 from carbonopt.core.files import PreparedFolder
 from carbonopt.core.trial import Prepared
 from carbonopt.train import prepare, worker
 from carbonopt.train.imports import import_all
 from carbonopt.train.model import parameter_count, prefetch_model
-from carbonopt.train.tasks.base import training_task
+from carbonopt.train.tasks.base import task_class, training_task
 from carbonopt.train.tasks.trainer_task import TrainerTask
 
 _LOOK_EVERY_S = 0.05
 _MOST_WARMED_UP = 60_000_000  # parameters, with gradients and optimizer 1 GB, beside another trial that runs
 
 import_all()
+for module in task_class(os.environ[TASK]).imported_ahead if TASK in os.environ else ():
+    importlib.import_module(module)
 
 
 def unfit() -> str | None:

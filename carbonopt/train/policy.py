@@ -58,12 +58,13 @@ class _Policy:
     def _generate_single_turn(self: Any, *arguments: Any, **options: Any) -> Any:
         if self.speaker is not None:
             self.speaker.stage(Stage.GENERATION)
-        completions, log_probs = super()._generate_single_turn(*arguments, **options)  # type: ignore[misc]
+        made = super()._generate_single_turn(*arguments, **options)  # type: ignore[misc]
+        completions = made[0] if isinstance(made, tuple) else made  # GRPO's are with their likelihoods
         self.generated_tokens += sum(map(len, completions))
         ranks.wait_for_device()
         if self.speaker is not None:
             self.speaker.stage(Stage.STEPS if self.state.global_step else Stage.COMPILE)
-        return completions, log_probs
+        return made
 
 
 class _GRPO(_Policy, GRPOTrainer): ...

@@ -114,8 +114,10 @@ def test_what_affects_the_quality_and_what_the_cost_of_a_step() -> None:
         "micro_batch_size_per_gpu", "zero_stage", "offload", "world_size", "gradient_checkpointing", "torch_compile",
         "attention_implementation",
     }  # fmt: skip
-    assert quality & cost == {"global_batch_size", "precision", "output_layer", "lora_rank"}
-    assert set(affecting("memory")) == cost - {"global_batch_size"}, "micro batches are what is in memory at once"
+    completions = {"num_generations", "max_completion_length", "kl_coefficient"}
+    assert quality & cost == {"global_batch_size", "precision", "output_layer", "lora_rank", *completions}
+    at_once = cost - {"global_batch_size", "num_generations", "kl_coefficient"}
+    assert set(affecting("memory")) == at_once, "micro batches are what is in memory at once"
 
 
 def test_what_a_compiled_run_compiles_anew_for() -> None:

@@ -13,6 +13,7 @@ from carbonopt.core.events import (
     LIKELY_SEED,
     PREPARED,
     PREPARES,
+    TASK,
     WORKLOAD,
     Exited,
     Failed,
@@ -146,7 +147,8 @@ class ProcessLauncher:
             random_model = workload.model is not None and workload.model.from_config is not None
             self._of_the_study |= {PREPARED: str(paths.prepared.resolve()), FINGERPRINT: fingerprint}
             self._of_the_study[LIKELY_SEED] = str(config.search.seed) if random_model else ""
-            self._fork_server = ForkServer("carbonopt.train.forked_rank", self._environment, log)
+            environment = self._environment | {TASK: workload.task}
+            self._fork_server = ForkServer("carbonopt.train.forked_rank", environment, log)
         if self._preparation.is_needed and (self._fork_server is None or self._launch.gpus):
             self._preparation.start()
         return self._preparation.is_needed

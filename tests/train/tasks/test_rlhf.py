@@ -109,7 +109,7 @@ def test_a_reward_model_scores_as_the_task_reward_has_trained_it(tmp_path):
 @pytest.mark.parametrize(
     ("text", "function", "said"),
     [
-        ("def f(prompts, completions): return [1.0]", "f", "one finite number for each of the 2 completions, but returned"),
+        ("def f(prompts, completions): return [1.0]", "f", "for each of the 2 completions, but returned"),
         ("def f(prompts, completions): return [1.0, float('nan')]", "f", "one finite number for each of"),
         ("def f(prompts, completions): return ['good', 'bad']", "f", "one finite number for each of"),
         ("def f(prompts, completions): return 1 / 0", "f", "f of .* fails: ZeroDivisionError: "),
@@ -127,9 +127,12 @@ def test_a_function_that_is_none_is_refused(text, function, said, tmp_path):
 # ------------------------------------------------------------------------------------------------------------- trials
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", pytest.param("rloo", marks=pytest.mark.slow)])
-def test_it_learns_and_says_how_far_it_has_gone(algorithm, tmp_path, trial):
-    run = trial(at=prepared_in(tmp_path, algorithm=algorithm, gold_reward={"python": VOWELS}), epochs=6)
+@pytest.mark.parametrize(
+    ("algorithm", "learning_rate"), [("grpo", 1e-2), pytest.param("rloo", 3e-3, marks=pytest.mark.slow)]
+)
+def test_it_learns_and_says_how_far_it_has_gone(algorithm, learning_rate, tmp_path, trial):
+    at = prepared_in(tmp_path, algorithm=algorithm, gold_reward={"python": VOWELS})
+    run = trial(at=at, epochs=6, learning_rate=learning_rate)
     first, last = run.points
     assert last.count == EVAL_PROMPTS and last.value > 0.6
     assert others(run, "gold_reward") == pytest.approx([first.value, last.value])

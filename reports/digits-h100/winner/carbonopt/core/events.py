@@ -10,6 +10,7 @@ from carbonopt.core.values import Frozen, Whole
 CHANNEL_FD = "CARBONOPT_CHANNEL_FD"  # of the channel
 SPEC_FD = "CARBONOPT_SPEC_FD"  # of a file that will hold the trial's specification
 GATE_FD = "CARBONOPT_GATE_FD"  # of a pipe that ends once it does
+TASK = "CARBONOPT_TASK"  # that forked trials will train
 PREPARES = "CARBONOPT_PREPARES"  # set: what is forked prepares the data, and its specification says from what
 PREPARED = "CARBONOPT_PREPARED"  # the folder of the tokenized data and the model's configuration
 FINGERPRINT = "CARBONOPT_FINGERPRINT"  # of the workload that this folder is made for

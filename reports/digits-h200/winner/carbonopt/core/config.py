@@ -120,6 +120,7 @@ class Dataset(Frozen, extra="allow"):
         }
 
 
+REWARDS = ("reward", "gold_reward")  # of the task rlhf: where a reward comes from, a model or a function
 SequenceLength = Annotated[int, Field(ge=2, le=1_048_576)]  # tokens
 
 
@@ -155,7 +156,8 @@ class Workload(Frozen, extra="allow"):
     def names_or_paths(self) -> dict[str, str]:
         """Hub names and folders, by the key that has them."""
         parts = {"model": self.model, "tokenizer": self.tokenizer, "dataset": self.dataset}
-        return {key: part.name_or_path for key, part in parts.items() if part and part.name_or_path is not None}
+        names = {key: part.name_or_path for key, part in parts.items() if part and part.name_or_path is not None}
+        return names | {key: model for key in REWARDS if (model := dict(getattr(self, key, None) or {}).get("model"))}
 
 
 class ModelWorkload(Workload):

@@ -53,6 +53,7 @@ class Stage(StrEnum):
     MODEL = "model"  # torch.distributed, the model and its weights
     ENGINE = "engine"  # the Trainer, DeepSpeed's engine, the optimizer
     COMPILE = "compile"  # the first optimizer step: compilation and whatever else only the first one does, and the step
+    GENERATION = "generation"  # completions that are trained on, in all steps
     STEPS = "steps"  # the other steps
     EVALUATION = "evaluation"
     TEARDOWN = "teardown"  # ending its processes

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from carbonopt.core.config import Space
+from carbonopt.core.config import REWARDS, Space
 from carbonopt.core.dimensions import SEARCHED, TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import PreparedFolder, write_json
@@ -33,7 +33,9 @@ def rerun(folder: Path, places: dict[str, str]) -> None:
     workload = yaml.safe_load((folder / WORKLOAD).read_bytes())
     recorded = workload.pop(RECORDED)
     workload["evaluations"] = 1  # the others are for a study that may stop the trial
-    workload |= {key: _placed(workload[key], places) for key in ("model", "tokenizer", "dataset") if key in workload}
+    workload |= {
+        key: _placed(workload[key], places) for key in ("model", "tokenizer", "dataset", *REWARDS) if key in workload
+    }
     params = TrialParams.from_record(json.loads((folder / PARAMS).read_bytes()))
     output = folder / OUTPUT
     output.mkdir(exist_ok=True)
@@ -52,7 +54,9 @@ def rerun(folder: Path, places: dict[str, str]) -> None:
     if quality == PERPLEXITY.name:  # as in records, for those who read them from before there were other qualities
         result |= {quality: value, "nll_sum": last.sum, "eval_tokens": last.count}
     write_json(output / RESULT, result)
-    compared = f"recorded {with_seed}: {recorded['value']:.6g} ({value / recorded['value'] - 1:+.2g} relative)"
+    before = recorded["value"]
+    difference = f"{value / before - 1:+.2g} relative" if before else f"{value - before:+.2g}"
+    compared = f"recorded {with_seed}: {before:.6g} ({difference})"
     print(f"{quality} {value:.6g} {with_seed}; {compared}. Another seed gives another {quality}.")
 
 
@@ -62,7 +66,10 @@ def _placed(value: Any, places: dict[str, str]) -> Any:
         return {key: _placed(part, places) for key, part in value.items()}
     if isinstance(value, list):
         return [_placed(part, places) for part in value]
-    return places.get(value.removeprefix("./"), value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    file, colon, function = value.rpartition(":")  # as a reward's function is named
+    return f"{places[file]}:{function}" if colon and file in places else places.get(value.removeprefix("./"), value)
 
 
 def _trained(task: TrainingTask, params: TrialParams, recorded: dict[str, Any], output: Path) -> Trained:

@@ -34,7 +34,8 @@ def run_trial(spec: TrialSpec, speaker: Speaker | None) -> Trained:
     if params.world_size != (processes := ranks.world_size()):
         raise BadInput(f"world_size must be the number of processes, but got {params.world_size} and {processes}.")
     ranks.check_devices()
-    steps = total_steps(prepared.train_examples, params.global_batch_size, params.epochs)
+    examples = prepared.train_examples * (params.num_generations or 1)  # completions, of so many prompts
+    steps = total_steps(examples, params.global_batch_size, params.epochs)
     return task.train(TrialRun(spec, task.workload, folder, prepared, steps), speaker)
 
 

@@ -83,6 +83,7 @@ _batch_size = partial(Dimension, lowest=1, integer=True, feature=math.log)
 _MICRO_BATCH_KEYS, _ZERO_KEYS = ("train_micro_batch_size_per_gpu",), ("zero_optimization.stage",)
 _OFFLOADS = ("offload_optimizer.device", "offload_param.device", "cpu_offload", "cpu_offload_param")
 _OFFLOAD_KEYS = tuple(f"zero_optimization.{key}" for key in _OFFLOADS)
+_DPO, _RLHF = ("dpo",), ("rlhf",)
 _of_steps = partial(Dimension, argument="warmup_steps", to_argument=lambda ratio, steps: math.ceil(ratio * steps))
 
 
@@ -137,11 +138,23 @@ class TrialParams(Frozen, extra="allow"):
         int | None, Dimension("LoRA rank", _ALL, integer=True, feature=lambda value: math.log(value + 1))
     ] = None
     beta: Annotated[  # of the deviation from the model that DPO begins with (arXiv 2305.18290, equation 7)
-        float | None, Dimension("beta", ("quality",), above=True, feature=math.log, tasks=("dpo",))
+        float | None, Dimension("beta", ("quality",), above=True, feature=math.log, tasks=_DPO)
     ] = None
     label_smoothing: Annotated[  # share of the pairs that are taken to be labelled the wrong way round
         float | None,
-        Dimension("label smoothing", ("quality",), highest=0.5, feature=lambda value: 10 * value, tasks=("dpo",)),
+        Dimension("label smoothing", ("quality",), highest=0.5, feature=lambda value: 10 * value, tasks=_DPO),
+    ] = None
+    num_generations: Annotated[  # completions of a prompt, which are compared with each other
+        int | None,
+        Dimension("generations", ("quality", "cost"), lowest=2, integer=True, feature=math.log, tasks=_RLHF),
+    ] = None
+    max_completion_length: Annotated[  # tokens, in training
+        int | None,
+        Dimension("completion", ("quality", "cost", "memory"), lowest=1, integer=True, feature=math.log, tasks=_RLHF),
+    ] = None
+    kl_coefficient: Annotated[  # of the divergence from the model that training begins with; 0: none is counted
+        float | None,
+        Dimension("KL coefficient", ("quality", "cost"), feature=lambda value: math.log(value + 0.001), tasks=_RLHF),
     ] = None
 
     @property

@@ -180,11 +180,21 @@ PREFERENCE_ACCURACY = Quality(
     lowest=0.0,
     highest=1.0,
 )
+REWARD = Quality(
+    name="reward",
+    label="Reward",
+    definition="Reward is the mean, over the evaluation prompts, of what the reward function or model gives to the "
+    "completion that greedy decoding makes.",
+    direction="maximize",
+    lowest=-math.inf,
+    highest=math.inf,
+    link="identity",
+)
 
 QUALITIES: dict[str, Quality] = {
     quality.name: quality
     for quality in (
-        *(PERPLEXITY, ACCURACY, MACRO_F1, EXACT_MATCH, CANONICAL_MATCH, EXECUTION_MATCH, PREFERENCE_ACCURACY),
+        *(PERPLEXITY, ACCURACY, MACRO_F1, EXACT_MATCH, CANONICAL_MATCH, EXECUTION_MATCH, PREFERENCE_ACCURACY, REWARD),
     )
 }
 

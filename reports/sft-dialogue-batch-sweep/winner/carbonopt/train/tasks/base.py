@@ -27,6 +27,7 @@ TASKS = {
     "script": "carbonopt.train.tasks.script:Script",
     "reward": "carbonopt.train.tasks.reward:Reward",
     "dpo": "carbonopt.train.tasks.dpo:DPO",
+    "rlhf": "carbonopt.train.tasks.rlhf:RLHF",
     "sft": "carbonopt.train.tasks.sft:SFT",
     "classification": "carbonopt.train.tasks.classification:Classification",
     "seq2seq": "carbonopt.train.tasks.seq2seq:Seq2Seq",
@@ -108,6 +109,7 @@ class Task(ABC):
 
     settings: ClassVar[type[Workload]]  # its part of the study file, under `workload`
     qualities: ClassVar[tuple[Quality, ...]]  # by one of which it is judged, usually the first; none listed: by any
+    imported_ahead: ClassVar[tuple[str, ...]] = ()  # modules that its trials need beside what all need
     own_dimensions: ClassVar[bool] = False  # the search space is the user's: any names, none of them required
 
     def __init__(self, workload: Workload) -> None:
