@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from carbonopt.core.config import LocalLaunch, StudyConfig
+from carbonopt.core.config import REWARDS, LocalLaunch, StudyConfig
 from carbonopt.core.errors import BEFORE_FIRST_TRIAL, BadInput, StudyInterrupted
 from carbonopt.core.space import SearchSpace
 from carbonopt.core.trial import Node, Prepared, TrialSpec
@@ -44,7 +44,8 @@ class LocalEngine(Engine):
                     raise BadInput(f"workload.dataset.{key}: no file {file}; give an existing one.")
         for key, name in self._workload.names_or_paths.items():
             if Path(name).is_absolute() and not os.path.isdir(name):  # noqa: PTH112
-                raise BadInput(f"workload.{key}.name_or_path: no folder {name}; give a local folder or a hub name.")
+                where = f"workload.{key}.{'model' if key in REWARDS else 'name_or_path'}"
+                raise BadInput(f"{where}: no folder {name}; give a local folder or a hub name.")
 
     def begin(
         self, paths: StudyPaths, fingerprint: str, observer: EngineObserver, interrupted: Callable[[], bool]

@@ -88,9 +88,6 @@ class RLHF(TrainerTask):
         for key, source in {"reward": self.workload.reward, "gold_reward": self.workload.gold_reward}.items():
             if source is not None and source.file is not None and not Path(source.file).is_file():
                 raise BadInput(f"workload.{key}.python: no file {source.file}; give FILE.py:FUNCTION.")
-            model = None if source is None or source.model is None else Path(source.model)
-            if model is not None and model.is_absolute() and not model.is_dir():
-                raise BadInput(f"workload.{key}.model: no folder {model}; give a reward model's.")
 
     def input_files(self) -> tuple[str, ...]:
         sources = (self.workload.reward, self.workload.gold_reward)

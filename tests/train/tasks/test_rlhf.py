@@ -18,6 +18,7 @@ from carbonopt.core.events import FINISHED_EXIT, StageBegun
 from carbonopt.core.files import PreparedFolder
 from carbonopt.core.space import SearchSpace
 from carbonopt.core.trial import Stage
+from carbonopt.study.check import check
 from carbonopt.study.file import parse_study
 from carbonopt.train.prepare import PrepareSpec, prepare
 from carbonopt.train.rewards import load_rewards
@@ -217,12 +218,21 @@ def test_settings_that_can_not_be_are_refused(changes, space, said, tmp_path):
     [
         ({}, {"num_generations": None}, "search.space.num_generations is missing"),
         ({"reward": {"python": "/nowhere/mine.py:f"}}, {}, "workload.reward.python: no file /nowhere/mine.py"),
-        ({"gold_reward": {"model": "/nowhere"}}, {}, "workload.gold_reward.model: no folder /nowhere"),
+        ({"gold_reward": {"python": "/nowhere/mine.py:f"}}, {}, "workload.gold_reward.python: no file"),
     ],
 )
 def test_what_is_not_there_is_said_before_anything_is_started(changes, space, said, tmp_path):
     with pytest.raises(BadInput, match=said):
         task_for(workload(tmp_path, **changes)).check(Space.model_validate({**SPACE, **space}))
+
+
+def test_a_reward_model_that_is_not_there_is_said_before_anything_is_started(tmp_path):
+    raw = study().config.model_dump(mode="json", exclude_none=True)
+    given = {**workload(tmp_path), "reward": {"model": "/nowhere"}}
+    raw |= {"target": {"reward": 0.5}, "workload": given, "search": {"space": SPACE}, "launch": {"gpus": []}}
+    raw["launch"]["kind"] = "local"
+    with pytest.raises(BadInput, match="workload.reward.model: no folder /nowhere"):
+        check(parse_study(raw, "study.yaml"))
 
 
 @pytest.mark.parametrize(
