@@ -11,6 +11,7 @@ from carbonopt.cli.check import describe_study
 from carbonopt.energy.intensity import reference_intensity
 from carbonopt.study.check import check
 from carbonopt.study.file import load_study
+from carbonopt.study.pipeline import PipelineFile
 from carbonopt.train.deepspeed_keys import check_deepspeed_keys
 
 ROOT = Path(__file__).parent.parent
@@ -21,6 +22,12 @@ PIECES = sorted((ROOT / "configs").glob("*/*.yaml"))
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_every_study_is_valid(path: Path, tmp_path: Path) -> None:
     """Checked where it stands, with the data that is shipped beside it, and made up what it names in data/."""
+    if (pipeline := PipelineFile.load(path)) is not None:
+        configs = [load_study(pipeline.study(step)) for step in pipeline.pipeline.pipeline]
+        assert [check(config).config.name.removeprefix(f"{path.stem}-") for config in configs] == [
+            step.step for step in pipeline.pipeline.pipeline
+        ]
+        return
     text = path.read_text()
     copy = tmp_path / "studies" / path.name
     shutil.copytree(ROOT / "studies", copy.parent, ignore=shutil.ignore_patterns("*.yaml", "data"))

@@ -18,10 +18,12 @@ import carbonopt
 from carbonopt.core.errors import BadInput, CarbonoptError
 
 if TYPE_CHECKING:
+    from carbonopt.core.config import StudyConfig
     from carbonopt.core.study import StudyData
     from carbonopt.report.document import Document
     from carbonopt.report.studies import StudiesView
     from carbonopt.storage.paths import StudyPaths
+    from carbonopt.study.pipeline import PipelineFile
 
 # Other rooms are imported inside the commands, so that `--help` and a bad study file are answered at once.
 
@@ -55,14 +57,53 @@ def run(
     """
     from carbonopt.storage.paths import StudyPaths
     from carbonopt.study.file import load_study
+    from carbonopt.study.pipeline import PipelineFile
 
+    if (pipeline := PipelineFile.load(study)) is not None:
+        if given := [name for name, value in (("--storage", storage), ("--trials", trials)) if value is not None]:
+            raise BadInput(f"{given[0]} is for one study, but {study} chains several; leave it out.")
+        _run_pipeline(pipeline, out, seed)
     config = load_study(study)
-    for part, key, given in (("budget", "trials", trials), ("search", "seed", seed)):
-        if given is not None:
-            config = config.model_copy(update={part: getattr(config, part).model_copy(update={key: given})})
-    text = study.read_text(encoding="utf-8")
+    for part, key, value in (("budget", "trials", trials), ("search", "seed", seed)):
+        if value is not None:
+            config = config.model_copy(update={part: getattr(config, part).model_copy(update={key: value})})
     paths = StudyPaths(out) if out is not None else StudyPaths.default(config.name)
+    data, page = _run_study(config, study.read_text(encoding="utf-8"), paths, storage)
+    met = _print_recommendation(data)
+    print(f"\nReport: {_printable(str(page))}")
+    _exit(met)
 
+
+def _run_pipeline(file: "PipelineFile", out: Path | None, seed: int | None) -> NoReturn:
+    """Each step a study in a folder of its own; those that have ended are only read."""
+    from carbonopt.analysis.recommend import recommend as recommend_for
+    from carbonopt.storage.paths import StudyPaths
+    from carbonopt.study.check import check
+    from carbonopt.study.file import load_study
+    from carbonopt.study.pipeline import winner_model
+
+    for step in file.pipeline.pipeline:  # before the first takes its hours
+        check(load_study(file.study(step)))
+    root = out if out is not None else StudyPaths.default(file.pipeline.name).root
+    models: dict[str, Path] = {}
+    for number, step in enumerate(file.pipeline.pipeline, start=1):
+        print(f"\nStep {number} of {len(file.pipeline.pipeline)}: {_printable(step.step)}", flush=True)
+        config, paths = file.config(step, models), StudyPaths(root / step.step)
+        if seed is not None:
+            config = config.model_copy(update={"search": config.search.model_copy(update={"seed": seed})})
+        data, page = _run_study(config, file.study(step).read_text(encoding="utf-8"), paths, None, saves_models=True)
+        met = _print_recommendation(data)
+        print(f"\nReport: {_printable(str(page))}")
+        if not met:
+            _exit(met)
+        models[step.step] = winner_model(data, paths, recommend_for(data).trial)
+    _exit(met=True)
+
+
+def _run_study(
+    config: "StudyConfig", text: str, paths: "StudyPaths", storage: str | None, *, saves_models: bool = False
+) -> "tuple[StudyData, Path]":
+    """Runs it, or goes on with it, and writes its report; `text`: its file."""
     from carbonopt.cli.display import LiveDisplay
     from carbonopt.doctor import before_run
     from carbonopt.doctor.check import Status
@@ -87,15 +128,14 @@ def run(
 
         trackers = open_trackers(config, paths.trackers, display.warn)
         try:
-            data = run_study(checked, text, paths, storage, display, trackers, interrupted, warn, _import_ahead)
+            data = run_study(
+                checked, text, paths, storage, display, trackers, interrupted, warn, _import_ahead, saves_models
+            )
         finally:
             trackers.close()
             display.close()
         interrupted.raise_on_signal()  # what was measured is stored
-        page = _write_report(data, paths, paths.report)
-    met = _print_recommendation(data)
-    print(f"\nReport: {_printable(str(page))}")
-    _exit(met)
+        return data, _write_report(data, paths, paths.report)
 
 
 @app.command()
@@ -203,12 +243,20 @@ def check(
     if gpu_memory is not None and not 0.1 <= gpu_memory <= 1e6:
         raise BadInput(f"--gpu-memory must be from 0.1 to 1,000,000 GiB, but got {gpu_memory:g}; give a GPU's memory.")
 
-    config = load_study(study)
+    from carbonopt.study.pipeline import PipelineFile
+
+    pipeline = PipelineFile.load(study)
+    config = load_study(study) if pipeline is None else None
 
     from carbonopt.cli.check import describe_study
     from carbonopt.storage.paths import StudyPaths
     from carbonopt.study.check import check as check_study
 
+    if pipeline is not None:
+        for step in pipeline.pipeline.pipeline:  # each with the model that its own file names
+            print(_printable(describe_study(check_study(load_study(pipeline.study(step))))))
+    if config is None:
+        return
     checked = check_study(config)
     print(_printable(describe_study(checked)))
     print(f"  folder      {StudyPaths.default(config.name).root}, unless `carbonopt run` is given --out", flush=True)

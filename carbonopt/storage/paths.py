@@ -41,6 +41,10 @@ class StudyPaths:
     def trial(self, number: int) -> Path:
         return self.trials / f"{number:04d}"
 
+    def trial_model(self, number: int) -> Path:
+        """Of a trial that saves it."""
+        return self.trial(number) / "model"
+
     def trial_log(self, number: int, attempt: int) -> Path:
         return self.trial(number) / f"log-{attempt}.txt"
 

@@ -3,9 +3,10 @@
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -73,10 +74,16 @@ PIECES = (("search", "space"), ("carbon",), ("workload", "deepspeed"))
 MAX_MIB = 1  # of a study file and of each piece
 
 
-def load_study(path: Path) -> StudyConfig:
+def load_study(path: Path, models: Mapping[str, Path] = MappingProxyType({})) -> StudyConfig:
     """Reads and checks a study file. Relative paths in it are taken from the file's own folder. Raises a BadInput with
-    the key's path, the value found and what is allowed."""
-    raw = _read_mapping(path, "the study file")
+    the key's path, the value found and what is allowed. `models`: folders that take the place of what it says is its
+    `model` or its `reward`."""
+    raw = read_mapping(path, "the study file")
+    if isinstance(workload := raw.get("workload"), dict):
+        for key, model in models.items():
+            workload[key] = {"name_or_path" if key == "model" else "model": str(model)}
+            if key == "model":
+                workload.pop("tokenizer", None)  # it has its own
     folder = path.resolve().parent
     if isinstance(raw.get("launch"), dict):
         raw["launch"].setdefault("kind", "local")
@@ -93,10 +100,10 @@ def load_study(path: Path) -> StudyConfig:
 
 
 def _piece(value: Any, folder: Path, name: str) -> Any:
-    return _read_mapping(folder / Path(value).expanduser(), name) if isinstance(value, str) else value
+    return read_mapping(folder / Path(value).expanduser(), name) if isinstance(value, str) else value
 
 
-def _read_mapping(path: Path, what: str) -> dict[Any, Any]:
+def read_mapping(path: Path, what: str) -> dict[Any, Any]:
     text = read_text(path, what, MAX_MIB)
     try:
         raw = yaml.load(text, Loader=_Loader)  # noqa: S506, the loader is a SafeLoader

@@ -14,6 +14,7 @@ import optuna
 
 import carbonopt
 from carbonopt.analysis import confirmation as confirm
+from carbonopt.analysis.recommend import recommend
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput, CarbonoptError, StudyInterrupted
 from carbonopt.core.study import InputFile, Provenance, SessionLedger, StudyData
@@ -62,6 +63,7 @@ def run_study(
     interrupted: Callable[[], bool],
     begins: Callable[[], None] = lambda: None,
     meanwhile: Callable[[], None] = lambda: None,
+    saves_models: bool = False,
 ) -> StudyData:
     """Runs a study to the end of its budget, or goes on with it. The caller holds the folder's lock.
 
@@ -70,6 +72,7 @@ def run_study(
         interrupted: asked a few times a second; True ends the study, resumable.
         begins: called when there is something left to run, before it is.
         meanwhile: called in a thread of its own while processes import what trials need; over before the first trial.
+        saves_models: of the repeats, for what is trained from them next.
 
     Raises:
         BadInput: before anything was started; also where another worker has the study.
@@ -84,7 +87,7 @@ def run_study(
         where = str(paths.root) if url is None else "the storage"
         if stored is not None:
             stored.check_same(config, where)
-            if (data := _already_done(stored, checked)) is not None:
+            if (data := _already_done(stored, checked, saves_models)) is not None:
                 return data
 
         def interrupted_and_heard_of() -> bool:
@@ -96,7 +99,9 @@ def run_study(
             check_unchanged(before.inputs, inputs, where, interrupted_and_heard_of)
             inputs = before.inputs
         begins()
-        call = _Call(checked, checked.engine, paths, lease, display, [display, trackers], interrupted_and_heard_of)
+        call = _Call(
+            checked, checked.engine, paths, lease, display, [display, trackers], interrupted_and_heard_of, saves_models
+        )
         prepared, inputs = call.prepare(inputs, meanwhile)
         provenance = _provenance(checked, prepared, study_file)
         remember_storage(paths, url, config.name)
@@ -111,13 +116,13 @@ def run_study(
         return storage.read(live=True)
 
 
-def _already_done(stored: StudyStorage, checked: Checked) -> StudyData | None:
+def _already_done(stored: StudyStorage, checked: Checked, saves_models: bool) -> StudyData | None:
     """The study, if nothing is left to do; nothing is spent on finding that out."""
     config, trials = checked.config, checked.config.budget.trials
     if trials is None or stored.finished_count() < trials:
         return None
     data = stored.read(live=False).model_copy(update={"config": config})
-    if _next_repeat(data, checked.engine) is not None:
+    if _next_repeat(data, checked.engine, saves_models) is not None:
         return None
     stored.set_trace(checked.trace)
     if data.ended is None:  # killed before it said so, or interrupted and now given fewer trials
@@ -137,6 +142,7 @@ class _Call:
     display: StudyDisplay
     observers: list[TrialObserver]
     interrupted: Callable[[], bool]
+    saves_models: bool
     storage: StudyStorage = field(init=False)
     strategy: "Strategy" = field(init=False)
     ledger: SessionLedger = field(init=False)
@@ -209,6 +215,7 @@ class _Call:
             workload={} if config.workload is None else config.workload.model_dump(mode="json"),
             prepared_dir=str(self.paths.prepared.resolve()),
             trial_dir=str(self.paths.trial(number).resolve()),
+            saves_model=self.saves_models and repeat_of is not None,
         )
         if config.workload is not None and config.launch.trains:
             task = task_for(config.workload.model_dump(mode="json"))
@@ -294,7 +301,10 @@ class _Call:
     def _queue_repeat(self) -> bool:
         """Whether the ended search's answer is still to be confirmed; the run that is due is in the queue then."""
         data = self.storage.read(live=True)
-        if self._spent(data.spent_kwh()) is not None or (due := _next_repeat(data, self.engine)) is None:
+        if (
+            self._spent(data.spent_kwh()) is not None
+            or (due := _next_repeat(data, self.engine, self.saves_models)) is None
+        ):
             return False
         self.storage.queue_repeat(due.trial, due.seed)
         return True
@@ -336,8 +346,13 @@ def _available(engine: Engine) -> confirm.Available:
     return lambda seed, params: engine.seed(seed, params) == seed
 
 
-def _next_repeat(data: StudyData, engine: Engine) -> confirm.Repeat | None:
-    return None if data.config.confirm is None else confirm.plan(data, _available(engine)).next
+def _next_repeat(data: StudyData, engine: Engine, saves_models: bool) -> confirm.Repeat | None:
+    """`saves_models`: what is recommended is run at least once more, for its weights."""
+    due = None if data.config.confirm is None else confirm.plan(data, _available(engine)).next
+    if due is not None or not saves_models or (winner := recommend(data).trial) is None:
+        return due
+    seeds = [record.seed for record in data.records if winner in (record.trial, record.repeat_of)]
+    return confirm.Repeat(trial=winner, seed=max(seeds) + 1) if len(seeds) == 1 else None
 
 
 def _always_the_same_failure(data: StudyData) -> str | None:

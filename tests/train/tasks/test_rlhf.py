@@ -231,7 +231,7 @@ def test_a_reward_model_that_is_not_there_is_said_before_anything_is_started(tmp
     given = {**workload(tmp_path), "reward": {"model": "/nowhere"}}
     raw |= {"target": {"reward": 0.5}, "workload": given, "search": {"space": SPACE}, "launch": {"gpus": []}}
     raw["launch"]["kind"] = "local"
-    with pytest.raises(BadInput, match="workload.reward.model: no folder /nowhere"):
+    with pytest.raises(BadInput, match=r"workload\.reward\.model: no folder /nowhere"):
         check(parse_study(raw, "study.yaml"))
 
 

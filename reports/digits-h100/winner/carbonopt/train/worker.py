@@ -46,7 +46,7 @@ def main(spec_json: str) -> int:
     def work() -> None:
         spec = TrialSpec.model_validate_json(spec_json)
         trained = run_trial(spec, speaker)
-        if os.environ.get("CARBONOPT_SAVE_MODEL") == "1":
+        if spec.saves_model or os.environ.get("CARBONOPT_SAVE_MODEL") == "1":
             trained.save_model(Path(spec.trial_dir) / "model")
         if speaker is not None:
             reached = {"step": trained.last.step, "tokens": trained.last.tokens}

@@ -105,6 +105,7 @@ class TrialSpec(Frozen):
     workload: dict[str, Any]  # config.Workload, dumped
     prepared_dir: str  # the tokenized, memory-mapped data set and its tokenizer
     trial_dir: str  # for what the trial writes: log, DeepSpeed configuration, optionally its model
+    saves_model: bool = False  # it does, into `model`
     program: Program | None = None  # None: carbonopt trains
 
 
