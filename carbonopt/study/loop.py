@@ -108,12 +108,17 @@ def run_study(
         if stored is not None:
             stored.refresh(config, provenance)
         storage = stored or StudyStorage.create(database, config, provenance)
-        if prepared is not None:
-            storage.set_prepared(prepared)
-        storage.set_inputs(inputs)
-        storage.set_trace(checked.trace)
+        _note(storage, checked, prepared, inputs)
         call.run_trials(storage, inputs)
         return storage.read(live=True)
+
+
+def _note(storage: StudyStorage, checked: Checked, prepared: Prepared | None, inputs: tuple[InputFile, ...]) -> None:
+    """What is known before the first trial."""
+    if prepared is not None:
+        storage.set_prepared(prepared)
+    storage.set_inputs(inputs)
+    storage.set_trace(checked.trace)
 
 
 def _already_done(stored: StudyStorage, checked: Checked, saves_models: bool) -> StudyData | None:
