@@ -259,7 +259,7 @@ def test_the_shipped_study_runs_to_its_end_and_its_winner_is_found_again(tmp_pat
     exported = carbonopt("export", tmp_path / "out").stdout.splitlines()
     records = {record["trial"]: record for record in map(json.loads, exported)}
     recommended = json.loads(carbonopt("recommend", tmp_path / "out", "--json").stdout)
-    assert len(records) == 5 and recommended["met"]
+    assert 1 < len(records) <= 5 and recommended["met"]  # it may end early: nothing cheaper is left to be tried
     record = records[recommended["trial"]]
     assert record["quality"]["name"] == "reward" and record["quality"]["value"] >= 0.6
     assert record["stages"]["generation"]["duration_s"] > 0
