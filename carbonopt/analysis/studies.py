@@ -96,7 +96,7 @@ def _refuse_different(what: str, value_by_study: Mapping[str, str]) -> None:
 
 
 def _compared(name: str, data: StudyData, rec: Recommendation, common: tuple[float, float]) -> ComparedStudy:
-    by_trial = {tried.trial: _run(tried, common) for tried in configurations(data.records)}
+    by_trial = {tried.trial: run_of(tried, common) for tried in configurations(data.records)}
     return ComparedStudy(
         name=name,
         target=rec.target,
@@ -113,7 +113,8 @@ def _compared(name: str, data: StudyData, rec: Recommendation, common: tuple[flo
     )
 
 
-def _run(tried: Configuration, common: tuple[float, float]) -> ComparedRun:
+def run_of(tried: Configuration, common: tuple[float, float]) -> ComparedRun:
+    """`common`: the intensity in g CO2e/kWh and the PUE at which its joules are priced once more."""
     energy_kwh = tried.energy_kwh
     return ComparedRun(
         trial=tried.trial,

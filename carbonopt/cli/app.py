@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from carbonopt.core.config import StudyConfig
     from carbonopt.core.study import StudyData
     from carbonopt.report.document import Document
+    from carbonopt.report.pipeline import PipelineView
     from carbonopt.report.studies import StudiesView
-    from carbonopt.storage.paths import StudyPaths
+    from carbonopt.storage.paths import PipelinePaths, StudyPaths
+    from carbonopt.study.loop import AsStep
     from carbonopt.study.pipeline import PipelineFile
 
 # Other rooms are imported inside the commands, so that `--help` and a bad study file are answered at once.
@@ -75,39 +77,48 @@ def run(
 
 
 def _run_pipeline(file: "PipelineFile", out: Path | None, seed: int | None) -> NoReturn:
-    """Each step a study in a folder of its own; those that have ended are only read."""
+    """Each study in a folder of its own; those that have ended are only read."""
     from carbonopt.analysis.recommend import recommend as recommend_for
-    from carbonopt.storage.paths import StudyPaths
-    from carbonopt.study.check import check
-    from carbonopt.study.file import load_study
-    from carbonopt.study.pipeline import winner_model
+    from carbonopt.storage.paths import PipelinePaths, StudyPaths, own_folder
+    from carbonopt.study.pipeline import PipelineCall
 
-    for step in file.pipeline.pipeline:  # before the first takes its hours
-        check(load_study(file.study(step)))
-    root = out if out is not None else StudyPaths.default(file.pipeline.name).root
-    models: dict[str, Path] = {}
-    for number, step in enumerate(file.pipeline.pipeline, start=1):
-        print(f"\nStep {number} of {len(file.pipeline.pipeline)}: {_printable(step.step)}", flush=True)
-        config, paths = file.config(step, models), StudyPaths(root / step.step)
-        if seed is not None:
-            config = config.model_copy(update={"search": config.search.model_copy(update={"seed": seed})})
-        data, page = _run_study(config, file.study(step).read_text(encoding="utf-8"), paths, None, saves_models=True)
-        met = _print_recommendation(data)
-        print(f"\nReport: {_printable(str(page))}")
-        if not met:
-            _exit(met)
-        models[step.step] = winner_model(data, paths, recommend_for(data).trial)
-    _exit(met=True)
+    file.check()  # before the first takes its hours
+    pipeline = file.pipeline
+    paths = PipelinePaths(out if out is not None else StudyPaths.default(pipeline.name).root)
+    with own_folder(paths), PipelineCall(pipeline, paths) as call:
+        for number, step in enumerate(pipeline.pipeline, start=1):
+            met = False
+            for taken in pipeline.beginnings(step):
+                if (models := call.begins_with(step, taken)) is None:
+                    continue
+                folder = pipeline.folder(step, taken)
+                print(f"\nStep {number} of {len(pipeline.pipeline)}: {_printable(folder)}", flush=True)
+                config = file.config(step, models)
+                if seed is not None:
+                    config = config.model_copy(update={"search": config.search.model_copy(update={"seed": seed})})
+                text = file.study(step).read_text(encoding="utf-8")
+                data, page = _run_study(config, text, paths.study(folder), None, call.as_step(step))
+                call.ended(step, folder, data)
+                met |= recommend_for(data).met
+                _print_recommendation(data)
+                print(f"\nReport: {_printable(str(page))}")
+            if not met:
+                break
+    view, page = _write_pipeline_report(paths, paths.report)
+    print()
+    met = _print_pipeline(view)
+    print(f"\nReport: {_printable(str(page))}")
+    _exit(met)
 
 
 def _run_study(
-    config: "StudyConfig", text: str, paths: "StudyPaths", storage: str | None, *, saves_models: bool = False
+    config: "StudyConfig", text: str, paths: "StudyPaths", storage: str | None, as_step: "AsStep | None" = None
 ) -> "tuple[StudyData, Path]":
     """Runs it, or goes on with it, and writes its report; `text`: its file."""
     from carbonopt.cli.display import LiveDisplay
     from carbonopt.doctor import before_run
     from carbonopt.doctor.check import Status
-    from carbonopt.storage.paths import study_folder
+    from carbonopt.storage.paths import own_folder
     from carbonopt.storage.study import written
     from carbonopt.study.check import check
     from carbonopt.study.loop import run_study
@@ -118,7 +129,7 @@ def _run_study(
     findings = before_run(config, paths.root)
     if failures := [str(check) for check in findings if check.status == Status.FAILURE]:
         raise BadInput("; ".join(failures))
-    with study_folder(paths), written(str(paths.root)), interruptible() as interrupted:
+    with own_folder(paths), written(str(paths.root)), interruptible() as interrupted:
         display = LiveDisplay(config)
 
         def warn() -> None:
@@ -129,7 +140,7 @@ def _run_study(
         trackers = open_trackers(config, paths.trackers, display.warn)
         try:
             data = run_study(
-                checked, text, paths, storage, display, trackers, interrupted, warn, _import_ahead, saves_models
+                checked, text, paths, storage, display, trackers, interrupted, warn, _import_ahead, as_step
             )
         finally:
             trackers.close()
@@ -145,8 +156,13 @@ def report(
     storage: StorageUrl = None,
 ) -> None:
     """Write the report again from the storage."""
-    from carbonopt.core.files import REPORT_JSON
+    from carbonopt.core.files import PIPELINE_JSON, REPORT_JSON
 
+    if (pipeline := _pipeline_in(study_dir, storage)) is not None:
+        folder = out if out is not None else pipeline.report
+        _refuse_other_files(folder, PIPELINE_JSON, "report of a pipeline")
+        print(_write_pipeline_report(pipeline, folder)[1])
+        return
     paths, data = _read(study_dir, storage)
     folder = out if out is not None else paths.report
     _refuse_other_files(folder, REPORT_JSON, "report")
@@ -161,6 +177,10 @@ def recommend(
     storage: StorageUrl = None,
 ) -> None:
     """Print the recommendation alone; another target needs no new trial."""
+    if (pipeline := _pipeline_in(study_dir, storage)) is not None:
+        if target is not None:
+            raise BadInput(f"--target is for one study, but {study_dir} holds several; give the folder of one of them.")
+        _exit(_print_pipeline(_pipeline_view(pipeline), as_json=as_json))
     paths, data = _read(study_dir, storage)
     if not as_json:
         from carbonopt.storage.paths import is_locked
@@ -182,6 +202,9 @@ def export(
     storage: StorageUrl = None,
 ) -> None:
     """Print one record a trial, every state included."""
+    if (pipeline := _pipeline_in(study_dir, storage)) is not None:
+        folders = ", ".join(folder for folder in _pipeline_view(pipeline).studies)
+        raise BadInput(f"export is of one study, but {study_dir} holds several; give the folder of one: {folders}.")
     _, data = _read(study_dir, storage)
     records = [record.as_json() for record in data.records]
     if form == "jsonl":
@@ -253,8 +276,8 @@ def check(
     from carbonopt.study.check import check as check_study
 
     if pipeline is not None:
-        for step in pipeline.pipeline.pipeline:  # each with the model that its own file names
-            print(_printable(describe_study(check_study(load_study(pipeline.study(step))))))
+        for checked in pipeline.check().values():  # each with the model that its own file names
+            print(_printable(describe_study(checked)))
     if config is None:
         return
     checked = check_study(config)
@@ -421,6 +444,56 @@ def _write_report(data: "StudyData", paths: "StudyPaths", folder: Path) -> Path:
     own = {settings.name: read_text(settings, "DeepSpeed's settings", 1)} if settings and settings.exists() else {}
     with _as_unwritable("report", folder):
         return write_report(data, folder, winner_files=own)
+
+
+def _pipeline_in(folder: Path, storage: str | None) -> "PipelinePaths | None":
+    """None: the folder is no pipeline's."""
+    from carbonopt.storage.paths import PipelinePaths
+
+    paths = PipelinePaths(folder)
+    try:
+        if not paths.ledger.exists():
+            return None
+    except OSError as error:
+        raise BadInput(
+            f"{folder} can't be read: {error.strerror}; give the folder of a study or a pipeline."
+        ) from error
+    if storage is not None:
+        raise BadInput(f"--storage is for one study, but {folder} holds several; leave it out.")
+    return paths
+
+
+def _pipeline_view(paths: "PipelinePaths") -> "PipelineView":
+    from carbonopt.report.pipeline import PipelineView
+    from carbonopt.storage.pipeline import Ledger, read_pipeline
+
+    ledger = Ledger.load(paths)
+    data = read_pipeline(paths, ledger) if ledger is not None else None
+    if data is None or not data.studies:
+        raise BadInput(f"{paths.root} holds no study yet; type `carbonopt run` with its pipeline again.")
+    return PipelineView(data)
+
+
+def _write_pipeline_report(paths: "PipelinePaths", folder: Path) -> "tuple[PipelineView, Path]":
+    from carbonopt.report.build import write_pipeline
+    from carbonopt.report.pipeline import page
+
+    view = _pipeline_view(paths)
+    with _as_unwritable("report", folder):
+        return view, write_pipeline(view, page(view), folder)
+
+
+def _print_pipeline(view: "PipelineView", *, as_json: bool = False) -> bool:
+    from carbonopt.report.pipeline import pipeline_top
+    from carbonopt.report.render import terminal
+
+    document = pipeline_top(view)
+    if as_json:
+        caveats = [caveat.as_json() for caveat in document.caveats]
+        print(json.dumps({**view.summary.as_json(), "caveats": caveats}, indent=2, allow_nan=False))
+    else:
+        print(_printable(terminal.render(document)))
+    return view.summary.met
 
 
 def _write_comparison(view: "StudiesView", document: "Document", folder: Path) -> Path:

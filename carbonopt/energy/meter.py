@@ -3,7 +3,7 @@
 import math
 import operator
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from functools import reduce
 from typing import Any, Literal, Protocol
@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 from pydantic import Field
 
 from carbonopt.core.study import EnergySource, IdlePower
-from carbonopt.core.trial import COMPARED_FROM_S, GpuEnergy, Node, Phase
+from carbonopt.core.trial import COMPARED_FROM_S, TRIAL_PHASES, GpuEnergy, Node, Phase
 from carbonopt.core.values import Frozen
 
 Objective = Literal["all", "gpu"]
@@ -59,8 +59,17 @@ class Reading(Frozen):
         sums |= {"disagreement": largest((self.disagreement, other.disagreement)), "objective": self.objective}
         return Reading(**sums, nodes=self.nodes | other.nodes | shared)
 
+    def since(self, earlier: "Reading") -> "Reading":
+        """What was used between two readings of one meter's whole: energies and seconds alone."""
+        used: dict[str, Any] = {}
+        for name in _RUNNING:
+            now, before = getattr(self, name), getattr(earlier, name)
+            used[name] = None if now is None else now - (before or 0.0)
+        return Reading(**used, objective=self.objective)
+
 
 OF_GPUS = ("gpu_kwh", "codecarbon_gpu_kwh", "idle_gpu_kwh", "gpu_variance_kwh2")
+_RUNNING = ("gpu_kwh", "cpu_kwh", "ram_kwh", "duration_s")
 _SUMMED = Reading.model_fields.keys() - {"objective", "disagreement", "nodes"}
 
 
@@ -185,3 +194,68 @@ def _across(readings: Mapping[Node, Reading]) -> Reading:
     total = reduce(operator.add, readings.values())
     duration_s = max(reading.duration_s for reading in readings.values())
     return total.model_copy(update={"duration_s": duration_s, "nodes": dict(readings)})
+
+
+class MeterInTurn:
+    """One meter for several studies, one after the other, which also tells what lies between them."""
+
+    def __init__(self) -> None:
+        self._meter: Meter | None = None  # from the first study on
+        self._between: tuple[Reading, ...] = ()  # that are over
+        self._gaps_before = Reading()  # of the last study
+
+    def lend(self, opened: Callable[[], Meter]) -> Meter:
+        """To a study, whose it is from now on until the study closes it. `opened` makes it, for the first one."""
+        if self._meter is None:
+            self._meter, began = opened(), None
+        else:
+            self._meter.enter(Phase.PREPARE)
+            self._between += (self._meter.take(Phase.GAP)[Phase.GAP].since(self._gaps_before),)
+            began = self._meter.outer()
+        return _LentMeter(self._meter, began, self._taken_back)
+
+    def _taken_back(self) -> None:
+        assert self._meter is not None
+        self._meter.enter(Phase.GAP)
+        self._meter.take(Phase.PREPARE, *TRIAL_PHASES)  # the study has read them
+        self._gaps_before = self._meter.running(Phase.GAP)
+
+    def between(self, *, lent: bool = False) -> Reading:
+        """So far. `lent`: a study has it now."""
+        assert self._meter is not None
+        running = () if lent else (self._meter.running(Phase.GAP).since(self._gaps_before),)
+        return reduce(operator.add, (*self._between, *running), Reading(objective=self._meter.outer().objective))
+
+    def outer(self) -> Reading:
+        assert self._meter is not None
+        return self._meter.outer()
+
+    @property
+    def runs(self) -> bool:
+        """Whether any study has asked for it."""
+        return self._meter is not None
+
+    def close(self) -> None:
+        if self._meter is not None:
+            self._meter.close()
+
+
+class _LentMeter:
+    """A meter as one study sees it. Implements `Meter`."""
+
+    def __init__(self, meter: Meter, began: Reading | None, taken_back: Callable[[], None]) -> None:
+        self.energy_source, self.models, self.idle = meter.energy_source, meter.models, meter.idle
+        self.enter, self.running, self.take = meter.enter, meter.running, meter.take
+        self._meter, self._began, self._taken_back = meter, began, taken_back
+        self._ended: Reading | None = None
+
+    def outer(self) -> Reading:
+        if self._ended is not None:
+            return self._ended
+        whole = self._meter.outer()
+        return whole if self._began is None else whole.since(self._began)
+
+    def close(self) -> None:
+        if self._ended is None:
+            self._ended = self.outer()
+            self._taken_back()

@@ -17,6 +17,13 @@ from carbonopt.core.trial import Prepared, StopReason, TrialSpec
 from carbonopt.energy.meter import Meter
 from carbonopt.storage.paths import StudyPaths
 
+LendMeter = Callable[[Callable[[], Meter]], Meter]
+
+
+def own_meter(opened: Callable[[], Meter]) -> Meter:
+    """A meter for this study alone."""
+    return opened()
+
 
 class RunningTrial(Protocol):
     """A trial from its start to its end, wherever its ranks are."""
@@ -66,10 +73,15 @@ class Engine(Protocol):
         return seed
 
     def begin(
-        self, paths: StudyPaths, fingerprint: str, observer: EngineObserver, interrupted: Callable[[], bool]
+        self,
+        paths: StudyPaths,
+        fingerprint: str,
+        observer: EngineObserver,
+        interrupted: Callable[[], bool],
+        lend: LendMeter = own_meter,
     ) -> None:
         """Starts what takes long, and the meter, which is in PREPARE from then on. The caller holds the study's lock;
-        `fingerprint` is of all that the prepared data depends on.
+        `fingerprint` is of all that the prepared data depends on; `lend` gives another meter than the engine's own.
 
         Raises:
             BadInput: for devices that aren't there, or what in the user's environment every trial would die of.

@@ -12,9 +12,9 @@ from carbonopt.core.space import SearchSpace
 from carbonopt.core.trial import Node, Prepared, TrialSpec
 from carbonopt.energy.hardware import describe_hardware, gpu_uuids
 from carbonopt.energy.machine import MachineMeter
-from carbonopt.energy.meter import NodeMeters
+from carbonopt.energy.meter import Meter, NodeMeters
 from carbonopt.energy.occupancy import GpuMemory
-from carbonopt.engines.base import Engine, EngineObserver
+from carbonopt.engines.base import Engine, EngineObserver, LendMeter, own_meter
 from carbonopt.engines.process.launcher import ProcessLauncher
 from carbonopt.engines.process.processes import WorkProcesses
 from carbonopt.storage.paths import StudyPaths
@@ -48,7 +48,12 @@ class LocalEngine(Engine):
                 raise BadInput(f"{where}: no folder {name}; give a local folder or a hub name.")
 
     def begin(
-        self, paths: StudyPaths, fingerprint: str, observer: EngineObserver, interrupted: Callable[[], bool]
+        self,
+        paths: StudyPaths,
+        fingerprint: str,
+        observer: EngineObserver,
+        interrupted: Callable[[], bool],
+        lend: LendMeter = own_meter,
     ) -> None:
         gpus, objective, hold = self._launch.gpus, self._config.carbon.objective, self._begun.enter_context
         self.hardware = describe_hardware(gpus)
@@ -57,13 +62,17 @@ class LocalEngine(Engine):
         self._launcher = hold(closing(ProcessLauncher(self._launch, uuids, observer.warn)))
         # It imports while the meter is set up, and leaves the GPUs alone, whose idle power is measured then.
         observer.preparing(self._launcher.begin(self._config, paths, fingerprint))
+
+        def opened() -> Meter:
+            node = Node(name=socket.gethostname(), devices=uuids or ("cpu",))
+            return NodeMeters({node: MachineMeter(gpus, objective, interrupted)})
+
         try:
-            meter = hold(closing(MachineMeter(gpus, objective, interrupted)))
+            self.meter = hold(closing(lend(opened)))
         except Exception as error:
             if interrupted():  # a Ctrl-C also ends the programs that CodeCarbon asks for the CPU, and it fails somehow
                 raise StudyInterrupted(BEFORE_FIRST_TRIAL) from error
             raise
-        self.meter = NodeMeters({Node(name=socket.gethostname(), devices=uuids or ("cpu",)): meter})
 
     def prepare(self, interrupted: Callable[[], bool]) -> Prepared | None:
         return self._launcher.prepare(interrupted)

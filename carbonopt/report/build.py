@@ -9,7 +9,7 @@ from typing import Any
 from pydantic_core import to_json  # many times as fast as Python's own where lines are indented
 
 from carbonopt.core.errors import BadInput
-from carbonopt.core.files import COMPARISON_JSON, REPORT_JSON, replaced, write_bytes
+from carbonopt.core.files import COMPARISON_JSON, PIPELINE_JSON, REPORT_JSON, replaced, write_bytes
 from carbonopt.core.study import StudyData
 from carbonopt.export import winner
 from carbonopt.report.assemble import whole
@@ -18,6 +18,7 @@ from carbonopt.report.data import data_files
 from carbonopt.report.document import Document, Level
 from carbonopt.report.paper.files import NAMES as PAPER_NAMES
 from carbonopt.report.paper.files import paper_files
+from carbonopt.report.pipeline import PipelineView
 from carbonopt.report.render import html, markdown
 from carbonopt.report.studies import StudiesView
 from carbonopt.report.study_view import StudyView
@@ -28,6 +29,7 @@ FOLDERS = {DATA_FOLDER: DATA_NAMES, PAPER_FOLDER: PAPER_NAMES, WINNER_FOLDER: wi
 # Of all that a report may have; whatever else lies in its folder is not ours.
 NAMES = frozenset({INDEX, MARKDOWN, str(REPORT_JSON)} | {f"{at}/{name}" for at in FOLDERS for name in FOLDERS[at]})
 COMPARISON_NAMES = frozenset({INDEX, COMPARISON, str(COMPARISON_JSON), "figure-fronts.png", "figure-fronts.pdf"})
+PIPELINE_NAMES = frozenset({INDEX, MARKDOWN, str(PIPELINE_JSON), "figure-steps.png", "figure-steps.pdf"})
 
 
 def write_report(data: StudyData, folder: Path, *, winner_files: dict[str, str] | None = None) -> Path:
@@ -70,16 +72,26 @@ def write_comparison(view: StudiesView, document: Document, folder: Path) -> Pat
     """Writes the page of several studies into `folder`, with the figure and the data beside it, and returns its
     index.html; it takes the place of an older one there. `document`: as `studies.compared` makes it. Raises BadInput if
     the folder can't be replaced."""
+    return _write_page(document, view.results(), folder, COMPARISON, COMPARISON_JSON, COMPARISON_NAMES)
+
+
+def write_pipeline(view: PipelineView, document: Document, folder: Path) -> Path:
+    """As `write_comparison`, of a pipeline; `document`: as `pipeline.page` makes it."""
+    return _write_page(document, view.summary.as_json(), folder, MARKDOWN, PIPELINE_JSON, PIPELINE_NAMES)
+
+
+def _write_page(
+    document: Document, results: dict[str, Any], folder: Path, text: str, data: Path, names: frozenset[str]
+) -> Path:
     pictures = {figure.name: f"figure-{figure.name}.png" for figure in document.paper_figures()}
-    results = {**view.results(), "document": document.as_json()}
     files = {
         INDEX: html.render(document).encode(),
-        COMPARISON: markdown.render(document, pictures).encode(),
-        str(COMPARISON_JSON): to_json(results, indent=2, inf_nan_mode="null") + b"\n",
+        text: markdown.render(document, pictures).encode(),
+        str(data): to_json({**results, "document": document.as_json()}, indent=2, inf_nan_mode="null") + b"\n",
         **{pictures[figure.name]: figure.png for figure in document.paper_figures()},
         **{f"figure-{figure.name}.pdf": figure.pdf for figure in document.paper_figures()},
     }
-    with replaced(folder, COMPARISON_NAMES) as new:
+    with replaced(folder, names) as new:
         for name, content in files.items():
             write_bytes(new / name, content)
     return folder / INDEX

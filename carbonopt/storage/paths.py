@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from carbonopt.core.errors import BadInput
+from carbonopt.core.pipeline import REPORT
 
 _MAX_NAME_BYTES = 200  # file systems take 255, of which a new folder's temporary name needs a few
 
@@ -62,18 +63,37 @@ class StudyPaths:
         return sorted(names - made)
 
 
+class PipelinePaths:
+    """The folder of a pipeline: its studies' folders, and what is of them all."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.ledger = root / "pipeline.json"
+        self.lock = root / ".lock"
+        self.report = root / REPORT
+
+    def study(self, folder: str) -> StudyPaths:
+        return StudyPaths(self.root / folder)
+
+    def foreign_files(self) -> list[str]:
+        """As of a study's folder."""
+        if self.ledger.exists():
+            return []
+        return sorted(path.name for path in self.root.iterdir() if path != self.lock)
+
+
 @contextmanager
-def study_folder(paths: StudyPaths) -> Iterator[None]:
-    """The folder, for one command at a time. Raises BadInput if it can't be made, holds other files, or another command
-    works in it. After a BadInput inside, what this made is gone again."""
-    root = paths.root
+def own_folder(paths: StudyPaths | PipelinePaths) -> Iterator[None]:
+    """The folder of a study or a pipeline, for one command at a time. Raises BadInput if it can't be made, holds other
+    files, or another command works in it. After a BadInput inside, what this made is gone again, but for studies."""
+    root, what = paths.root, "study" if isinstance(paths, StudyPaths) else "pipeline"
     try:
         if root.exists() and not root.is_dir():
             raise BadInput(f"--out {root} is a file; give a folder.")
         missing = [folder for folder in (root, *root.absolute().parents) if not folder.exists()]
         root.mkdir(parents=True, exist_ok=True)
         if strange := paths.foreign_files():
-            raise BadInput(f"--out {root} holds other files ({strange[0]}) and no study; give a new folder.")
+            raise BadInput(f"--out {root} holds other files ({strange[0]}) and no {what}; give a new folder.")
         empty = not any(root.iterdir())
         if paths.lock.is_fifo():
             raise BadInput(f"--out {root} can't be written to: {paths.lock} is a pipe; remove it.")
@@ -88,7 +108,8 @@ def study_folder(paths: StudyPaths) -> Iterator[None]:
         try:
             yield
         except BadInput:
-            for path in root.iterdir() if empty else ():
+            made = [] if not empty or (isinstance(paths, PipelinePaths) and paths.ledger.exists()) else root.iterdir()
+            for path in made:
                 if path.is_dir():
                     shutil.rmtree(path)
                 else:
@@ -99,7 +120,7 @@ def study_folder(paths: StudyPaths) -> Iterator[None]:
             raise
 
 
-def is_locked(paths: StudyPaths) -> bool:
+def is_locked(paths: StudyPaths | PipelinePaths) -> bool:
     """Whether a run is working in the folder right now."""
     if not paths.lock.is_file():
         return False

@@ -14,7 +14,7 @@ import optuna
 
 import carbonopt
 from carbonopt.analysis import confirmation as confirm
-from carbonopt.analysis.recommend import recommend
+from carbonopt.analysis.pipeline import handed_on
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput, CarbonoptError, StudyInterrupted
 from carbonopt.core.study import InputFile, Provenance, SessionLedger, StudyData
@@ -29,7 +29,7 @@ from carbonopt.core.trial import (
     TrialState,
 )
 from carbonopt.core.units import emissions_kg_co2e, now_utc
-from carbonopt.engines.base import Engine, EngineObserver
+from carbonopt.engines.base import Engine, EngineObserver, LendMeter, own_meter
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.study import REPEAT_OF, SEED, StudyStorage, check_folder_is_free
 from carbonopt.storage.url import connect, remember_storage, storage_url
@@ -43,7 +43,16 @@ if TYPE_CHECKING:
     from carbonopt.search.strategy import Strategy
 
 
+_NOT_ENDED = (StopReason.INTERRUPTED, StopReason.BUDGET)
 _FAILURES = 3  # of the first trials, all alike, after which a study ends
+
+
+@dataclass(frozen=True)
+class AsStep:
+    """What a pipeline asks of a study."""
+
+    hands_on: int  # of how many configurations the weights are needed
+    lend: LendMeter  # the meter of the whole pipeline
 
 
 class StudyDisplay(TrialObserver, EngineObserver, Protocol):
@@ -63,7 +72,7 @@ def run_study(
     interrupted: Callable[[], bool],
     begins: Callable[[], None] = lambda: None,
     meanwhile: Callable[[], None] = lambda: None,
-    saves_models: bool = False,
+    as_step: AsStep | None = None,
 ) -> StudyData:
     """Runs a study to the end of its budget, or goes on with it. The caller holds the folder's lock.
 
@@ -72,7 +81,7 @@ def run_study(
         interrupted: asked a few times a second; True ends the study, resumable.
         begins: called when there is something left to run, before it is.
         meanwhile: called in a thread of its own while processes import what trials need; over before the first trial.
-        saves_models: of the repeats, for what is trained from them next.
+        as_step: what a pipeline asks of it; None: it stands alone.
 
     Raises:
         BadInput: before anything was started; also where another worker has the study.
@@ -87,7 +96,7 @@ def run_study(
         where = str(paths.root) if url is None else "the storage"
         if stored is not None:
             stored.check_same(config, where)
-            if (data := _already_done(stored, checked, saves_models)) is not None:
+            if (data := _already_done(stored, checked, paths, as_step)) is not None:
                 return data
 
         def interrupted_and_heard_of() -> bool:
@@ -100,7 +109,7 @@ def run_study(
             inputs = before.inputs
         begins()
         call = _Call(
-            checked, checked.engine, paths, lease, display, [display, trackers], interrupted_and_heard_of, saves_models
+            checked, checked.engine, paths, lease, display, [display, trackers], interrupted_and_heard_of, as_step
         )
         prepared, inputs = call.prepare(inputs, meanwhile)
         provenance = _provenance(checked, prepared, study_file)
@@ -121,13 +130,15 @@ def _note(storage: StudyStorage, checked: Checked, prepared: Prepared | None, in
     storage.set_trace(checked.trace)
 
 
-def _already_done(stored: StudyStorage, checked: Checked, saves_models: bool) -> StudyData | None:
+def _already_done(
+    stored: StudyStorage, checked: Checked, paths: StudyPaths, as_step: AsStep | None
+) -> StudyData | None:
     """The study, if nothing is left to do; nothing is spent on finding that out."""
     config, trials = checked.config, checked.config.budget.trials
     if trials is None or stored.finished_count() < trials:
         return None
     data = stored.read(live=False).model_copy(update={"config": config})
-    if _next_repeat(data, checked.engine, saves_models) is not None:
+    if _next_repeat(data, checked.engine, paths, as_step) is not None:
         return None
     stored.set_trace(checked.trace)
     if data.ended is None:  # killed before it said so, or interrupted and now given fewer trials
@@ -147,7 +158,7 @@ class _Call:
     display: StudyDisplay
     observers: list[TrialObserver]
     interrupted: Callable[[], bool]
-    saves_models: bool
+    as_step: AsStep | None
     storage: StudyStorage = field(init=False)
     strategy: "Strategy" = field(init=False)
     ledger: SessionLedger = field(init=False)
@@ -159,7 +170,9 @@ class _Call:
     ) -> tuple[Prepared | None, tuple[InputFile, ...]]:
         """Starts the engine and prepares; returns with the files' sha256."""
         engine = self.engine
-        engine.begin(self.paths, workload_fingerprint(self.checked.config, inputs), self.display, self.interrupted)
+        fingerprint = workload_fingerprint(self.checked.config, inputs)
+        lend = own_meter if self.as_step is None else self.as_step.lend
+        engine.begin(self.paths, fingerprint, self.display, self.interrupted, lend)
         self.began_s = time.monotonic()
         self.ledger = SessionLedger(started_at=now_utc(), worker=self.lease.worker.id)
         inputs = with_sha256(inputs, self.interrupted)  # here, where what it takes is measured as preparation
@@ -220,7 +233,7 @@ class _Call:
             workload={} if config.workload is None else config.workload.model_dump(mode="json"),
             prepared_dir=str(self.paths.prepared.resolve()),
             trial_dir=str(self.paths.trial(number).resolve()),
-            saves_model=self.saves_models and repeat_of is not None,
+            saves_model=self.as_step is not None and self.as_step.hands_on > 0 and repeat_of is not None,
         )
         if config.workload is not None and config.launch.trains:
             task = task_for(config.workload.model_dump(mode="json"))
@@ -306,10 +319,9 @@ class _Call:
     def _queue_repeat(self) -> bool:
         """Whether the ended search's answer is still to be confirmed; the run that is due is in the queue then."""
         data = self.storage.read(live=True)
-        if (
-            self._spent(data.spent_kwh()) is not None
-            or (due := _next_repeat(data, self.engine, self.saves_models)) is None
-        ):
+        if self._spent(data.spent_kwh()) is not None:
+            return False
+        if (due := _next_repeat(data, self.engine, self.paths, self.as_step)) is None:
             return False
         self.storage.queue_repeat(due.trial, due.seed)
         return True
@@ -351,13 +363,17 @@ def _available(engine: Engine) -> confirm.Available:
     return lambda seed, params: engine.seed(seed, params) == seed
 
 
-def _next_repeat(data: StudyData, engine: Engine, saves_models: bool) -> confirm.Repeat | None:
-    """`saves_models`: what is recommended is run at least once more, for its weights."""
+def _next_repeat(data: StudyData, engine: Engine, paths: StudyPaths, as_step: AsStep | None) -> confirm.Repeat | None:
     due = None if data.config.confirm is None else confirm.plan(data, _available(engine)).next
-    if due is not None or not saves_models or (winner := recommend(data).trial) is None:
+    if due is not None or as_step is None:
         return due
-    seeds = [record.seed for record in data.records if winner in (record.trial, record.repeat_of)]
-    return confirm.Repeat(trial=winner, seed=max(seeds) + 1) if len(seeds) == 1 else None
+    for trial in handed_on(data, as_step.hands_on):  # each is run once more at least, for its weights
+        own = [record for record in data.records if trial in (record.trial, record.repeat_of)]
+        repeats = [record for record in own if record.repeat_of == trial and record.stop_reason not in _NOT_ENDED]
+        failed = any(record.state is not TrialState.COMPLETE for record in repeats)
+        if not failed and not any(paths.trial_model(record.trial).is_dir() for record in repeats):
+            return confirm.Repeat(trial=trial, seed=1 + max(record.seed for record in own))
+    return None
 
 
 def _always_the_same_failure(data: StudyData) -> str | None:

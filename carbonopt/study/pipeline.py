@@ -1,40 +1,28 @@
-"""Studies one after the other: the next trains what the one before has recommended."""
+"""Runs a pipeline: its studies in their order, each begun with what those before have recommended."""
 
 import shutil
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Any
 
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import ValidationError
 
-from carbonopt.core.config import Frozen, Name, StudyConfig
+from carbonopt.analysis.pipeline import handed_on
+from carbonopt.core.config import StudyConfig, Workload
 from carbonopt.core.errors import BadInput, CarbonoptError, first_fault
+from carbonopt.core.pipeline import Pipeline, PipelineSession, Step, Taken
 from carbonopt.core.study import StudyData
-from carbonopt.storage.paths import StudyPaths
+from carbonopt.core.units import now_utc
+from carbonopt.energy.meter import Meter, MeterInTurn, Reading
+from carbonopt.storage.paths import PipelinePaths
+from carbonopt.storage.pipeline import Ledger
+from carbonopt.study.check import Checked, check
 from carbonopt.study.file import load_study, read_mapping
-
-
-class Step(Frozen):
-    step: Annotated[Name, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]  # a folder is called by it
-    study: Name  # its study file; relative to the pipeline's
-    needs: dict[Literal["model", "reward"], str] = Field(default_factory=dict)  # of which earlier steps
-
-
-class Pipeline(Frozen):
-    """One file that chains studies."""
-
-    name: Name
-    pipeline: Annotated[tuple[Step, ...], Field(min_length=1)]
-
-    def faults(self) -> dict[str, bool]:
-        names = [step.step for step in self.pipeline]
-        twice = f"pipeline: steps must differ in their names, but are {', '.join(names)}"
-        later = {
-            f"pipeline.{place}.needs.{key} must be an earlier step, but is {name!r}": name not in names[:place]
-            for place, step in enumerate(self.pipeline)
-            for key, name in step.needs.items()
-        }
-        return {twice: len({*names}) < len(names), **later}
+from carbonopt.study.loop import AsStep
+from carbonopt.train.tasks.base import task_for
+from carbonopt.train.tasks.trainer_task import CAUSAL_LM, TrainerTask
 
 
 @dataclass(frozen=True)
@@ -61,16 +49,115 @@ class PipelineFile:
         """The study of a step; `models`: the folders of the steps before. Raises BadInput as `load_study`."""
         return load_study(self.study(step), {key: models[name] for key, name in step.needs.items()})
 
+    def check(self) -> dict[str, Checked]:
+        """Each step's study as its own file has it, by step. Raises BadInput for what is wrong with one of them or with
+        their order, as far as that can be known before anything is started."""
+        studies = {step.step: check(load_study(self.study(step))) for step in self.pipeline.pipeline}
+        first = self.pipeline.pipeline[0].step
+        for place, step in enumerate(self.pipeline.pipeline):
+            config, where = studies[step.step].config, f"{self.path}: pipeline.{place}"
+            if not config.launch.trains or config.workload is None or config.workload.is_script:
+                kind = "a script, whose model carbonopt does not know" if config.launch.trains else "a replay"
+                raise BadInput(f"{where}.study must train a model that can be handed on, but {step.study} is {kind}.")
+            for key, name in step.needs.items():
+                if fault := _unfit(key, config.workload, studies[name].config.workload):
+                    raise BadInput(f"{where}.needs.{key}: {name!r} {fault}.")
+            for shared, value in _shared(config).items():
+                if value != (expected := _shared(studies[first].config)[shared]):
+                    rule = "must be the same in all steps, which share one meter and one sum"
+                    raise BadInput(
+                        f"{where}.study: {shared} {rule}, but is {value!r} there and {expected!r} in {first}."
+                    )
+        return studies
 
-def winner_model(data: StudyData, paths: StudyPaths, winner: int | None) -> Path:
-    """The folder of the weights that the next step begins with: of the first of the winner's repeats; those of other
-    configurations are removed. Raises CarbonoptError where there are none."""
-    repeats = [record.trial for record in data.records if record.repeat_of == winner]
-    kept = next((paths.trial_model(trial) for trial in repeats if paths.trial_model(trial).is_dir()), None)
-    if winner is None or kept is None:
-        why = "no trial met its target" if winner is None else "its winner was not run again, for its weights"
-        raise CarbonoptError(f"the pipeline ends here: {data.config.name} has no model for the next step, since {why}.")
-    for record in data.records:
-        if (other := paths.trial_model(record.trial)) != kept and other.is_dir():
-            shutil.rmtree(other)
-    return kept.resolve()
+
+def _shared(config: StudyConfig) -> dict[str, Any]:
+    """What one meter and one sum for several studies ask for, by its key."""
+    carbon = config.carbon.model_dump(exclude={"trace"})
+    return {"launch.gpus": list(config.launch.gpus), **{f"carbon.{key}": value for key, value in carbon.items()}}
+
+
+def _unfit(key: str, workload: Workload, before: Workload | None) -> str | None:
+    """Why a step can't be handed another one's model, in words; None: it can."""
+    task, task_before = getattr(workload, "task", None), getattr(before, "task", None)
+    if key == "reward":
+        if task != "rlhf":
+            return f"can give a reward to the task rlhf alone, but this one is {task}"
+        return None if task_before == "reward" else f"must be of the task reward, but is {task_before}"
+    trained = [task_for(each.model_dump(mode="json")) for each in (workload, before) if each is not None]
+    kind, kind_before = (each.model_kind for each in trained if isinstance(each, TrainerTask))
+    # A classifier is made from a language model, with a new head; no other head can be put in another one's place.
+    from_language = (kind_before, kind.auto_class) == (CAUSAL_LM, "AutoModelForSequenceClassification")
+    if kind.auto_class == kind_before.auto_class or from_language:
+        return None
+    return f"hands on a {kind_before.name}, but the task {task} trains a {kind.name}"
+
+
+@dataclass
+class PipelineCall:
+    """One call of the command on a pipeline, and what it spends between the studies. A context: it ends the meter."""
+
+    pipeline: Pipeline
+    paths: PipelinePaths
+    models: dict[tuple[str, int], Path] = field(default_factory=dict)  # handed on, by the study's folder and rank
+    _meters: MeterInTurn = field(default_factory=MeterInTurn)
+
+    def __post_init__(self) -> None:
+        stored = Ledger.load(self.paths)
+        if stored is not None and stored.pipeline.name != self.pipeline.name:
+            other = f"holds another pipeline, {stored.pipeline.name!r}"
+            raise BadInput(f"{self.paths.root} {other}; give another --out, or restore its name.")
+        self._before = stored.sessions if stored is not None else ()
+        self._started_at, self._began_s = now_utc("milliseconds"), time.monotonic()
+
+    def __enter__(self) -> "PipelineCall":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._meters.runs:
+            self._meters.close()
+            self._save(self._meters.between(), self._meters.outer())
+
+    def begins_with(self, step: Step, taken: Taken) -> dict[str, Path] | None:
+        """The models of the steps that it needs, by their names; None: one of them has none of that rank."""
+        by_name = {other.step: other for other in self.pipeline.pipeline}
+        keys = {name: (self.pipeline.folder(by_name[name], taken), taken[name]) for name in step.needs.values()}
+        return (
+            {name: self.models[key] for name, key in keys.items()} if set(keys.values()) <= self.models.keys() else None
+        )
+
+    def as_step(self, step: Step) -> AsStep:
+        return AsStep(hands_on=self.pipeline.hands_on(step), lend=self._lend)
+
+    def _lend(self, opened: Callable[[], Meter]) -> Meter:
+        lent = self._meters.lend(opened)
+        self._save(self._meters.between(lent=True), None)
+        return lent
+
+    def ended(self, step: Step, folder: str, data: StudyData) -> None:
+        """Keeps the weights that the next steps begin with, and removes those of other configurations. Raises
+        CarbonoptError where there are none though they are needed."""
+        study, kept = self.paths.study(folder), []
+        for rank, trial in enumerate(handed_on(data, self.pipeline.hands_on(step)), start=1):
+            repeats = [record.trial for record in data.records if record.repeat_of == trial]
+            weights = next((path for number in repeats if (path := study.trial_model(number)).is_dir()), None)
+            if weights is not None:
+                self.models[folder, rank] = weights.resolve()
+                kept.append(weights)
+            elif rank == 1:
+                why = f"its trial {trial} was to be run once more, for its weights, but was not: {data.ended}"
+                raise CarbonoptError(f"{study.root} has no model for the next step: {why}.")
+        for record in data.records:
+            if (other := study.trial_model(record.trial)).is_dir() and other not in kept:
+                shutil.rmtree(other)
+
+    def _save(self, between: Reading, outer: Reading | None) -> None:
+        session = PipelineSession(
+            started_at=self._started_at,
+            duration_s=time.monotonic() - self._began_s,
+            between_kwh=max(0.0, between.total_kwh),
+            between_gpu_kwh=between.gpu_kwh,
+            outer_kwh=None if outer is None else outer.total_kwh,
+            outer_gpu_kwh=None if outer is None else outer.gpu_kwh,
+        )
+        Ledger(pipeline=self.pipeline, sessions=(*self._before, session)).save(self.paths)

@@ -18,7 +18,7 @@ from carbonopt.core.trial import Phase
 from carbonopt.core.units import joules_from_kwh, kwh_from_joules
 from carbonopt.energy import codecarbon, hardware
 from carbonopt.energy.machine import MachineMeter
-from carbonopt.energy.meter import Reading, ReplayMeter
+from carbonopt.energy.meter import MeterInTurn, Reading, ReplayMeter
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU_HERE = shutil.which("nvidia-smi") is not None
@@ -89,6 +89,43 @@ def test_phases_sum_to_what_the_outer_tracker_measured(no_network):
     assert all((readings[phase].cpu_kwh or 0) > 0 for phase in (Phase.PREPARE, Phase.SETUP, Phase.TRAIN, Phase.EVAL))
     assert {reading.gpu_kwh for reading in readings.values()} == {None}
     assert measured.energy_source.keys() == {"cpu", "ram"}
+
+
+def test_studies_in_turn_and_what_lies_between_them_add_up_to_one_reading(no_network):
+    turn = MeterInTurn()
+    opened: list[MachineMeter] = []
+
+    def study(seconds: float) -> tuple[float, Reading]:
+        """What a study's own phases add up to, and what it reads as the whole."""
+        meter = turn.lend(lambda: opened.append(MachineMeter(())) or opened[-1])
+        parts_kwh = 0.0
+        time.sleep(seconds)
+        meter.enter(Phase.TRAIN)
+        load_all_cores(seconds)
+        meter.enter(Phase.GAP)
+        parts_kwh += meter.take(Phase.TRAIN)[Phase.TRAIN].total_kwh
+        time.sleep(seconds)
+        parts_kwh += meter.running(Phase.PREPARE).total_kwh + meter.running(Phase.GAP).total_kwh
+        meter.close()
+        whole = meter.outer()
+        time.sleep(0.2)
+        assert meter.outer() == whole, "its own end"
+        return parts_kwh, whole
+
+    assert not turn.runs
+    first_kwh, first = study(0.4)
+    load_all_cores(0.8)
+    between = turn.between()
+    second_kwh, second = study(0.3)
+    time.sleep(0.4)
+    turn.close()
+
+    assert len(opened) == 1
+    assert first_kwh == pytest.approx(first.total_kwh, rel=0.01)
+    assert second_kwh == pytest.approx(second.total_kwh, rel=0.01)
+    assert between.duration_s == pytest.approx(1.0, abs=0.4)
+    assert turn.between().duration_s > between.duration_s + 0.5 and turn.between().total_kwh > between.total_kwh
+    assert first_kwh + second_kwh + turn.between().total_kwh == pytest.approx(turn.outer().total_kwh, rel=0.005)
 
 
 def test_a_running_window_grows_and_is_what_is_taken_in_the_end():

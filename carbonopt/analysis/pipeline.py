@@ -1,0 +1,234 @@
+"""A pipeline as a whole: what one run of all its steps takes, and what the searches for it spent."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from carbonopt.analysis.confidence import Configuration, Evidence, Standing
+from carbonopt.analysis.footprint import footprint
+from carbonopt.analysis.recommend import Recommendation, recommend
+from carbonopt.analysis.studies import ComparedRun, run_of
+from carbonopt.core.pipeline import PipelineData, Step
+from carbonopt.core.quality import Target
+from carbonopt.core.study import StudyData
+from carbonopt.core.values import Frozen
+
+
+def handed_on(data: StudyData, count: int) -> tuple[int, ...]:
+    """The trials that the next steps of a pipeline begin with, at most so many: the recommended one; then those that
+    meet the target, too, on the Pareto front first, each part by emissions. Empty: no trial met the target."""
+    rec = recommend(data)
+    if rec.trial is None or not count:
+        return ()
+    evidence = Evidence.of(data, rec.target)
+    meeting = [
+        config
+        for config in evidence.configurations
+        if config.trial != rec.trial
+        and evidence.standing(config) is not Standing.REJECTED
+        and rec.target.is_met_by(config.value)
+    ]
+    meeting.sort(key=lambda config: (config.trial not in rec.pareto_front, config.mean_rank))
+    return rec.trial, *(config.trial for config in meeting[: count - 1])
+
+
+class StepRun(Frozen):
+    """A step of one run of the whole pipeline: what is taken there, and the configuration that it is compared with."""
+
+    step: str
+    study: str  # its folder
+    rank: int  # 1: the study's recommendation; 2: the next that was handed on
+    target: Target
+    taken: ComparedRun
+    confirmed: bool | None  # to meet its target; None: not asked for
+    baseline: ComparedRun | None  # None: no trial completed that it could be
+    baseline_is_start: bool
+    saved_interval_kg_co2e: tuple[float, float] | None  # of baseline − taken; None: the run-to-run spread is not known
+
+
+class PathRun(Frozen):
+    """One run of all steps. Sums are None where one of their parts is not known."""
+
+    steps: tuple[StepRun, ...]
+    emissions_kg_co2e: float
+    energy_kwh: float | None
+    duration_s: float | None
+    baseline_emissions_kg_co2e: float | None
+    baseline_energy_kwh: float | None
+    baseline_duration_s: float | None
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        """Of what is taken, by step."""
+        return {run.step: run.rank for run in self.steps}
+
+
+class StudySpent(Frozen):
+    study: str  # its folder
+    trials: int  # repeats included
+    energy_kwh: float
+    emissions_kg_co2e: float
+    duration_s: float  # of all calls
+    ended: bool
+    met: bool
+
+
+class PipelineSummary(Frozen):
+    name: str
+    paths: tuple[PathRun, ...]  # through all steps, each target met; the least emissions first
+    saving_fraction: float | None  # of the first path, 1 − its emissions ÷ its baseline's
+    saving_interval: tuple[float, float] | None  # of it
+    break_even_runs: int | None  # of all steps that pay the searches back; None: a run saves nothing, or none is known
+    spent: tuple[StudySpent, ...]  # in the order in which they ran
+    not_begun: tuple[str, ...]  # folders of studies that the pipeline has, too
+    between_kwh: float  # the studies, in all calls
+    energy_kwh: float  # of everything: the studies and what lies between them, PUE not in
+    emissions_kg_co2e: float  # PUE in
+    duration_s: float  # of all calls
+    outer_kwh: float | None  # by one reading at each call's begin and end; None: a call was killed
+    closure: float | None  # energy_kwh ÷ outer_kwh
+    gpu_kwh: float | None  # as energy_kwh, by the GPUs' counters; None: not known of every part
+    outer_gpu_kwh: float | None
+    gpu_closure: float | None
+
+    @property
+    def met(self) -> bool:
+        return bool(self.paths)
+
+    @property
+    def ended(self) -> bool:
+        return not self.not_begun and all(study.ended for study in self.spent)
+
+    def as_json(self) -> dict[str, Any]:
+        """What `carbonopt recommend --json` prints of a pipeline, but for the caveats."""
+        dumped = self.model_dump(mode="json")
+        for path, fields in zip(self.paths, dumped["paths"], strict=True):
+            for run, of_step in zip(path.steps, fields["steps"], strict=True):
+                of_step["target"] = run.target.as_json()
+        return {"met": self.met, **dumped}
+
+
+def summarise(data: PipelineData) -> PipelineSummary:
+    """Raises KeyError if no study has begun."""
+    recommendations = {folder: recommend(study) for folder, study in data.studies.items()}
+    paths = [path for ranks in data.pipeline.paths() if (path := _path(data, recommendations, ranks))]
+    paths.sort(key=lambda path: path.emissions_kg_co2e)
+    spent = tuple(_spent(folder, study, recommendations[folder]) for folder, study in data.studies.items())
+    footprints = [footprint(study) for study in data.studies.values()]
+    between_kwh = math.fsum(session.between_kwh for session in data.sessions)
+    energy_kwh = math.fsum([*(study.energy_kwh for study in spent), between_kwh])
+    gpu_kwh = _sum([*(each.gpu_kwh for each in footprints), *(session.between_gpu_kwh for session in data.sessions)])
+    outer_kwh = _sum([session.outer_kwh for session in data.sessions])
+    outer_gpu_kwh = _sum([session.outer_gpu_kwh for session in data.sessions])
+    any_study = next(iter(data.studies.values()))
+    emissions_kg = any_study.emissions_kg_co2e(energy_kwh)
+    fraction, interval, saved_kg = _saving(paths[0]) if paths else (None, None, None)
+    return PipelineSummary(
+        name=data.pipeline.name,
+        paths=tuple(paths),
+        saving_fraction=fraction,
+        saving_interval=interval,
+        break_even_runs=math.ceil(emissions_kg / saved_kg) if saved_kg is not None and saved_kg > 0 else None,
+        spent=spent,
+        not_begun=tuple(folder for folder in data.pipeline.folders() if folder not in data.studies),
+        between_kwh=between_kwh,
+        energy_kwh=energy_kwh,
+        emissions_kg_co2e=emissions_kg,
+        duration_s=sum(session.duration_s for session in data.sessions),
+        outer_kwh=outer_kwh,
+        closure=energy_kwh / outer_kwh if outer_kwh else None,
+        gpu_kwh=gpu_kwh,
+        outer_gpu_kwh=outer_gpu_kwh,
+        gpu_closure=gpu_kwh / outer_gpu_kwh if gpu_kwh is not None and outer_gpu_kwh else None,
+    )
+
+
+def _path(
+    data: PipelineData, recommendations: Mapping[str, Recommendation], ranks: Mapping[str, int]
+) -> PathRun | None:
+    """None: not all of its steps have met their targets."""
+    runs = []
+    for step in data.pipeline.pipeline:
+        folder = data.pipeline.folder(step, ranks)
+        if (study := data.studies.get(folder)) is None:
+            return None
+        if (run := _step_run(step, folder, study, recommendations[folder], ranks[step.step])) is None:
+            return None
+        runs.append(run)
+    baselines = [run.baseline for run in runs]
+    return PathRun(
+        steps=tuple(runs),
+        emissions_kg_co2e=math.fsum(run.taken.emissions_kg_co2e for run in runs),
+        energy_kwh=_sum([run.taken.energy_kwh for run in runs]),
+        duration_s=_sum([run.taken.duration_s for run in runs]),
+        baseline_emissions_kg_co2e=_sum([run.emissions_kg_co2e if run else None for run in baselines]),
+        baseline_energy_kwh=_sum([run.energy_kwh if run else None for run in baselines]),
+        baseline_duration_s=_sum([run.duration_s if run else None for run in baselines]),
+    )
+
+
+def _step_run(step: Step, folder: str, study: StudyData, rec: Recommendation, rank: int) -> StepRun | None:
+    trials = handed_on(study, rank)
+    if len(trials) < rank:
+        return None
+    evidence = Evidence.of(study, rec.target)
+    by_trial = {config.trial: config for config in evidence.configurations}
+    taken = by_trial[trials[rank - 1]]
+    baseline = by_trial.get(rec.baseline.trial) if rec.baseline else None
+    own = study.provenance.intensity.g_co2e_per_kwh, study.config.carbon.pue
+    return StepRun(
+        step=step.step,
+        study=folder,
+        rank=rank,
+        target=rec.target,
+        taken=run_of(taken, own),
+        confirmed=None if study.config.confirm is None else evidence.standing(taken) is Standing.CONFIRMED,
+        baseline=None if baseline is None else run_of(baseline, own),
+        baseline_is_start=rec.baseline is not None and rec.baseline.is_start,
+        saved_interval_kg_co2e=None if baseline is None else _saved(evidence, taken, baseline),
+    )
+
+
+def _saved(evidence: Evidence, taken: Configuration, baseline: Configuration) -> tuple[float, float] | None:
+    if taken is baseline:
+        return 0.0, 0.0
+    interval = evidence.saving_interval(taken, baseline)
+    if interval is None:
+        return None
+    return interval[0] * baseline.emissions_kg_co2e, interval[1] * baseline.emissions_kg_co2e
+
+
+def _saving(path: PathRun) -> tuple[float | None, tuple[float, float] | None, float | None]:
+    """The fraction, its interval, and the kg CO2e. The steps' runs are independent: the half-widths of what they save
+    add up in squares (JCGM 100:2008, 5.1.2)."""
+    baseline_kg = path.baseline_emissions_kg_co2e
+    if not baseline_kg:
+        return None, None, None
+    saved_kg = baseline_kg - path.emissions_kg_co2e
+    below, above = [], []
+    for run in path.steps:
+        if run.baseline is None or run.saved_interval_kg_co2e is None:
+            return saved_kg / baseline_kg, None, saved_kg
+        saved_here_kg = run.baseline.emissions_kg_co2e - run.taken.emissions_kg_co2e
+        below.append(saved_here_kg - run.saved_interval_kg_co2e[0])
+        above.append(run.saved_interval_kg_co2e[1] - saved_here_kg)
+    ends = saved_kg - math.hypot(*below), saved_kg + math.hypot(*above)
+    return saved_kg / baseline_kg, (ends[0] / baseline_kg, ends[1] / baseline_kg), saved_kg
+
+
+def _spent(folder: str, study: StudyData, rec: Recommendation) -> StudySpent:
+    return StudySpent(
+        study=folder,
+        trials=len(study.records),
+        energy_kwh=rec.study_energy_kwh,
+        emissions_kg_co2e=rec.study_emissions_kg_co2e,
+        duration_s=sum(session.duration_s for session in study.sessions),
+        ended=study.ended is not None,
+        met=rec.met,
+    )
+
+
+def _sum(parts: Sequence[float | None]) -> float | None:
+    """None if one of the parts is not known, or there is none."""
+    known = [part for part in parts if part is not None]
+    return math.fsum(known) if known and len(known) == len(parts) else None

@@ -1,0 +1,71 @@
+"""The page of a pipeline: its tables, its figure and its caveats."""
+
+import json
+
+from analysis.test_pipeline import DPO, SFT, pipeline, session, with_start
+from documents import rows_of, tables_of
+from pydantic_core import to_json
+from small_studies import trial
+
+from carbonopt.core.pipeline import PipelineData
+from carbonopt.core.study import StudyData
+from carbonopt.report.build import PIPELINE_NAMES, write_pipeline
+from carbonopt.report.document import Document
+from carbonopt.report.pipeline import PipelineView, page
+
+
+def view_of(carry: int = 1, outer_kwh: float | None = None, **studies: StudyData) -> PipelineView:
+    sessions = (session(outer_kwh=outer_kwh),)
+    return PipelineView(PipelineData(pipeline=pipeline(carry), studies=studies, sessions=sessions))
+
+
+def shown(document: Document) -> dict:
+    return tables_of(json.loads(to_json(document.as_json())))
+
+
+def test_each_step_has_its_share_of_one_run():
+    document = page(view_of(sft=SFT, dpo=DPO))
+    assert document.headline == "60 % less CO2e for one run of all 2 steps"
+    tables = shown(document)
+    rows = rows_of(tables["recommended"])
+    assert [row["Step"] for row in rows] == ["sft", "dpo", "sum"]
+    assert [row["Share"] for row in rows] == ["25 %", "75 %", "100 %"]
+    assert [row["Share"] for row in rows_of(tables["start"])] == ["40 %", "60 %", "100 %"]
+    spent = rows_of(tables["spent"])
+    assert [row["Study"] for row in spent][-1] == "sum" and spent[-1]["Trials"] == "5"
+    assert "closure" not in tables and "paths" not in tables
+    assert {caveat.key for caveat in document.caveats} >= {"steps_run_once", "steps_frozen", "call_killed"}
+
+
+def test_whether_carrying_mattered_is_said():
+    better = with_start(trial(0, 6e-3, 5.0), trial(1, 1e-3, 5.0))
+    section = next(s for s in page(view_of(2, sft=SFT, dpo=DPO, **{"dpo@sft-2": better})).sections if s.key == "paths")
+    assert section.blocks[0].text.startswith("It did: 25 % less CO2e")
+    assert [
+        row["÷ the least"]
+        for row in rows_of(shown(page(view_of(2, sft=SFT, dpo=DPO, **{"dpo@sft-2": better})))["paths"])
+    ] == ["1.00", "1.33"]
+    section = next(s for s in page(view_of(2, sft=SFT, dpo=better, **{"dpo@sft-2": DPO})).sections if s.key == "paths")
+    assert section.blocks[0].text.startswith("It did not: ") and "2.50 times" in section.blocks[0].text
+
+
+def test_a_pipeline_that_met_no_target_says_where():
+    missed = with_start(trial(0, perplexity=9.0))
+    document = page(view_of(sft=SFT, dpo=missed))
+    assert document.headline == "No run of all 2 steps: dpo met no target"
+    assert "recommended" not in shown(document) and rows_of(shown(document)["spent"])[-1]["Trials"] == "4"
+
+
+def test_parts_that_do_not_add_up_are_a_caveat(tmp_path):
+    whole_kwh = SFT.spent_kwh() + DPO.spent_kwh() + 1e-4
+    assert "closure_whole" not in {caveat.key for caveat in page(view_of(1, whole_kwh, sft=SFT, dpo=DPO)).caveats}
+    view = view_of(1, 1.01 * whole_kwh, sft=SFT, dpo=DPO)
+    document = page(view)
+    assert "closure_whole" in {caveat.key for caveat in document.caveats}
+    assert [row["Sum ÷ reading"] for row in rows_of(shown(document)["closure"])] == ["0.9901"]
+    write_pipeline(view, document, tmp_path / "page")
+    files = {
+        path.relative_to(tmp_path / "page").as_posix() for path in (tmp_path / "page").rglob("*") if path.is_file()
+    }
+    assert files == PIPELINE_NAMES
+    assert json.loads((tmp_path / "page" / "data" / "pipeline.json").read_text())["met"] is True
