@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from carbonopt.core.dimensions import TrialParams
-from carbonopt.core.quality import PERPLEXITY, Quality, quality_of
+from carbonopt.core.quality import PERPLEXITY, REWARD, Quality, quality_of
 from carbonopt.core.study import CarbonTrace, Hardware, IdlePower, Intensity, Provenance, SessionLedger, StudyData
 from carbonopt.core.trial import (
     Durations,
@@ -182,3 +182,45 @@ def script_study(*records: TrialRecord, **changes) -> StudyData:
     }
     provenance = study().provenance.model_copy(update={"energy_source": {"cpu": "modelled", "ram": "modelled"}})
     return study(*records, **{"raw": raw, "provenance": provenance, **changes})
+
+
+# ------------------------------------------------------------------------------------------------------ rewards
+
+
+def rewarded(number: int, *evaluations: tuple[float, dict[str, float]], **changes) -> TrialRecord:
+    """A trial that learnt from a reward, evaluated on 50 prompts every 10 steps; of each evaluation the reward, and
+    what was found beside it."""
+    evals = tuple(
+        EvalPoint.of(REWARD, 50 * reward, 50, step=10 * (index + 1), tokens=None, **beside)
+        for index, (reward, beside) in enumerate(evaluations)
+    )
+    reached = QualityResult(name=REWARD.name, value=evals[-1].value, sum=evals[-1].sum, count=50)
+    values = {"quality": reached, "evals": evals, "total_steps": 10 * len(evals), **changes}
+    return trial(number, values.pop("train_kwh", 1e-3), None, **values)
+
+
+def beside(gold_reward: float | None, kl_nats: float, tokens: float = 8.0) -> dict[str, float]:
+    """What an evaluation finds beside the reward; `tokens` of a completion."""
+    others = {"kl_nats": kl_nats, "completion_tokens": tokens}
+    return others if gold_reward is None else {"gold_reward": gold_reward, **others}
+
+
+# What it stands for fell in the first, which is cheaper.
+HACKED = rewarded(0, (0.2, beside(0.3, 0.5)), (0.5, beside(0.45, 2.0)), (0.9, beside(0.1, 9.0, 15.5)))
+HONEST = rewarded(1, (0.3, beside(0.35, 0.6)), (0.7, beside(0.6, 3.0, 9.0)), train_kwh=2e-3)
+
+
+def reward_study(*records: TrialRecord, target: float = 0.5, **changes) -> StudyData:
+    raw = {
+        "workload": {
+            "task": "rlhf",
+            "model": {"name_or_path": "policy"},
+            "dataset": {"builtin": "python-docs"},
+            "sequence_length": 64,
+            "max_completion_length": 16,
+            "reward": {"model": "reward"},
+        },
+        "target": {"reward": target},
+        "launch": {"kind": "local", "gpus": [0]},
+    }
+    return study(*records, **{"raw": raw, **changes})

@@ -13,6 +13,7 @@ from carbonopt.analysis.footprint import footprint
 from carbonopt.analysis.front import knee
 from carbonopt.analysis.influence import influence
 from carbonopt.analysis.memory import measured_memory
+from carbonopt.analysis.overoptimisation import overoptimisation
 from carbonopt.analysis.recommend import recommend, recommendation_by_target
 from carbonopt.analysis.repricing import regions, repricing
 from carbonopt.analysis.stages import amortisation, stages
@@ -44,6 +45,7 @@ class StudyView:
     batch = cached_property(lambda self: batch_effect(self.data))
     memory = cached_property(lambda self: measured_memory(self.data))
     diminishing_returns = cached_property(lambda self: diminishing_returns(self.data, self.recommendation))
+    overoptimisation = cached_property(lambda self: overoptimisation(self.data, self.recommendation))
     spent = cached_property(lambda self: footprint(self.data))
     stages = cached_property(lambda self: stages(self.data))
     amortisation = cached_property(lambda self: amortisation(self.data, self.recommendation, self.stages))

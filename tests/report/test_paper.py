@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from paper_facts import INFLUENCE, NOT_KNOWN, batch_effect, returns
-from small_studies import REPLAY, gpu_study, on_gpu, pruned, study, trial
+from small_studies import HACKED, HONEST, REPLAY, gpu_study, on_gpu, pruned, reward_study, study, trial
 
 from carbonopt import __version__
 from carbonopt.core.study import Hardware, Intensity, StudyData
@@ -55,6 +55,7 @@ STUDIES: dict[str, StudyData] = {
         sessions=(),
     ),
     "replay": study(trial(0), trial(1, 2e-3, 4.0), raw=REPLAY, sessions=(), ended=None),
+    "rewards": reward_study(HACKED, HONEST),
     "nasty names": study(trial(0), trial(1, 2e-3, 4.0), name=NASTY, raw={"workload": NASTY_STUDY}),
 }
 WITH_ALL = {"met", "nasty names"}

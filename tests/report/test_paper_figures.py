@@ -11,19 +11,20 @@ from xml.etree import ElementTree
 
 import pytest
 from paper_facts import INFLUENCE, batch_effect, learned, returns
-from small_studies import gpu_study, on_gpu, pruned, study, trial
+from small_studies import HACKED, HONEST, beside, gpu_study, on_gpu, pruned, reward_study, rewarded, study, trial
 
 from carbonopt.analysis.batch import BatchEffect
 from carbonopt.analysis.comparison import DiminishingReturns
 from carbonopt.analysis.footprint import footprint
 from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.study import StudyData
-from carbonopt.core.trial import TrialState
+from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.report import document
 from carbonopt.report.figures.batch import batch
 from carbonopt.report.figures.energy import energy
 from carbonopt.report.figures.influence import effects, importance
 from carbonopt.report.figures.pareto import pareto
+from carbonopt.report.figures.policy import policy
 from carbonopt.report.figures.returns import returns as run
 from carbonopt.report.figures.style import WIDTH_IN
 from carbonopt.report.study_view import StudyView
@@ -47,6 +48,11 @@ FAR = study(trial(0, 1e-6, 5.9), trial(1, 1e2, 2.0), trial(2, 1.0, 1e30))
 def front(data: StudyData, knee: int | None = None) -> document.Figure | None:
     looked_at = StudyView(data)
     return pareto(looked_at.plot, looked_at.recommendation, knee, looked_at.quality)
+
+
+def rewards(*records: TrialRecord) -> document.Figure | None:
+    found = StudyView(reward_study(*records)).overoptimisation
+    return policy(found, 0.5)
 
 
 def batches(*sizes: int) -> BatchEffect:
@@ -87,6 +93,9 @@ DRAWN: dict[str, document.Figure | None] = {
     "one objective": effects([learned("emissions", 1e-6)], QUALITY)[0],
     "returns": run(returns(1), 6.0, QUALITY),
     "returns together": run(reached_together(), 6.0, QUALITY),
+    "policy": rewards(HACKED, HONEST),
+    "policy without gold": rewards(rewarded(0, (0.2, beside(None, 0.0)), (0.4, beside(None, 0.0)))),
+    "policy far away": rewards(*(rewarded(n, (0.1, beside(0.2, 4.0)), (0.6, beside(0.4, n * 1e3))) for n in (1, 2))),
     "energy": energy(footprint(FULL)),
     "energy of GPUs": energy(footprint(gpu_study(on_gpu(0), on_gpu(1)))),
     "energy of a CPU": energy(footprint(study(trial(0)))),

@@ -12,7 +12,20 @@ from pathlib import Path
 
 import pytest
 from documents import caveats_of, document_of, markdown_of, numbers_of
-from small_studies import INTENSITY_G_PER_KWH, REPLAY, SAME, TRACE, gpu_study, on_gpu, pruned, study, trial
+from small_studies import (
+    HACKED,
+    HONEST,
+    INTENSITY_G_PER_KWH,
+    REPLAY,
+    SAME,
+    TRACE,
+    gpu_study,
+    on_gpu,
+    pruned,
+    reward_study,
+    study,
+    trial,
+)
 
 from carbonopt.analysis.recommend import recommend
 from carbonopt.core.format import percent_text
@@ -64,6 +77,7 @@ ODD_STUDIES = {
     "repeated": gpu_study(on_gpu(0, **SAME), on_gpu(1, 11e3, seed=4, **SAME), trace=TRACE),
     "repeated without spread": study(trial(0, **SAME), trial(1, **SAME), trial(2, perplexity=1e30)),
     "a trace of nothing": gpu_study(on_gpu(0), trace=TRACE.model_copy(update={"g_co2e_per_kwh": (None,)})),
+    "rewards": reward_study(HACKED, HONEST),
     "no GPU": study(
         trial(0), raw={"launch": {"kind": "local", "gpus": [], "cpu_ranks": 2}, "budget": {"hours": 1}}, sessions=()
     ),
@@ -197,7 +211,7 @@ def test_escape_of_each_special_character():
     assert escape("<b>&\n# x") == r"&lt;b&gt;&amp; \# x"
 
 
-@pytest.mark.parametrize("kind", ["replay", "read twice", "repeated"])
+@pytest.mark.parametrize("kind", ["replay", "read twice", "repeated", "rewards"])
 def test_every_number_of_the_markdown_is_in_the_json(kind):
     shown = json.dumps(document_of(ODD_STUDIES[kind]), ensure_ascii=False)
     number = re.compile(r"\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")

@@ -8,7 +8,7 @@ from carbonopt.report.paper.text import bibliography, is_learned, main, methods,
 from carbonopt.report.render.latex import tables
 from carbonopt.report.study_view import StudyView
 
-_FIGURES = ("pareto", "batch", "influence", "effects", "returns", "energy")
+_FIGURES = ("pareto", "policy", "batch", "influence", "effects", "returns", "energy")
 _TABLES = ("configuration", "pareto", "energy", "influence")
 NAMES = (  # all that there may be
     *(f"figure-{name}.{kind}" for name in _FIGURES for kind in ("pdf", "png")),

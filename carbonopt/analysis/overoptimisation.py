@@ -1,0 +1,131 @@
+"""Whether a policy that learnt from a reward still serves what the reward stands for, the gold reward; beside both the
+divergence from the start, as in Gao et al. 2022, Scaling laws for reward model overoptimization (arXiv 2210.10760)."""
+
+import statistics
+from collections.abc import Sequence
+
+from carbonopt.analysis.recommend import Recommendation
+from carbonopt.core.quality import REWARD
+from carbonopt.core.study import StudyData
+from carbonopt.core.trial import TrialRecord, TrialState
+from carbonopt.core.values import Frozen
+
+LEAST_FALL = 0.1  # of the gold reward's range over a trial's evaluations: a smaller fall is taken for its noise
+FEWEST_RANKED = 4  # complete trials: of fewer a rank correlation says nothing
+
+
+class PolicyPoint(Frozen):
+    """One evaluation: means over the evaluation prompts."""
+
+    step: int
+    reward: float
+    gold_reward: float | None  # None: the study has none, or it was not finite
+    kl_nats: float | None  # of a completion, from the start; None: not recorded, or not finite
+    completion_tokens: float | None
+
+
+class PolicyRun(Frozen):
+    """A trial's evaluations; the first is some steps after its start."""
+
+    trial: int
+    complete: bool
+    points: tuple[PolicyPoint, ...]  # by step, at least one; only those of finite reward
+    best_gold: PolicyPoint | None  # None: the gold reward is not known
+    # The evaluation since which the gold reward fell though the reward did not: of those with no more reward than the
+    # last one the best by gold reward, where the last one's is lower by more than LEAST_FALL. None: it did not fall so.
+    fell_from: PolicyPoint | None
+
+    @property
+    def first(self) -> PolicyPoint:
+        return self.points[0]
+
+    @property
+    def last(self) -> PolicyPoint:
+        return self.points[-1]
+
+
+class Ranking(Frozen):
+    """How far the reward orders complete trials, by their last evaluations, as the gold reward does."""
+
+    trials: int  # of which both are known
+    best_reward: int  # trial; of equal ones that with more gold reward
+    best_gold: int  # trial; of equal ones that with more reward
+    correlation: float | None  # Spearman's; None: fewer than FEWEST_RANKED trials, or all have the same value of one
+
+
+class Overoptimisation(Frozen):
+    shown: PolicyRun | None  # of the recommended trial, else of the closest; None: there is neither
+    runs: tuple[PolicyRun, ...]  # of all trials that were evaluated, by number
+    ranking: Ranking | None  # None: the gold reward is known of fewer than two complete trials
+
+
+def overoptimisation(data: StudyData, rec: Recommendation) -> Overoptimisation | None:
+    """None: the study is not judged by a reward, or records neither a gold reward nor a divergence."""
+    if data.config.quality is not REWARD:
+        return None
+    runs = tuple(_run(record, points) for record in data.records if (points := _points(record)))
+    if all(point.gold_reward is None and point.kl_nats is None for run in runs for point in run.points):
+        return None
+    number = rec.trial if rec.closest is None else rec.closest.trial
+    shown = next((run for run in runs if run.trial == number), None)
+    return Overoptimisation(shown=shown, runs=runs, ranking=_ranking(runs))
+
+
+def _points(record: TrialRecord) -> tuple[PolicyPoint, ...]:
+    names = ("gold_reward", "kl_nats", "completion_tokens")
+    return tuple(
+        PolicyPoint(step=point.step, reward=point.value, **{name: point.other_qualities.get(name) for name in names})
+        for point in record.evals
+        if point.value is not None
+    )
+
+
+def _run(record: TrialRecord, points: tuple[PolicyPoint, ...]) -> PolicyRun:
+    return PolicyRun(
+        trial=record.trial,
+        complete=record.state is TrialState.COMPLETE,
+        points=points,
+        best_gold=max((point for point in points if point.gold_reward is not None), key=_gold, default=None),
+        fell_from=_fell_from(points),
+    )
+
+
+def _gold(point: PolicyPoint) -> float:
+    assert point.gold_reward is not None
+    return point.gold_reward
+
+
+def _fell_from(points: Sequence[PolicyPoint]) -> PolicyPoint | None:
+    known, last = [point for point in points if point.gold_reward is not None], points[-1]
+    if last.gold_reward is None:
+        return None
+    best = max((point for point in known if point.reward <= last.reward), key=_gold)  # the last one itself is there
+    span = max(map(_gold, known)) - min(map(_gold, known))
+    return best if _gold(best) - last.gold_reward > LEAST_FALL * span else None
+
+
+def _ranking(runs: Sequence[PolicyRun]) -> Ranking | None:
+    ends = {run.trial: run.last for run in runs if run.complete}
+    ends = {trial: end for trial, end in ends.items() if end.gold_reward is not None}
+    if len(ends) < 2:
+        return None
+    rewards, golds = [end.reward for end in ends.values()], list(map(_gold, ends.values()))
+    return Ranking(
+        trials=len(ends),
+        best_reward=max(ends, key=lambda trial: (ends[trial].reward, _gold(ends[trial]))),
+        best_gold=max(ends, key=lambda trial: (_gold(ends[trial]), ends[trial].reward)),
+        correlation=_rank_correlation(rewards, golds) if len(ends) >= FEWEST_RANKED else None,
+    )
+
+
+def _rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
+    """Pearson's of the ranks, of which equal values share the mean. Without the second that importing scipy.stats
+    takes; `statistics` has it from Python 3.12 on."""
+    if len(set(one)) == 1 or len(set(other)) == 1:
+        return None
+    return statistics.correlation(_ranks(one), _ranks(other))
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """From 0 on."""
+    return [sum(other < value for other in values) + (values.count(value) - 1) / 2 for value in values]

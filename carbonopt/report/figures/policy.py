@@ -1,0 +1,81 @@
+"""What a policy won of its reward, and of what that stands for, as it moved away from its start."""
+
+from typing import Any
+
+from carbonopt.analysis.overoptimisation import Overoptimisation, PolicyPoint, PolicyRun
+from carbonopt.core.quality import REWARD
+from carbonopt.report import document
+from carbonopt.report.figures import style
+
+PANELS = {"reward": REWARD.label, "gold_reward": "Gold reward"}
+LAST: dict[str, Any] = {"marker": "s", "color": style.ORANGE, "markersize": 5.5, **style.MILESTONE}
+BEST: dict[str, Any] = {"marker": "*", "color": style.GREEN, "markersize": 9, **style.MILESTONE}
+
+
+def policy(found: Overoptimisation, target: float) -> document.Figure | None:
+    """The shown trial's reward and gold reward over its divergence, among all trials' evaluations; None where it was
+    evaluated fewer than two times, or its divergence is not known."""
+    if (shown := found.shown) is None or len(path := _told(shown)) < 2:
+        return None
+    others = [point for run in found.runs if run.trial != shown.trial for point in _told(run)]
+    names = [name for name in PANELS if name == "reward" or shown.best_gold is not None]
+
+    def draw(figure: "style.Figure") -> None:
+        panels = figure.subplots(len(names), sharex=True, squeeze=False)[:, 0]
+        for axes, name in zip(panels, names, strict=True):
+            axes.set_ylabel(PANELS[name])
+            axes.margins(y=0.1)  # room for a star
+            axes.plot(*_places(path, name), "o-", color=style.BLUE, markersize=3, linewidth=1, label=_of(shown))
+            for label, (point, looks) in _marks(shown).items():
+                axes.plot(*_places([point], name), label=label, zorder=4, **looks)
+            if others:
+                axes.plot(*_places(others, name), ".", color=style.GREY, markersize=3, label="other trials", zorder=1)
+            if name == "reward":
+                axes.axhline(target, label="target", **style.TARGET)
+        _scale_divergence(panels[-1], max(point.kl_nats or 0.0 for point in [*path, *others]))
+        for axes in panels:
+            style.plain_ticks(axes.yaxis, most=4)
+        style.legend(figure, panels[0])
+
+    both = "Reward and gold reward" if len(names) > 1 else "Reward"
+    caption = f"{both} over the divergence from the start."
+    alt = f"{both} of trial {shown.trial} at each evaluation, over its divergence from the start. The table has the "
+    alt += "figures of its first and last."
+    return style.drawn(draw, height_in=1.0 + 1.2 * len(names), name="policy", caption=caption, alt=alt)
+
+
+def _of(run: PolicyRun) -> str:
+    return f"evaluations of trial {run.trial}"
+
+
+def _told(run: PolicyRun) -> list[PolicyPoint]:
+    return [point for point in run.points if point.kl_nats is not None]
+
+
+def _marks(run: PolicyRun) -> dict[str, tuple[PolicyPoint, dict[str, Any]]]:
+    """One evaluation that is both has one mark: the one would hide the other."""
+    last, best = run.last, run.best_gold
+    if best is None:
+        return {"last evaluation": (last, LAST)}
+    if best.step == last.step:
+        return {"best gold reward, last evaluation": (last, BEST)}
+    return {"best gold reward": (best, BEST), "last evaluation": (last, LAST)}
+
+
+def _places(points: list[PolicyPoint], name: str) -> tuple[list[float], list[float]]:
+    known = [
+        (max(point.kl_nats, 0.0), value)  # of a policy that has not moved, rounding can leave less than 0
+        for point in points
+        if point.kl_nats is not None and (value := getattr(point, name)) is not None
+    ]
+    return [kl_nats for kl_nats, _ in known], [value for _, value in known]
+
+
+def _scale_divergence(axes: "style.Axes", most_nats: float) -> None:
+    """By its square root, over which Gao et al. 2022 (arXiv 2210.10760) found simple laws; from the start on."""
+    import numpy as np
+
+    axes.set_xlabel("Divergence from the start (nats, square-root scale)")
+    axes.set_xlim(0, 1.05 * most_nats or 1.0)
+    axes.set_xscale("function", functions=(lambda nats: np.sqrt(np.maximum(nats, 0)), np.square))
+    style.plain_ticks(axes.xaxis, most=6)

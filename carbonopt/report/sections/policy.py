@@ -1,0 +1,76 @@
+"""Of trials that learnt from a reward: whether what it stands for came along, and how far from their start they got."""
+
+from collections.abc import Iterator
+
+from carbonopt.analysis.overoptimisation import Overoptimisation, Ranking
+from carbonopt.report.caveats import numbers_text
+from carbonopt.report.document import Caveat, Maker, Section, num, table
+from carbonopt.report.figures.policy import policy as policy_figure
+from carbonopt.report.study_view import StudyView
+
+
+def section(study: StudyView) -> Section | None:
+    if (found := study.overoptimisation) is None:
+        return None
+    caption = "Trials at their first and last evaluation: means over its prompts, and the divergence from the start"
+    notes = " ".join(_notes(study, found))
+    made = table("policy", caption, found.runs, _columns(study, found), long=True, note=notes)
+    figure = policy_figure(found, study.recommendation.target.value)
+    return Section(key="policy", title="Reward and divergence", blocks=(figure, made) if figure else (made,))
+
+
+def _columns(study: StudyView, found: Overoptimisation) -> Iterator[Maker]:
+    text = study.quality.text
+    yield num("Trial", "trial", strong=lambda run: run == found.shown)
+    yield num("Reward, first", "first.reward", text)
+    yield num("Reward, last", "last.reward", text)
+    if any(run.best_gold for run in found.runs):
+        yield num("Gold reward, first", "first.gold_reward", text)
+        yield num("Gold reward, best", lambda run: run.best_gold and run.best_gold.gold_reward, text)
+        yield num("Gold reward, last", "last.gold_reward", text)
+    yield num("Divergence (nats)", "last.kl_nats", "{:.3g}".format)
+    yield num("Tokens, first", "first.completion_tokens", "{:.4g}".format)
+    yield num("Tokens, last", "last.completion_tokens", "{:.4g}".format)
+
+
+def _notes(study: StudyView, found: Overoptimisation) -> Iterator[str]:
+    if fallen := [run.trial for run in found.runs if run.fell_from]:
+        yield f"The gold reward fell, and the reward did not, in {_trials(fallen)}."
+    if found.ranking is not None:
+        yield _ranked(found.ranking)
+    if (shown := found.shown) is None:
+        return
+    if (record := study.record(shown.trial)) is not None and record.total_steps:
+        first = f"at step {record.evals[0].step} of {record.total_steps}"
+        yield f"Trial {shown.trial} was first evaluated {first}: what came before is not known."
+
+
+def _trials(trials: list[int]) -> str:
+    return f"trial{'' if len(trials) == 1 else 's'} {numbers_text(trials)}"
+
+
+def _ranked(ranking: Ranking) -> str:
+    of = f"Of {ranking.trials} complete trials,"
+    if ranking.best_reward == ranking.best_gold:
+        best = f"{of} none has more reward or more gold reward than trial {ranking.best_gold}"
+    else:
+        best = f"{of} trial {ranking.best_reward} has the best reward, trial {ranking.best_gold} the best gold reward"
+    if ranking.correlation is None:
+        return f"{best}."
+    return f"{best}; Spearman's rank correlation of the two is {ranking.correlation:.2f}."
+
+
+def caveats(study: StudyView) -> Iterator[Caveat]:
+    if (found := study.overoptimisation) is None:
+        return
+    if not any(run.best_gold for run in found.runs):
+        yield study.caveat("no_gold_reward")
+    ranking, shown = found.ranking, found.shown
+    if ranking is not None and ranking.correlation is not None and ranking.correlation <= 0:
+        numbers = {"trials": ranking.trials, "correlation": ranking.correlation, "best": ranking.best_gold}
+        yield study.caveat("gold_ranks_otherwise", **numbers)
+    if shown is None or (best := shown.fell_from) is None or (record := study.record(shown.trial)) is None:
+        return
+    rewards = {"reward_then": best.reward, "reward": shown.last.reward}
+    golds = {"gold_then": best.gold_reward, "gold": shown.last.gold_reward, "prompts": record.evals[-1].count}
+    yield study.caveat("gold_reward_fell", trial=shown.trial, step=best.step, **rewards, **golds)
