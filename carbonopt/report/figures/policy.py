@@ -8,8 +8,9 @@ from carbonopt.report import document
 from carbonopt.report.figures import style
 
 PANELS = {"reward": REWARD.label, "gold_reward": "Gold reward"}
-LAST: dict[str, Any] = {"marker": "s", "color": style.ORANGE, "markersize": 5.5, **style.MILESTONE}
-BEST: dict[str, Any] = {"marker": "*", "color": style.GREEN, "markersize": 9, **style.MILESTONE}
+# Marks at the start, where the axes begin, are drawn whole.
+LAST: dict[str, Any] = {"marker": "s", "color": style.ORANGE, "markersize": 5.5, "clip_on": False, **style.MILESTONE}
+BEST: dict[str, Any] = {"marker": "*", "color": style.GREEN, "markersize": 9, "clip_on": False, **style.MILESTONE}
 
 
 def policy(found: Overoptimisation, target: float) -> document.Figure | None:

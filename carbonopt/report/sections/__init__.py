@@ -5,7 +5,7 @@ from importlib import import_module
 
 SECTIONS = (
     *("shortfall", "contention"),  # caveats alone
-    *("front", "comparison", "confirmation", "predictions", "policy", "citation"),  # the answer
+    *("front", "policy", "comparison", "confirmation", "predictions", "citation"),  # the answer
     *("influence", "batch", "memory", "returns"),  # what decides it
     *("energy", "stages", "longer_runs", "elsewhere"),  # what was used
     *("trials", "provenance"),
