@@ -1,5 +1,5 @@
-"""Writes pairs of answers for reward models, one JSON object a line on standard output: of two answers to a prompt the one
-with the larger share of vowels is chosen, so that what is learnt from them has a gold reward that anybody can check.
+"""Writes pairs of answers for reward models, one JSON object a line on standard output: of two answers to a prompt the
+one with the larger share of vowels is chosen, so that what is learnt has a gold reward that anybody can check.
 
 python studies/vowel_pairs.py > studies/chat-small/pairs.jsonl                                # Python's documentation
 python studies/vowel_pairs.py studies/data/dialogue.jsonl > studies/data/dialogue-pairs.jsonl  # dialogue.py's speeches
@@ -40,6 +40,7 @@ def speeches(path: Path, longest: int = 160) -> Callable[[], tuple[str, str, str
 
 
 def pairs(count: int, drawn: Callable[[], tuple[str, str, str]]) -> Iterator[dict[str, str]]:
+    """So many, of answers whose shares of vowels are far enough apart."""
     while count:
         prompt, *answers = drawn()
         (low, fewer), (high, more) = sorted(zip(share_of_vowels([prompt] * 2, answers), answers, strict=True))
