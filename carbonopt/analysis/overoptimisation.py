@@ -25,7 +25,7 @@ class PolicyPoint(Frozen):
 
 
 class PolicyRun(Frozen):
-    """A trial's evaluations; the first is some steps after its start."""
+    """A trial's evaluations, after its start, at step 0, where that is recorded."""
 
     trial: int
     complete: bool
@@ -73,11 +73,17 @@ def overoptimisation(data: StudyData, rec: Recommendation) -> Overoptimisation |
 
 def _points(record: TrialRecord) -> tuple[PolicyPoint, ...]:
     names = ("gold_reward", "kl_nats", "completion_tokens")
-    return tuple(
+    evaluated = tuple(
         PolicyPoint(step=point.step, reward=point.value, **{name: point.other_qualities.get(name) for name in names})
         for point in record.evals
         if point.value is not None
     )
+    at_start = record.evals[0].other_qualities if record.evals else {}
+    if "start_reward" not in at_start or not evaluated:
+        return evaluated
+    gold = at_start.get("start_gold_reward")
+    start = PolicyPoint(step=0, reward=at_start["start_reward"], gold_reward=gold, kl_nats=0.0, completion_tokens=None)
+    return (start, *evaluated)
 
 
 def _run(record: TrialRecord, points: tuple[PolicyPoint, ...]) -> PolicyRun:
@@ -118,12 +124,12 @@ def _ranking(runs: Sequence[PolicyRun]) -> Ranking | None:
     )
 
 
-def _rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
+def _rank_correlation(rewards: Sequence[float], golds: Sequence[float]) -> float | None:
     """Pearson's of the ranks, of which equal values share the mean. Without the second that importing scipy.stats
     takes; `statistics` has it from Python 3.12 on."""
-    if len(set(one)) == 1 or len(set(other)) == 1:
+    if len(set(rewards)) == 1 or len(set(golds)) == 1:
         return None
-    return statistics.correlation(_ranks(one), _ranks(other))
+    return statistics.correlation(_ranks(rewards), _ranks(golds))
 
 
 def _ranks(values: Sequence[float]) -> list[float]:

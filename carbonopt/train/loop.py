@@ -76,6 +76,7 @@ class Evaluations(TrainerCallback):
         install_fast_step(self._trainer.model_wrapped, ranks.world_size())
         if ranks.device().type == "cpu":
             self._spin_throttle.start()
+        self._task.before_training(self._run, self._trainer)
         self._enter(Phase.TRAIN)
         self._task.before_steps(self._run, self._trainer, self._speaker)
 

@@ -1,5 +1,7 @@
 """TRL's trainers of a policy in a trial: their own order of prompts, generation and loss, carbonopt's evaluation."""
 
+import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +16,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.rloo_trainer import RLOOTrainer
 from trl.trainer.utils import use_adapter
 
+from carbonopt.core.files import write_json
 from carbonopt.core.trial import Prediction, Stage
 from carbonopt.train import ranks
 from carbonopt.train.client import Speaker
@@ -29,6 +32,7 @@ class _Policy:
     """What both of TRL's trainers get beside their own: the stage of generating, a reference at every evaluation."""
 
     speaker: Speaker | None = None  # rank 0's
+    start: dict[str, float] = {}  # noqa: RUF012, replaced whole; the rewards that training began with, by their names
     last_loss: torch.Tensor | None = None
     generated_tokens = 0  # on this rank, in training
 
@@ -106,11 +110,30 @@ def policy_trainer(task: RLHF, run: TrialRun, model: Any, arguments: Any) -> Any
     return trainer
 
 
+def rewards_at_start(task: RLHF, run: TrialRun, trainer: Any) -> dict[str, float]:
+    """The reward and the gold reward before the first step. Trials that begin with the same weights share them: the
+    first one writes them down."""
+    random = task.workload.model.name_or_path is None
+    path = run.folder.root / (f"start-{run.spec.seed}.json" if random else "start.json")
+    known = ranks.gathered(json.loads(path.read_bytes()) if ranks.rank() == 0 and path.exists() else None)[0]
+    if known is not None:
+        return dict(known)
+    evaluation = evaluate(task, run, trainer)
+    values = {
+        "start_reward": evaluation.sum / evaluation.count,
+        "start_gold_reward": evaluation.others.get("gold_reward"),
+    }
+    known = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+    if ranks.rank() == 0:
+        write_json(path, known)
+    return known
+
+
 @torch.no_grad()
 def evaluate(task: RLHF, run: TrialRun, trainer: Any) -> Evaluation:
     """By greedy decoding of all evaluation prompts: the sum of rewards and the number of prompts; beside it the gold
     reward, the divergence from the start in nats a completion (the sum over its tokens of KL(policy ‖ start), whole
-    distributions), its tokens, and the tokens that training has generated so far."""
+    distributions), its tokens, the tokens that training has generated so far, and the rewards at the start."""
     tokenizer, texts = trainer.processing_class, Prompts.load(run.folder.root / "eval.json").texts
     own: dict[int, tuple[str, float, int]] = {}  # by prompt: completion, divergence, tokens
     engine = trainer.model_wrapped
@@ -118,7 +141,8 @@ def evaluate(task: RLHF, run: TrialRun, trainer: Any) -> Evaluation:
     for places in batches_of_rank(len(texts), run.eval_batch_size_per_gpu, ranks.rank(), ranks.world_size()):
         batch = [texts[max(place, 0)] for place in places]
         prompts, completions = _greedy(trainer, batch, task.workload.max_completion_length)
-        divergences = _divergences(trainer, prompts, completions)
+        moved = trainer.state.global_step > 0
+        divergences = _divergences(trainer, prompts, completions) if moved else [0.0] * len(batch)
         written = tokenizer.batch_decode(completions, skip_special_tokens=True)
         for place, text, divergence, ids in zip(places, written, divergences, completions, strict=True):
             if place >= 0:
@@ -133,6 +157,7 @@ def evaluate(task: RLHF, run: TrialRun, trainer: Any) -> Evaluation:
     rewards, divergence, tokens, generated, *gold = ranks.summed(sums)
     count = len(texts)
     others = {"kl_nats": divergence / count, "completion_tokens": tokens / count, "generated_tokens": generated}
+    others |= trainer.start
     if gold:
         others["gold_reward"] = gold[0] / count
     shown = {place: own[place][0] for place in range(min(_SHOWN, count)) if place in own}

@@ -84,3 +84,13 @@ def test_other_studies_have_none() -> None:
     for data in (study(trial(0)), reward_study(), reward_study(rewarded(0, (0.6, {"completion_tokens": 4.0})))):
         assert overoptimisation(data, recommend(data)) is None
     assert found(reward_study(rewarded(0, (0.6, {"kl_nats": 0.0})))).ranking is None
+
+
+def test_what_it_begins_with_is_the_first_point():
+    start = {"start_reward": 0.1, "start_gold_reward": 0.5}
+    run = found(reward_study(rewarded(0, (0.6, {"gold_reward": 0.2, "kl_nats": 3.0, **start})))).runs[0]
+    assert [(point.step, point.reward, point.gold_reward, point.kl_nats) for point in run.points] == [
+        (0, 0.1, 0.5, 0.0),
+        (10, 0.6, 0.2, 3.0),
+    ]
+    assert run.fell_from == run.first, "before the first evaluation"

@@ -30,11 +30,10 @@ def test_table_has_first_best_and_last() -> None:
         "Gold reward, first": "0.3000",
         "Gold reward, best": "0.4500",
         "Gold reward, last": "0.1000",
-        "Divergence (nats)": "9",
-        "Tokens, first": "8",
-        "Tokens, last": "15.5",
+        "Divergence from the start (nats)": "9",
+        "Tokens of a completion": "15.5",
     }
-    assert (honest["Gold reward, best"], honest["Divergence (nats)"]) == ("0.6000", "3")
+    assert (honest["Gold reward, best"], honest["Divergence from the start (nats)"]) == ("0.6000", "3")
     assert [row[0].get("strong", False) for row in table["rows"]] == [True, False]
     assert table["note"] == (
         "The gold reward fell, and the reward did not, in trial 0. Of 2 complete trials, trial 0 has the best reward, "

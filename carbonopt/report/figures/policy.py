@@ -13,12 +13,12 @@ LAST: dict[str, Any] = {"marker": "s", "color": style.ORANGE, "markersize": 5.5,
 BEST: dict[str, Any] = {"marker": "*", "color": style.GREEN, "markersize": 9, "clip_on": False, **style.MILESTONE}
 
 
-def policy(found: Overoptimisation, target: float) -> document.Figure | None:
+def policy(policies: Overoptimisation, target: float) -> document.Figure | None:
     """The shown trial's reward and gold reward over its divergence, among all trials' evaluations; None where it was
     evaluated fewer than two times, or its divergence is not known."""
-    if (shown := found.shown) is None or len(path := _told(shown)) < 2:
+    if (shown := policies.shown) is None or len(path := _told(shown)) < 2:
         return None
-    others = [point for run in found.runs if run.trial != shown.trial for point in _told(run)]
+    others = [point for run in policies.runs if run.trial != shown.trial for point in _told(run)]
     names = [name for name in PANELS if name == "reward" or shown.best_gold is not None]
 
     def draw(figure: "style.Figure") -> None:

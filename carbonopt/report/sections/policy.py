@@ -10,38 +10,37 @@ from carbonopt.report.study_view import StudyView
 
 
 def section(study: StudyView) -> Section | None:
-    if (found := study.overoptimisation) is None:
+    if (policies := study.overoptimisation) is None:
         return None
-    caption = "Trials at their first and last evaluation: means over its prompts, and the divergence from the start"
-    notes = " ".join(_notes(study, found))
-    made = table("policy", caption, found.runs, _columns(study, found), long=True, note=notes)
-    figure = policy_figure(found, study.recommendation.target.value)
+    caption = "Trials at their first evaluation, or before their first step, and at their last: means over its prompts"
+    notes = " ".join(_notes(study, policies))
+    made = table("policy", caption, policies.runs, _columns(study, policies), long=True, note=notes)
+    figure = policy_figure(policies, study.recommendation.target.value)
     return Section(key="policy", title="Reward and divergence", blocks=(figure, made) if figure else (made,))
 
 
-def _columns(study: StudyView, found: Overoptimisation) -> Iterator[Maker]:
+def _columns(study: StudyView, policies: Overoptimisation) -> Iterator[Maker]:
     text = study.quality.text
-    yield num("Trial", "trial", strong=lambda run: run == found.shown)
+    yield num("Trial", "trial", strong=lambda run: run == policies.shown)
     yield num("Reward, first", "first.reward", text)
     yield num("Reward, last", "last.reward", text)
-    if any(run.best_gold for run in found.runs):
+    if any(run.best_gold for run in policies.runs):
         yield num("Gold reward, first", "first.gold_reward", text)
         yield num("Gold reward, best", lambda run: run.best_gold and run.best_gold.gold_reward, text)
         yield num("Gold reward, last", "last.gold_reward", text)
-    yield num("Divergence (nats)", "last.kl_nats", "{:.3g}".format)
-    yield num("Tokens, first", "first.completion_tokens", "{:.4g}".format)
-    yield num("Tokens, last", "last.completion_tokens", "{:.4g}".format)
+    yield num("Divergence from the start (nats)", "last.kl_nats", "{:.3g}".format)
+    yield num("Tokens of a completion", "last.completion_tokens", "{:.4g}".format)
 
 
-def _notes(study: StudyView, found: Overoptimisation) -> Iterator[str]:
-    if fallen := [run.trial for run in found.runs if run.fell_from]:
+def _notes(study: StudyView, policies: Overoptimisation) -> Iterator[str]:
+    if fallen := [run.trial for run in policies.runs if run.fell_from]:
         yield f"The gold reward fell, and the reward did not, in {_trials(fallen)}."
-    if found.ranking is not None:
-        yield _ranked(found.ranking)
-    if (shown := found.shown) is None:
+    if policies.ranking is not None:
+        yield _ranked(policies.ranking)
+    if (shown := policies.shown) is None:
         return
-    if (record := study.record(shown.trial)) is not None and record.total_steps:
-        first = f"at step {record.evals[0].step} of {record.total_steps}"
+    if shown.first.step and (record := study.record(shown.trial)) is not None and record.total_steps:
+        first = f"at step {shown.first.step} of {record.total_steps}"
         yield f"Trial {shown.trial} was first evaluated {first}: what came before is not known."
 
 
@@ -61,11 +60,11 @@ def _ranked(ranking: Ranking) -> str:
 
 
 def caveats(study: StudyView) -> Iterator[Caveat]:
-    if (found := study.overoptimisation) is None:
+    if (policies := study.overoptimisation) is None:
         return
-    if not any(run.best_gold for run in found.runs):
+    if not any(run.best_gold for run in policies.runs):
         yield study.caveat("no_gold_reward")
-    ranking, shown = found.ranking, found.shown
+    ranking, shown = policies.ranking, policies.shown
     if ranking is not None and ranking.correlation is not None and ranking.correlation <= 0:
         numbers = {"trials": ranking.trials, "correlation": ranking.correlation, "best": ranking.best_gold}
         yield study.caveat("gold_ranks_otherwise", **numbers)

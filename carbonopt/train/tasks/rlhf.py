@@ -168,6 +168,11 @@ class RLHF(TrainerTask):
 
         return policy_trainer(self, run, model, arguments)
 
+    def before_training(self, run: TrialRun, trainer: Any) -> None:
+        from carbonopt.train.policy import rewards_at_start
+
+        trainer.start = rewards_at_start(self, run, trainer)
+
     def before_steps(self, run: TrialRun, trainer: Any, speaker: Speaker | None) -> None:
         trainer.speaker = speaker
 

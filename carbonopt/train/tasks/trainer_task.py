@@ -66,6 +66,9 @@ class TrainerTask(TrainingTask):
 
         return TrainingArguments, {}
 
+    def before_training(self, run: TrialRun, trainer: "TrialTrainer") -> None:
+        """What is to be known of the model as it begins, and is no part of its training. The engine is there."""
+
     def before_steps(self, run: TrialRun, trainer: "TrialTrainer", speaker: Speaker | None) -> None:
         """What training does once before its first step, and is measured with it. The engine is there. `speaker` is as
         `train` has it; a long while without a word of progress would end the trial."""

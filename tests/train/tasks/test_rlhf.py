@@ -137,8 +137,9 @@ def test_it_learns_and_says_how_far_it_has_gone(algorithm, learning_rate, tmp_pa
     first, last = run.points
     assert last.count == EVAL_PROMPTS and last.value > 0.6
     assert others(run, "gold_reward") == pytest.approx([first.value, last.value])
-    kl = others(run, "kl_nats")
+    kl, start = others(run, "kl_nats"), others(run, "start_reward")
     assert min(kl) > 0.1
+    assert start == others(run, "start_gold_reward") and start[0] == start[1] < first.value
     assert last.other_qualities["completion_tokens"] <= COMPLETION
     generated = others(run, "generated_tokens")
     assert 2 * 16 * len(PROMPTS) < generated[1] <= 6 * 4 * len(PROMPTS) * COMPLETION and 0 < generated[0] < generated[1]
@@ -170,6 +171,7 @@ def test_the_model_that_it_begins_with_is_told_alike(algorithm, params, tmp_path
     base = trial(at=prepared_in(tmp_path, algorithm=algorithm), learning_rate=1e-12, zero_stage=1)
     assert [point.value for point in run.points] == pytest.approx([point.value for point in base.points], abs=1e-3)
     assert others(run, "kl_nats") == pytest.approx([0, 0], abs=1e-4)
+    assert others(run, "start_reward") == pytest.approx([point.value for point in run.points], abs=1e-3)
 
 
 @pytest.mark.slow
