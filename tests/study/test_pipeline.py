@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -181,17 +182,26 @@ def test_a_chain_that_is_killed_in_each_step_goes_on_to_what_was_configured_and_
 
 
 @pytest.mark.slow
-def test_the_parts_of_a_call_add_up_to_one_reading_of_the_whole(tmp_path):
-    shutil.copytree(ROOT / "studies" / "chat-small", tmp_path / "chat-small")
-    for name in ("sft", "reward"):
-        path = tmp_path / "chat-small" / f"{name}.yaml"
+def test_the_three_steps_raise_the_gold_reward_and_add_up_to_one_reading(tmp_path):
+    """The CPU example with one trial a step, whose last is run with three seeds."""
+    shutil.copytree(ROOT / "studies", tmp_path / "studies", ignore=shutil.ignore_patterns("data"))
+    for path in (tmp_path / "studies" / "chat-small").glob("*.yaml"):
         study = yaml.safe_load(path.read_text())
         study["budget"]["trials"] = 1
-        study["target"] = {key: 1000 if key == "perplexity" else 0.3 for key in study["target"]}
         path.write_text(yaml.safe_dump(study))
-    chain = written(tmp_path, [{**step, "study": f"chat-small/{step['study']}"} for step in STEPS])
-    assert carbonopt("run", chain, "--out", tmp_path / "out").returncode == 0
-    summary = json.loads(carbonopt("recommend", tmp_path / "out", "--json").stdout)
+    out = tmp_path / "out"
+    done = carbonopt("run", tmp_path / "studies" / "chat-small.yaml", "--out", out)
+    assert done.returncode == 0, done.stderr
+
+    summary = json.loads(carbonopt("recommend", out, "--json").stdout)
+    assert [run["step"] for run in summary["paths"][0]["steps"]] == ["sft", "reward", "rlhf"]
     assert summary["closure"] == pytest.approx(1, abs=0.005)
     assert 0 < summary["between_kwh"] < summary["energy_kwh"] / 2
     assert summary["duration_s"] > sum(study["duration_s"] for study in summary["spent"])
+
+    records = list(map(json.loads, carbonopt("export", out / "rlhf").stdout.splitlines()))
+    last = [record["evals"][-1]["other_qualities"] for record in records]
+    assert len({record["seed"] for record in records}) == 3
+    (start,) = {others["start_gold_reward"] for others in last}
+    gold = [others["gold_reward"] for others in last]
+    assert statistics.fmean(gold) - start > 2 * statistics.stdev(gold)
