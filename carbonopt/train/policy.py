@@ -48,7 +48,7 @@ class _Policy:
         if not _is_adapted(self.model):
             yield self.ref_model
             return
-        with use_adapter(self.accelerator.unwrap_model(self.model), "ref"):
+        with use_adapter(self.accelerator.unwrap_model(self.model), None):  # adapters begin without effect
             yield self.model_wrapped
 
     def compute_loss(self, *arguments: Any, **options: Any) -> Any:

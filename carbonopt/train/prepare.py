@@ -54,7 +54,8 @@ def prepare(spec: PrepareSpec) -> Prepared:
     ranks.check_devices()
     task = training_task(spec.workload)
     deepspeed_keys.check_deepspeed_keys(task.workload.deepspeed)
-    arguments.check_training_arguments(task.workload.training_arguments, spec.space)
+    if isinstance(task, TrainerTask) and (given := task.workload.training_arguments):
+        arguments.check_training_arguments(given, spec.space, task.arguments_class())
     aside, old = (folder.root.with_name(f".{folder.root.name}.{os.getpid()}.{kind}") for kind in ("part", "old"))
     try:
         aside.mkdir(parents=True)

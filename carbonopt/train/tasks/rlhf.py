@@ -1,6 +1,7 @@
 """Reinforcement learning of a language model from rewards, by TRL's trainers: GRPO (arXiv 2402.03300) and RLOO (arXiv
 2402.14740). Judged by the mean reward of what greedy decoding makes of the evaluation prompts."""
 
+import importlib.util
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +22,7 @@ from carbonopt.core.files import PreparedFolder
 from carbonopt.core.quality import REWARD
 from carbonopt.core.trial import Prepared
 from carbonopt.train.client import Speaker
-from carbonopt.train.failures import as_bad_input
+from carbonopt.train.failures import as_bad_input, refused
 from carbonopt.train.tasks.base import Card, Evaluation, TrialRun
 from carbonopt.train.tasks.trainer_task import CAUSAL_LM, TrainerTask
 
@@ -85,6 +86,8 @@ class RLHF(TrainerTask):
     def check(self, space: Space) -> None:
         if space["num_generations"] is None:
             raise BadInput("search.space.num_generations is missing: the task rlhf needs it, such as 8.")
+        if self.workload.training_arguments.get("use_vllm") and importlib.util.find_spec("vllm") is None:
+            raise BadInput("workload.training_arguments.use_vllm needs vLLM, which is not installed; leave it out.")
         for key, source in {"reward": self.workload.reward, "gold_reward": self.workload.gold_reward}.items():
             if source is not None and source.file is not None and not Path(source.file).is_file():
                 raise BadInput(f"workload.{key}.python: no file {source.file}; give FILE.py:FUNCTION.")
@@ -113,6 +116,7 @@ class RLHF(TrainerTask):
         if may_be_other_than(space["output_layer"], "standard"):
             raise BadInput("output_layer must be standard: TRL's trainers bring a fused one of their own.")
         workload, kind, length = self.workload, self.model_kind, self.workload.sequence_length
+        self._check_generation()
         with as_bad_input("dataset"):
             split = prompts.read_prompts(workload.dataset)
         with as_bad_input("tokenizer"):
@@ -141,6 +145,15 @@ class RLHF(TrainerTask):
             versions=imports.package_versions(),
         )
 
+    def _check_generation(self) -> None:
+        """TRL hands these to transformers when it generates, and not before."""
+        from transformers import GenerationConfig
+
+        given = self.workload.training_arguments
+        more = {"cache_implementation": given.get("cache_implementation"), **(given.get("generation_kwargs") or {})}
+        with refused("workload.training_arguments is not what generating takes: {}.", ValueError, TypeError):
+            GenerationConfig(**more, do_sample=True, disable_compile=True)
+
     def _check_positions(self, config: Any, space: Space) -> None:
         longest = max([self.workload.max_completion_length, *map(int, values_of(space["max_completion_length"]))])
         positions = getattr(config.get_text_config(), "max_position_embeddings", None)
@@ -148,12 +161,15 @@ class RLHF(TrainerTask):
             rule = "sequence_length + max_completion_length must be at most the model's number of positions"
             raise BadInput(f"{rule}, but got {self.workload.sequence_length} + {longest} and {positions}.")
 
-    def arguments(self, params: TrainingParams) -> "tuple[type[TrainingArguments], dict[str, Any]]":
+    def arguments_class(self) -> "type[TrainingArguments]":
         from trl.trainer.grpo_config import GRPOConfig
         from trl.trainer.rloo_config import RLOOConfig
 
+        return GRPOConfig if self.workload.algorithm == "grpo" else RLOOConfig  # type: ignore[no-any-return]
+
+    def arguments(self, params: TrainingParams) -> dict[str, Any]:
         kl_coefficient = DEFAULT_KL_COEFFICIENT if params.kl_coefficient is None else params.kl_coefficient
-        given: dict[str, Any] = {
+        return {
             "num_generations": params.num_generations,
             "max_completion_length": params.max_completion_length or self.workload.max_completion_length,
             "beta": kl_coefficient,
@@ -161,7 +177,6 @@ class RLHF(TrainerTask):
             "disable_dropout": True,  # likelihoods are compared with those of another pass
             "gradient_checkpointing": False,  # TRL's default is on
         }
-        return (GRPOConfig if self.workload.algorithm == "grpo" else RLOOConfig), given
 
     def trainer(self, run: TrialRun, model: Any, arguments: "TrainingArguments") -> Any:
         from carbonopt.train.policy import policy_trainer

@@ -148,6 +148,30 @@ def test_it_learns_and_says_how_far_it_has_gone(algorithm, learning_rate, tmp_pa
     assert stages[stages.index(Stage.GENERATION) + 1] is Stage.COMPILE and stages[-1] is Stage.STEPS
 
 
+def test_a_static_cache_makes_the_same_completions(tmp_path, trial):
+    (static := tmp_path / "static").mkdir()
+    at = prepared_in(static, training_arguments={"cache_implementation": "static"})
+    dynamic, static = (trial(at=folder, learning_rate=1e-3) for folder in (prepared_in(tmp_path), at))
+    assert static.values == dynamic.values
+    assert others(static, "generated_tokens") == others(dynamic, "generated_tokens")
+    kl = others(dynamic, "kl_nats")
+    assert min(kl) > 0 and others(static, "kl_nats") == pytest.approx(kl, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"beta": 0.1}, "use search.space.kl_coefficient"),
+        ({"temperature": 0.9}, "use workload.temperature"),
+        ({"generation_batch_size": 64}, "use steps_per_generation"),
+        ({"cache_implementaton": "static"}, "did you mean cache_implementation"),
+    ],
+)
+def test_arguments_of_trl_are_checked_as_those_of_transformers(given, said, tmp_path):
+    with pytest.raises(BadInput, match=said):
+        prepared_in(tmp_path, training_arguments=given)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
 @pytest.mark.parametrize(
@@ -162,6 +186,7 @@ def test_it_learns_and_says_how_far_it_has_gone(algorithm, learning_rate, tmp_pa
         {"zero_stage": 2, "lora_rank": 4},
         {"zero_stage": 3, "lora_rank": 4},
         {"zero_stage": 0, "kl_coefficient": 0.0},
+        {"zero_stage": 0, "kl_coefficient": 0.0, "lora_rank": 4},
     ],
     ids=lambda params: "-".join(f"{name}={value}" for name, value in params.items()),
 )
@@ -221,6 +246,7 @@ def test_settings_that_can_not_be_are_refused(changes, space, said, tmp_path):
         ({}, {"num_generations": None}, "search.space.num_generations is missing"),
         ({"reward": {"python": "/nowhere/mine.py:f"}}, {}, "workload.reward.python: no file /nowhere/mine.py"),
         ({"gold_reward": {"python": "/nowhere/mine.py:f"}}, {}, "workload.gold_reward.python: no file"),
+        ({"training_arguments": {"use_vllm": True}}, {}, "use_vllm needs vLLM, which is not installed"),
     ],
 )
 def test_what_is_not_there_is_said_before_anything_is_started(changes, space, said, tmp_path):
@@ -244,6 +270,8 @@ def test_a_reward_model_that_is_not_there_is_said_before_anything_is_started(tmp
         ({"max_completion_length": 60}, {}, "at most the model's number of positions, but got 12 .* 60 and 64"),
         ({}, {"max_completion_length": 60}, "at most the model's number of positions"),
         ({}, {"output_layer": "fused"}, "output_layer must be standard"),
+        ({"training_arguments": {"cache_implementation": "statik"}}, {}, "not what generating takes: .*statik"),
+        ({"training_arguments": {"generation_kwargs": {"disable_compile": False}}}, {}, "disable_compile"),
     ],
 )
 def test_what_no_trial_could_use_is_refused(changes, space, said, tmp_path):
