@@ -34,7 +34,7 @@ def main() -> None:
     rounds = []
     for number in range(options.rounds + 1):
         prompts = random_prompts(options, model.config.get_text_config().vocab_size)
-        turn = CACHES if number % 2 == 0 else CACHES[::-1]
+        turn = options.caches if number % 2 == 0 else options.caches[::-1]
         rounds.append({name: measured(model, prompts, kinds(options)[name], counters) for name in turn})
     print(table(model, options, rounds))
 
@@ -50,6 +50,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=64, help="tokens of the longest")
     parser.add_argument("--completion", type=int, default=24, help="tokens of each")
     parser.add_argument("--pad-to", type=int, default=1, help="TRL's pad_to_multiple_of")
+    parser.add_argument("--caches", nargs="+", choices=CACHES, default=CACHES, help="dynamic among them")
     parser.add_argument("--rounds", type=int, default=7)
     return parser.parse_args()
 
@@ -119,7 +120,7 @@ def table(model: Any, options: argparse.Namespace, rounds: list[dict[str, dict[s
         "| cache | seconds a batch | of the dynamic's | tokens/s | J a batch | of the dynamic's | first call (s) |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for name in CACHES:
+    for name in options.caches:
         seconds = [taken[name]["s"] for taken in later]
         cells = [name, spread(seconds), spread([taken[name]["s"] / taken["dynamic"]["s"] for taken in later])]
         cells.append(f"{options.batch * options.completion / median(seconds):,.0f}")

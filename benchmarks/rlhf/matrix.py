@@ -22,8 +22,8 @@ PROMPTS = {"global_batch_size": 64, "micro_batch_size_per_gpu": 32, "num_generat
 ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # study, of its workload, of its space
     "reward": ("reward", {}, {**PAIRS, "learning_rate": 1e-2}),
     "dpo": ("dpo", {}, {**PAIRS, "learning_rate": 5e-3, "beta": 0.1}),
-    "grpo": ("rlhf", {"algorithm": "grpo"}, {**PROMPTS, "learning_rate": 3e-3, "kl_coefficient": 0.04}),
-    "rloo": ("rlhf", {"algorithm": "rloo"}, {**PROMPTS, "learning_rate": 3e-3, "kl_coefficient": 0.04}),
+    "grpo": ("rlhf", {"algorithm": "grpo"}, {**PROMPTS, "learning_rate": 1e-3, "kl_coefficient": 0.04}),
+    "rloo": ("rlhf", {"algorithm": "rloo"}, {**PROMPTS, "learning_rate": 1e-3, "kl_coefficient": 0.04}),
 }
 RANKS, ZERO_STAGES, LORA_RANKS = (1, 2), (0, 2, 3), (0, 8)
 BESIDE = ("mean_margin", "kl_nats")
