@@ -40,7 +40,8 @@ _MOST_WARMED_UP = 60_000_000  # parameters, with gradients and optimizer 1 GB, b
 import_all()
 for module in task_class(os.environ[TASK]).imported_ahead if TASK in os.environ else ():
     importlib.import_module(module)
-# Whatever loads or saves a model's weights needs these tables, whose regular expressions take 0.4 s to compile.
+# Whatever loads or saves a model's weights needs these tables, whose regular expressions take a second to compile on
+# two busy cores.
 get_checkpoint_conversion_mapping("")
 
 
