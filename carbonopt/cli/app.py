@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from carbonopt.report.pipeline import PipelineView
     from carbonopt.report.studies import StudiesView
     from carbonopt.storage.paths import PipelinePaths, StudyPaths
+    from carbonopt.study.file import PipelineFile
     from carbonopt.study.loop import AsStep
-    from carbonopt.study.pipeline import PipelineFile
 
 # Other rooms are imported inside the commands, so that `--help` and a bad study file are answered at once.
 
@@ -58,8 +58,7 @@ def run(
     none did, 130 if interrupted.
     """
     from carbonopt.storage.paths import StudyPaths
-    from carbonopt.study.file import load_study
-    from carbonopt.study.pipeline import PipelineFile
+    from carbonopt.study.file import PipelineFile, load_study
 
     if (pipeline := PipelineFile.load(study)) is not None:
         if given := [name for name, value in (("--storage", storage), ("--trials", trials)) if value is not None]:
@@ -80,9 +79,9 @@ def _run_pipeline(file: "PipelineFile", out: Path | None, seed: int | None) -> N
     """Each study in a folder of its own; those that have ended are only read."""
     from carbonopt.analysis.recommend import recommend as recommend_for
     from carbonopt.storage.paths import PipelinePaths, StudyPaths, own_folder
-    from carbonopt.study.pipeline import PipelineCall
+    from carbonopt.study.pipeline import PipelineCall, check_pipeline
 
-    file.check()  # before the first takes its hours
+    check_pipeline(file)  # before the first takes its hours
     pipeline = file.pipeline
     paths = PipelinePaths(out if out is not None else StudyPaths.default(pipeline.name).root)
     with own_folder(paths), PipelineCall(pipeline, paths) as call:
@@ -261,12 +260,10 @@ def check(
 ) -> None:
     """Validate a study file; say what the study will do and roughly cost, and what memory each GPU needs."""
     from carbonopt.core.errors import BadInput
-    from carbonopt.study.file import load_study
+    from carbonopt.study.file import PipelineFile, load_study
 
     if gpu_memory is not None and not 0.1 <= gpu_memory <= 1e6:
         raise BadInput(f"--gpu-memory must be from 0.1 to 1,000,000 GiB, but got {gpu_memory:g}; give a GPU's memory.")
-
-    from carbonopt.study.pipeline import PipelineFile
 
     pipeline = PipelineFile.load(study)
     config = load_study(study) if pipeline is None else None
@@ -276,7 +273,9 @@ def check(
     from carbonopt.study.check import check as check_study
 
     if pipeline is not None:
-        for checked in pipeline.check().values():  # each with the model that its own file names
+        from carbonopt.study.pipeline import check_pipeline
+
+        for checked in check_pipeline(pipeline).values():  # each with the model that its own file names
             print(_printable(describe_study(checked)))
     if config is None:
         return

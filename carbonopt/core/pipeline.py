@@ -10,7 +10,7 @@ from carbonopt.core import values
 from carbonopt.core.config import Frozen, Name
 from carbonopt.core.study import StudyData
 
-REPORT = "report"  # the folder of its report, beside those of its steps
+LEDGER, REPORT = "pipeline.json", "report"  # its own file and folder, beside the folders of its steps
 Taken = Mapping[str, int]  # which of a step's configurations is handed on, by step: 1 is the recommended one
 
 
@@ -39,9 +39,14 @@ class Pipeline(Frozen):
             for place, step in enumerate(self.pipeline)
             if step.carry > 1 and not self.hands_on(step)
         }
-        taken = f"pipeline: no step can be called {REPORT}, where the pipeline's own lies"
+        taken = f"pipeline: no step can be called {REPORT} or {LEDGER}, which are the pipeline's own"
         alike = f"pipeline: steps must differ in their names, but are {', '.join(names)}"
-        return {alike: len({name.lower() for name in names}) < len(names), taken: REPORT in names, **later, **unused}
+        return {
+            alike: len({name.lower() for name in names}) < len(names),
+            taken: not {REPORT, LEDGER}.isdisjoint(map(str.lower, names)),
+            **later,
+            **unused,
+        }
 
     def hands_on(self, step: Step) -> int:
         """How many of its configurations later steps begin with."""

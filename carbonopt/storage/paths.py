@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from carbonopt.core.errors import BadInput
-from carbonopt.core.pipeline import REPORT
+from carbonopt.core.pipeline import LEDGER, REPORT
 
 _MAX_NAME_BYTES = 200  # file systems take 255, of which a new folder's temporary name needs a few
 
@@ -68,7 +68,7 @@ class PipelinePaths:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.ledger = root / "pipeline.json"
+        self.ledger = root / LEDGER
         self.lock = root / ".lock"
         self.report = root / REPORT
 

@@ -1,9 +1,11 @@
-"""Reads a study file: YAML in, a checked `StudyConfig` out, or one sentence that says which key is wrong."""
+"""Reads a study file, or a pipeline's: YAML in, a checked `StudyConfig` out, or one sentence that says which key is
+wrong."""
 
 import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +18,7 @@ from carbonopt.core.config import LAUNCHES, Fixed, LocalLaunch, Range, StudyConf
 from carbonopt.core.dimensions import DIMENSIONS, REQUIRED, SEARCHED
 from carbonopt.core.errors import BadInput, first_fault, hint, shortened
 from carbonopt.core.files import read_text
+from carbonopt.core.pipeline import Pipeline, Step
 from carbonopt.train.tasks.base import task_class
 
 
@@ -97,6 +100,34 @@ def load_study(path: Path, models: Mapping[str, Path] = MappingProxyType({})) ->
     except (RuntimeError, OSError, ValueError) as error:  # an unknown user's home, a name that no system takes
         raise BadInput(f"{path}: a path in it can't be used: {error}.") from error
     return parse_study(raw, str(path))
+
+
+@dataclass(frozen=True)
+class PipelineFile:
+    path: Path
+    pipeline: Pipeline
+
+    @classmethod
+    def load(cls, path: Path) -> "PipelineFile | None":
+        """None: it is a study file. Raises BadInput for what is wrong in it, the studies left out."""
+        raw = read_mapping(path, "the study file")
+        if "pipeline" not in raw:
+            return None
+        try:
+            return cls(path, Pipeline.model_validate(raw))
+        except ValidationError as error:
+            raise BadInput(f"{path}: {first_fault(error)}") from error
+
+    def study(self, step: Step) -> Path:
+        """Its file. Raises BadInput where its path begins with an unknown user's home."""
+        try:
+            return self.path.resolve().parent / Path(step.study).expanduser()
+        except RuntimeError as error:
+            raise BadInput(f"{self.path}: {step.step}: a path can't be used: {error}") from error
+
+    def config(self, step: Step, models: dict[str, Path]) -> StudyConfig:
+        """The study of a step; `models`: the folders of the steps before. Raises BadInput as `load_study`."""
+        return load_study(self.study(step), {key: models[name] for key, name in step.needs.items()})
 
 
 def _piece(value: Any, folder: Path, name: str) -> Any:

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from carbonopt.analysis.pipeline import handed_on
 from carbonopt.core.config import StudyConfig, Workload
-from carbonopt.core.errors import BadInput, CarbonoptError, first_fault
+from carbonopt.core.errors import BadInput, CarbonoptError
 from carbonopt.core.pipeline import Pipeline, PipelineSession, Step, Taken
 from carbonopt.core.study import StudyData
 from carbonopt.core.units import now_utc
@@ -19,56 +17,30 @@ from carbonopt.energy.meter import Meter, MeterInTurn, Reading
 from carbonopt.storage.paths import PipelinePaths
 from carbonopt.storage.pipeline import Ledger
 from carbonopt.study.check import Checked, check
-from carbonopt.study.file import load_study, read_mapping
+from carbonopt.study.file import PipelineFile, load_study
 from carbonopt.study.loop import AsStep
 from carbonopt.train.tasks.base import task_for
 from carbonopt.train.tasks.trainer_task import CAUSAL_LM, TrainerTask
 
 
-@dataclass(frozen=True)
-class PipelineFile:
-    path: Path
-    pipeline: Pipeline
-
-    @classmethod
-    def load(cls, path: Path) -> "PipelineFile | None":
-        """None: it is a study file. Raises BadInput for what is wrong in it, the studies left out."""
-        raw = read_mapping(path, "the study file")
-        if "pipeline" not in raw:
-            return None
-        try:
-            return cls(path, Pipeline.model_validate(raw))
-        except ValidationError as error:
-            raise BadInput(f"{path}: {first_fault(error)}") from error
-
-    def study(self, step: Step) -> Path:
-        """Its file."""
-        return self.path.resolve().parent / Path(step.study).expanduser()
-
-    def config(self, step: Step, models: dict[str, Path]) -> StudyConfig:
-        """The study of a step; `models`: the folders of the steps before. Raises BadInput as `load_study`."""
-        return load_study(self.study(step), {key: models[name] for key, name in step.needs.items()})
-
-    def check(self) -> dict[str, Checked]:
-        """Each step's study as its own file has it, by step. Raises BadInput for what is wrong with one of them or with
-        their order, as far as that can be known before anything is started."""
-        studies = {step.step: check(load_study(self.study(step))) for step in self.pipeline.pipeline}
-        first = self.pipeline.pipeline[0].step
-        for place, step in enumerate(self.pipeline.pipeline):
-            config, where = studies[step.step].config, f"{self.path}: pipeline.{place}"
-            if not config.launch.trains or config.workload is None or config.workload.is_script:
-                kind = "a script, whose model carbonopt does not know" if config.launch.trains else "a replay"
-                raise BadInput(f"{where}.study must train a model that can be handed on, but {step.study} is {kind}.")
-            for key, name in step.needs.items():
-                if fault := _unfit(key, config.workload, studies[name].config.workload):
-                    raise BadInput(f"{where}.needs.{key}: {name!r} {fault}.")
-            for shared, value in _shared(config).items():
-                if value != (expected := _shared(studies[first].config)[shared]):
-                    rule = "must be the same in all steps, which share one meter and one sum"
-                    raise BadInput(
-                        f"{where}.study: {shared} {rule}, but is {value!r} there and {expected!r} in {first}."
-                    )
-        return studies
+def check_pipeline(file: PipelineFile) -> dict[str, Checked]:
+    """Each step's study as its own file has it, by step. Raises BadInput for what is wrong with one of them or with
+    their order, as far as that can be known before anything is started."""
+    studies = {step.step: check(load_study(file.study(step))) for step in file.pipeline.pipeline}
+    first = file.pipeline.pipeline[0].step
+    for place, step in enumerate(file.pipeline.pipeline):
+        config, where = studies[step.step].config, f"{file.path}: pipeline.{place}"
+        if not config.launch.trains or config.workload is None or config.workload.is_script:
+            kind = "a script, whose model carbonopt does not know" if config.launch.trains else "a replay"
+            raise BadInput(f"{where}.study must train a model that can be handed on, but {step.study} is {kind}.")
+        for key, name in step.needs.items():
+            if fault := _unfit(key, config.workload, studies[name].config.workload):
+                raise BadInput(f"{where}.needs.{key}: {name!r} {fault}.")
+        for shared, value in _shared(config).items():
+            if value != (expected := _shared(studies[first].config)[shared]):
+                rule = "must be the same in all steps, which share one meter and one sum"
+                raise BadInput(f"{where}.study: {shared} {rule}, but is {value!r} there and {expected!r} in {first}.")
+    return studies
 
 
 def _shared(config: StudyConfig) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from study.test_resume import training_in
 
 from carbonopt.core.errors import BadInput
 from carbonopt.core.pipeline import Pipeline
-from carbonopt.study.pipeline import PipelineFile
+from carbonopt.study.file import PipelineFile
 
 ROOT = Path(__file__).parents[2]
 STEPS = [{"step": "sft", "study": "sft.yaml"}, {"step": "reward", "study": "reward.yaml", "needs": {"model": "sft"}}]
@@ -37,13 +37,15 @@ def written(folder: Path, steps: list, **more: object) -> Path:
 @pytest.mark.parametrize(
     ("steps", "more", "said"),
     [
-        ([], {}, "pipeline"),
+        ([], {}, "pipeline: must have 1 or more entries, but has 0"),
         ([STEPS[0], {**STEPS[0]}], {}, "steps must differ in their names, but are sft, sft"),
         ([STEPS[1]], {}, "pipeline.0.needs.model must be an earlier step, but is 'sft'"),
         ([STEPS[0], {**STEPS[1], "needs": {"model": "reward"}}], {}, "must be an earlier step, but is 'reward'"),
         ([STEPS[0], {**STEPS[1], "needs": {"data": "sft"}}], {}, "pipeline"),
         ([{**STEPS[0], "step": "../x"}], {}, "pipeline.0.step"),
         ([{**STEPS[0], "step": "report"}], {}, "no step can be called report"),
+        ([{**STEPS[0], "step": "Pipeline.json"}], {}, "or pipeline.json, which are the pipeline's own"),
+        ({"step": "sft"}, {}, "pipeline: must be a list, but got {'step': 'sft'}"),
         ([STEPS[0], {**STEPS[0], "step": "SFT"}], {}, "steps must differ in their names, but are sft, SFT"),
         ([{**STEPS[0], "carry": 2}], {}, "pipeline.0.carry must be 1 where no later step needs sft, but is 2"),
         ([{**STEPS[0], "carry": 0}, STEPS[1]], {}, "pipeline.0.carry"),
@@ -62,6 +64,11 @@ def test_what_is_wrong_is_said_before_anything_is_started(tmp_path):
     assert not (tmp_path / "out").exists()
     done = within("run", written(tmp_path, STEPS), "--trials", 3)
     assert done.returncode == 2 and "--trials is for one study" in done.stderr
+
+
+def test_a_home_that_nobody_has_is_refused(tmp_path):
+    done = within("check", written(tmp_path, [{"step": "sft", "study": "~nobody-here/sft.yaml"}]))
+    assert done.returncode == 2 and "sft: a path can't be used" in done.stderr
 
 
 def test_each_study_is_checked():

@@ -16,6 +16,7 @@ from carbonopt.core.trial import Prepared
 
 REPORT_JSON = Path("data") / "report.json"  # in a report's folder: what tells it from any other
 COMPARISON_JSON = Path("data") / "comparison.json"  # likewise, of several studies beside each other
+PIPELINE_JSON = Path("data") / "pipeline.json"  # likewise, of a pipeline
 
 
 @dataclass

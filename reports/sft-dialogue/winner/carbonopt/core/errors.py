@@ -42,6 +42,11 @@ def first_fault(error: ValidationError, known: _KnownKeys = lambda place: (), un
             return f"{where}: {message}."
         case "union_tag_invalid":
             return f"{where}: kind must be one of {first['ctx']['expected_tags']}, but got {first['ctx']['tag']!r}."
+        case "tuple_type":
+            return f"{where}: must be a list, but got {shortened(first['input'])}."
+        case "too_short":
+            counts = first["ctx"]
+            return f"{where}: must have {counts['min_length']} or more entries, but has {counts['actual_length']}."
         case "json_invalid":
             return f"its text can't be read: {first['ctx']['error']}."
     return f"{where}: {message[0].lower()}{message[1:]}, but got {shortened(first['input'])}."

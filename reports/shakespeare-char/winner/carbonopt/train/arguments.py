@@ -26,7 +26,16 @@ _WHY_OWNED = {
     "use search.seed": "seed data_seed",
     "use launch.gpus: []": "use_cpu",
     "use workload.deepspeed": "deepspeed",
-    "use track in the study file": "report_to run_name project disable_tqdm logging_* trackio_*",
+    "use track in the study file": "report_to run_name project disable_tqdm logging_* trackio_* log_completions* "
+    "log_multimodal log_unique_prompts num_completions_to_print",
+    "use search.space.num_generations": "num_generations num_generations_eval",
+    "use steps_per_generation": "generation_batch_size",
+    "use workload.max_completion_length": "max_completion_length",
+    "use workload.temperature": "temperature",
+    "use search.space.kl_coefficient": "beta",
+    "use workload.model": "model_init_kwargs trust_remote_code",
+    "there is one reward": "reward_weights multi_objective_aggregation",
+    "evaluations tell how far the policy is from where it began": "sync_ref_model ref_model_*",
     "the launcher sets it": "local_rank",
     "training has no use for it": "use_cache",
     "trials always train with DeepSpeed": "fsdp fsdp_config parallelism_config accelerator_config ddp_*",
@@ -40,16 +49,18 @@ _WHY_OWNED = {
 }
 
 
-def check_training_arguments(given: dict[str, Any], space: Space) -> None:
-    """Raises BadInput for a key that transformers doesn't know, that carbonopt sets, or that is also searched; and for
-    a value that transformers refuses."""
-    defaults = {field.name: field.default for field in dataclasses.fields(TrainingArguments) if field.init}
+def check_training_arguments(
+    given: dict[str, Any], space: Space, kind: type[TrainingArguments] = TrainingArguments
+) -> None:
+    """Raises BadInput for a key that the task's class of arguments doesn't know, that carbonopt sets, or that is also
+    searched; and for a value that it refuses."""
+    defaults = {field.name: field.default for field in dataclasses.fields(kind) if field.init}
     for key, value in given.items():
-        if (why := _why_owned(key)) is not None:
-            raise BadInput(f"workload.training_arguments can't have {key}: carbonopt sets it; {why}.")
         if key not in defaults:
             allowed = sorted(name for name in defaults if _why_owned(name) is None)
             raise BadInput(f"unknown key workload.training_arguments.{key}; {hint(key, allowed)}")
+        if (why := _why_owned(key)) is not None:
+            raise BadInput(f"workload.training_arguments can't have {key}: carbonopt sets it; {why}.")
         if isinstance(default := defaults[key], int | float):  # transformers itself looks at few of its values
             fits = isinstance(value, int | float) and isinstance(value, bool) == isinstance(default, bool)
             if not fits or not math.isfinite(value) or value < min(0, default):
@@ -60,7 +71,7 @@ def check_training_arguments(given: dict[str, Any], space: Space) -> None:
             rule = f"{argument} must be in workload.training_arguments or, as {name}, in search.space"
             raise BadInput(f"{rule}, but is in both.")
     with refused("workload.training_arguments is not what transformers takes: {}.", ValueError, TypeError, ImportError):
-        TrainingArguments(output_dir="unused", report_to="none", use_cpu=True, **given)
+        kind(output_dir="unused", report_to="none", use_cpu=True, bf16=False, **given)
 
 
 def _why_owned(key: str) -> str | None:

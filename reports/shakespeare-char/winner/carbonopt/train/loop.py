@@ -76,6 +76,7 @@ class Evaluations(TrainerCallback):
         install_fast_step(self._trainer.model_wrapped, ranks.world_size())
         if ranks.device().type == "cpu":
             self._spin_throttle.start()
+        self._task.before_training(self._run, self._trainer)
         self._enter(Phase.TRAIN)
         self._task.before_steps(self._run, self._trainer, self._speaker)
 
@@ -153,9 +154,9 @@ def train(task: TrainerTask, run: TrialRun, speaker: Speaker | None) -> Trained:
     config = AutoConfig.from_pretrained(run.folder.model_config)
     if workload.model.from_config is not None and (model := models.take_prefetched_model(spec)) is None:
         model = models.random_model(kind, config, attention, workload.model.trust_remote_code)
-    kind_of_arguments, more = task.arguments(params)
+    of_task = task.arguments_class(), task.arguments(params)
     arguments = training_arguments(
-        params, workload, run.total_steps, spec.seed, on_gpu, spec.trial_dir, settings, kind_of_arguments, more
+        params, workload, run.total_steps, spec.seed, on_gpu, spec.trial_dir, settings, *of_task
     )
     if model is None:
         model = models.pretrained_model(kind, workload.model, config, attention, spec.seed)

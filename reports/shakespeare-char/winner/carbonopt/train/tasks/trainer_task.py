@@ -60,11 +60,18 @@ class TrainerTask(TrainingTask):
         """This rank's, with its part of the training data: a `loop.TrialTrainer`, or what behaves as one and knows its
         last loss."""
 
-    def arguments(self, params: TrainingParams) -> "tuple[type[TrainingArguments], dict[str, Any]]":
-        """The class of its trainer's arguments, and those of them that no other task has."""
+    def arguments_class(self) -> "type[TrainingArguments]":
+        """Of its trainer's arguments, which a study may give as `workload.training_arguments`."""
         from transformers import TrainingArguments
 
-        return TrainingArguments, {}
+        return TrainingArguments
+
+    def arguments(self, params: TrainingParams) -> dict[str, Any]:
+        """Its trainer's arguments that no other task has."""
+        return {}
+
+    def before_training(self, run: TrialRun, trainer: "TrialTrainer") -> None:
+        """What is to be known of the model as it begins, and is no part of its training. The engine is there."""
 
     def before_steps(self, run: TrialRun, trainer: "TrialTrainer", speaker: Speaker | None) -> None:
         """What training does once before its first step, and is measured with it. The engine is there. `speaker` is as
