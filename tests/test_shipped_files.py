@@ -10,8 +10,7 @@ import yaml
 from carbonopt.cli.check import describe_study
 from carbonopt.energy.intensity import reference_intensity
 from carbonopt.study.check import check
-from carbonopt.study.file import load_study
-from carbonopt.study.pipeline import PipelineFile
+from carbonopt.study.file import PipelineFile, load_study
 from carbonopt.train.deepspeed_keys import check_deepspeed_keys
 
 ROOT = Path(__file__).parent.parent
@@ -22,22 +21,20 @@ PIECES = sorted((ROOT / "configs").glob("*/*.yaml"))
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_every_study_is_valid(path: Path, tmp_path: Path) -> None:
     """Checked where it stands, with the data that is shipped beside it, and made up what it names in data/."""
-    if (pipeline := PipelineFile.load(path)) is not None:
-        configs = [load_study(pipeline.study(step)) for step in pipeline.pipeline.pipeline]
-        assert [check(config).config.name.removeprefix(f"{path.stem}-") for config in configs] == [
-            step.step for step in pipeline.pipeline.pipeline
-        ]
-        return
-    text = path.read_text()
     copy = tmp_path / "studies" / path.name
-    shutil.copytree(ROOT / "studies", copy.parent, ignore=shutil.ignore_patterns("*.yaml", "data"))
-    copy.write_text(text)
-    for name in re.findall(r"data/[\w.-]+", yaml.safe_dump(yaml.safe_load(text))):
+    shutil.copytree(ROOT / "studies", copy.parent, ignore=shutil.ignore_patterns("data"))
+    pipeline = PipelineFile.load(copy)
+    steps = [] if pipeline is None else [pipeline.study(step) for step in pipeline.pipeline.pipeline]
+    files = steps or [copy]
+    for name in re.findall(
+        r"data/[\w.-]+", "".join(yaml.safe_dump(yaml.safe_load(file.read_text())) for file in files)
+    ):
         (copy.parent / name).parent.mkdir(exist_ok=True)
         (copy.parent / name).write_text("made up\n" * 100)
-    checked = check(load_study(copy))
-    assert checked.config.name == path.stem
-    assert "is valid" in describe_study(checked)
+    for file in files:
+        checked = check(load_study(file))
+        assert checked.config.name == (f"{path.stem}-{file.stem}" if steps else path.stem)
+        assert "is valid" in describe_study(checked)
 
 
 @pytest.mark.parametrize("path", PIECES, ids=lambda path: f"{path.parent.name}/{path.stem}")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from browser import browser
 from facts_by_hand import BATCH, INFLUENCE, RETURNS
-from small_studies import gpu_study, on_gpu, pruned, study, trial
+from small_studies import HACKED, HONEST, gpu_study, on_gpu, pruned, reward_study, study, trial
 
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import replaced
@@ -89,7 +89,8 @@ def test_a_new_report_takes_the_place_of_the_old_one_beside_the_users_files(met_
 def test_all_files_of_a_report_are_known_by_name(tmp_path):
     data = gpu_study(on_gpu(0), on_gpu(1, 11e3, seed=4), on_gpu(2, 20e3, perplexity=4.0))
     looked_at = StudyView(data, influence=INFLUENCE, batch=BATCH, diminishing_returns=RETURNS)
-    assert set(paper_files(looked_at, whole(looked_at))) == set(PAPER_NAMES)
+    rewards = StudyView(reward_study(HACKED, HONEST))
+    assert {*paper_files(looked_at, whole(looked_at)), *paper_files(rewards, whole(rewards))} == set(PAPER_NAMES)
     write_report(data, tmp_path / "report", winner_files={"ds_config.json": "{}"})
     folders = tuple(name for name in NAMES if name.endswith("/"))
     assert {name for name in contents(tmp_path / "report") if not name.startswith(folders)} <= NAMES
