@@ -6,11 +6,13 @@
 MODEL is a folder, or a configuration as `workload.model.from_config` has it, such as '{model_type: gpt2}', whose
 weights are then random. No completion ends early. Prompts are of random lengths, each repeated for its completions, so
 that the longest differs from round to round, as in training. A round measures every cache on the same prompts, in turn;
-of a round before them the first call is shown, which compiles. Joules are those of the GPU's counter, which NVML must
-know by the same number as CUDA.
+of a round before them the first call is shown, which compiles. "Same tokens" is the least share in a round
+of the tokens that greedy decoding makes as with the static cache. Joules are those of the GPU's counter, which NVML
+must know by the same number as CUDA.
 """
 
 import argparse
+import copy
 import time
 from pathlib import Path
 from statistics import median
@@ -21,21 +23,29 @@ import yaml
 from transformers import AutoConfig, AutoModelForCausalLM, CompileConfig, GenerationConfig
 
 from carbonopt.energy.counter import EnergyCounters
+from carbonopt.train.decoding import GRAPHED, install_token_graph
 
 LEAST_S = 2.0  # of a measurement on a GPU, whose counter ticks every 0.1 s
-CACHES = ("dynamic", "static", "static, compiled")
+GRAPH = "static, CUDA graph"  # as the task rlhf has it on a GPU
+CACHES = ("dynamic", "static", GRAPH, "static, compiled")
 
 
 def main() -> None:
     options = arguments()
     torch.manual_seed(0)
     model = load(options)
+    models = {cache: model for cache in options.caches if cache != GRAPH}
+    if GRAPH in options.caches and install_token_graph(graphed := copy.copy(model)):  # with the same weights
+        models[GRAPH] = graphed
     counters = EnergyCounters([options.device.index or 0]) if options.device.type == "cuda" else None
     rounds = []
     for number in range(options.rounds + 1):
         prompts = random_prompts(options, model.config.get_text_config().vocab_size)
-        turn = options.caches if number % 2 == 0 else options.caches[::-1]
-        rounds.append({name: measured(model, prompts, kinds(options)[name], counters) for name in turn})
+        turn = list(models) if number % 2 == 0 else list(models)[::-1]
+        rounds.append({name: measured(models[name], prompts, name, options, counters) for name in turn})
+        greedy = {name: generated(models[name], prompts, name, options, do_sample=False) for name in turn}
+        for name in turn:
+            rounds[-1][name]["same"] = (greedy[name] == greedy["static"]).float().mean().item()
     print(table(model, options, rounds))
 
 
@@ -50,7 +60,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=64, help="tokens of the longest")
     parser.add_argument("--completion", type=int, default=24, help="tokens of each")
     parser.add_argument("--pad-to", type=int, default=1, help="TRL's pad_to_multiple_of")
-    parser.add_argument("--caches", nargs="+", choices=CACHES, default=CACHES, help="dynamic among them")
+    parser.add_argument("--caches", nargs="+", choices=CACHES, default=CACHES, help="dynamic and static among them")
     parser.add_argument("--rounds", type=int, default=7)
     return parser.parse_args()
 
@@ -68,7 +78,13 @@ def load(options: argparse.Namespace) -> Any:
 
 def kinds(options: argparse.Namespace) -> dict[str, GenerationConfig]:
     """TRL's settings, which never compile, and what transformers does with a static cache on a GPU where it may."""
-    given = {"max_new_tokens": options.completion, "do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0}
+    given: dict[str, Any] = {
+        "max_new_tokens": options.completion,
+        "do_sample": True,
+        "top_k": 0,
+        "top_p": 1.0,
+        "temperature": 1.0,
+    }
     given |= {"pad_token_id": 0, "eos_token_id": None}
     compiling = None
     if options.device.type == "cpu":  # where transformers compiles only on request
@@ -77,6 +93,7 @@ def kinds(options: argparse.Namespace) -> dict[str, GenerationConfig]:
     return {
         "dynamic": GenerationConfig(**given, disable_compile=True),
         "static": GenerationConfig(**given, cache_implementation="static", disable_compile=True),
+        GRAPH: GenerationConfig(**(given | GRAPHED)),
         "static, compiled": GenerationConfig(**given, cache_implementation="static", compile_config=compiling),
     }
 
@@ -91,14 +108,26 @@ def random_prompts(options: argparse.Namespace, vocabulary: int) -> dict[str, to
     return {"input_ids": tokens.to(options.device), "attention_mask": mask.to(options.device)}
 
 
+@torch.no_grad()
+def generated(
+    model: Any, prompts: dict[str, torch.Tensor], cache: str, options: argparse.Namespace, **others: Any
+) -> torch.Tensor:
+    """Token ids [batch, longest prompt + completion]."""
+    made: torch.Tensor = model.generate(**prompts, generation_config=kinds(options)[cache], **others)
+    return made
+
+
 def measured(
-    model: Any, prompts: dict[str, torch.Tensor], config: GenerationConfig, counters: EnergyCounters | None
+    model: Any,
+    prompts: dict[str, torch.Tensor],
+    cache: str,
+    options: argparse.Namespace,
+    counters: EnergyCounters | None,
 ) -> dict[str, float]:
     """Seconds and joules of a batch."""
     calls, began_j, began_s = 0, counters.read()[0] if counters else 0.0, time.monotonic()
     while calls == 0 or (counters is not None and time.monotonic() - began_s < LEAST_S):
-        with torch.no_grad():
-            model.generate(**prompts, generation_config=config)
+        generated(model, prompts, cache, options)
         if counters is not None:
             torch.cuda.synchronize()
         calls += 1
@@ -117,10 +146,11 @@ def table(model: Any, options: argparse.Namespace, rounds: list[dict[str, dict[s
         f"{options.batch} completions of {options.completion} tokens, {options.batch // options.generations} prompts "
         f"of {options.prompt // 2} to {options.prompt}; {len(later)} rounds, median (lowest to highest)",
         "",
-        "| cache | seconds a batch | of the dynamic's | tokens/s | J a batch | of the dynamic's | first call (s) |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| cache | seconds a batch | of the dynamic's | tokens/s | J a batch | of the dynamic's | first call (s) "
+        "| same tokens |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for name in options.caches:
+    for name in first:
         seconds = [taken[name]["s"] for taken in later]
         cells = [name, spread(seconds), spread([taken[name]["s"] / taken["dynamic"]["s"] for taken in later])]
         cells.append(f"{options.batch * options.completion / median(seconds):,.0f}")
@@ -129,7 +159,7 @@ def table(model: Any, options: argparse.Namespace, rounds: list[dict[str, dict[s
             cells += [spread(joules), spread([taken[name]["j"] / taken["dynamic"]["j"] for taken in later])]
         else:
             cells += ["", ""]
-        cells.append(f"{first[name]['first_s']:.2f}")
+        cells += [f"{first[name]['first_s']:.2f}", f"{min(taken[name]['same'] for taken in rounds):.4f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -22,6 +22,7 @@ from carbonopt.train import ranks
 from carbonopt.train.client import Speaker
 from carbonopt.train.data.packing import batches_of_rank
 from carbonopt.train.data.prompts import Prompts
+from carbonopt.train.decoding import GRAPHED, install_token_graph
 from carbonopt.train.tasks.base import Evaluation, TrialRun
 from carbonopt.train.tasks.rlhf import RLHF
 
@@ -35,6 +36,7 @@ class _Policy:
     start: dict[str, float] = {}  # noqa: RUF012, replaced whole; the rewards that training began with, by their names
     last_loss: torch.Tensor | None = None
     generated_tokens = 0  # on this rank, in training
+    graphed: dict[str, Any] = {}  # noqa: RUF012, replaced whole; what generating is given for a CUDA graph
 
     def keep_reference(self: Any, start: str, trusted: bool) -> None:
         """TRL has none where no divergence is counted; an evaluation tells it all the same."""
@@ -107,6 +109,10 @@ def policy_trainer(task: RLHF, run: TrialRun, model: Any, arguments: Any) -> Any
         processing_class=tokenizer,
     )
     trainer.keep_reference(start, workload.model.trust_remote_code)
+    partitioned = run.params.zero_stage == 3 and not arguments.ds3_gather_for_generation
+    if not partitioned and "cache_implementation" not in workload.training_arguments and install_token_graph(model):
+        trainer.graphed = GRAPHED
+        trainer.generation_config.update(**GRAPHED)
     return trainer
 
 
@@ -186,6 +192,7 @@ def _greedy(trainer: Any, texts: list[str], most: int) -> tuple[list[list[int]],
             pad_token_id=tokenizer.pad_token_id,
             eos_token_id=list(ends),
             use_cache=True,
+            **trainer.graphed,
         )
     completions = []
     for row in made[:, given["input_ids"].shape[1] :].tolist():
