@@ -40,15 +40,17 @@ def footprint(data: StudyData) -> Footprint:
     by_component = {part: [getattr(energy, f"train_{part}") for energy, _ in measured] for part in COMPONENTS}
     energy_kwh = data.spent_kwh()
     repeats_kwh = math.fsum(record.spent_kwh for record in records if record.repeat_of is not None)
-    outer_kwh = _sum((session.outer_kwh for session in sessions), of_none=None)
-    outer_gpu_kwh = _sum((session.outer_gpu_kwh for session in sessions), of_none=None)
+    outer_kwh = known_sum((session.outer_kwh for session in sessions), of_none=None)
+    outer_gpu_kwh = known_sum((session.outer_gpu_kwh for session in sessions), of_none=None)
     gpu_parts = {
-        Phase.PREPARE: _sum((session.prepare_gpu_kwh for session in sessions), of_none=None),
-        Phase.GAP: _sum((session.gap_gpu_kwh for session in sessions), of_none=None),
-        **{phase: _sum(gpu[phase].counter if gpu else None for _, gpu in measured) for phase in TRIAL_PHASES},
+        Phase.PREPARE: known_sum((session.prepare_gpu_kwh for session in sessions), of_none=None),
+        Phase.GAP: known_sum((session.gap_gpu_kwh for session in sessions), of_none=None),
+        **{phase: known_sum(gpu[phase].counter if gpu else None for _, gpu in measured) for phase in TRIAL_PHASES},
     }
-    gpu_earlier_kwh = _sum(record.earlier_attempts_gpu_kwh for record in records if record.earlier_attempts_energy_kwh)
-    gpu_kwh = _sum([*gpu_parts.values(), gpu_earlier_kwh])
+    gpu_earlier_kwh = known_sum(
+        record.earlier_attempts_gpu_kwh for record in records if record.earlier_attempts_energy_kwh
+    )
+    gpu_kwh = known_sum([*gpu_parts.values(), gpu_earlier_kwh])
     return Footprint(
         energy_kwh=energy_kwh,
         emissions_kg_co2e=data.emissions_kg_co2e(energy_kwh),
@@ -89,7 +91,7 @@ def summed(parts: Collection[GpuEnergy]) -> GpuEnergy:
     )
 
 
-def _sum(parts: Iterable[float | None], of_none: float | None = 0.0) -> float | None:
+def known_sum(parts: Iterable[float | None], of_none: float | None = 0.0) -> float | None:
     """None if one of the parts is not known; of no parts `of_none`."""
     known = list(parts)
     return of_none if not known else None if None in known else math.fsum(part for part in known if part is not None)

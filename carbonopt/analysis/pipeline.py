@@ -1,11 +1,11 @@
 """A pipeline as a whole: what one run of all its steps takes, and what the searches for it spent."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from carbonopt.analysis.confidence import Configuration, Evidence, Standing
-from carbonopt.analysis.footprint import footprint
+from carbonopt.analysis.footprint import footprint, known_sum
 from carbonopt.analysis.recommend import Recommendation, recommend
 from carbonopt.analysis.studies import ComparedRun, run_of
 from carbonopt.core.pipeline import PipelineData, Step
@@ -117,9 +117,11 @@ def summarise(data: PipelineData) -> PipelineSummary:
     footprints = [footprint(study) for study in data.studies.values()]
     between_kwh = math.fsum(session.between_kwh for session in data.sessions)
     energy_kwh = math.fsum([*(study.energy_kwh for study in spent), between_kwh])
-    gpu_kwh = _sum([*(each.gpu_kwh for each in footprints), *(session.between_gpu_kwh for session in data.sessions)])
-    outer_kwh = _sum([session.outer_kwh for session in data.sessions])
-    outer_gpu_kwh = _sum([session.outer_gpu_kwh for session in data.sessions])
+    gpu_kwh = known_sum(
+        [*(each.gpu_kwh for each in footprints), *(session.between_gpu_kwh for session in data.sessions)]
+    )
+    outer_kwh = known_sum((session.outer_kwh for session in data.sessions), of_none=None)
+    outer_gpu_kwh = known_sum((session.outer_gpu_kwh for session in data.sessions), of_none=None)
     any_study = next(iter(data.studies.values()))
     emissions_kg = any_study.emissions_kg_co2e(energy_kwh)
     fraction, interval, saved_kg = _saving(paths[0]) if paths else (None, None, None)
@@ -159,11 +161,11 @@ def _path(
     return PathRun(
         steps=tuple(runs),
         emissions_kg_co2e=math.fsum(run.taken.emissions_kg_co2e for run in runs),
-        energy_kwh=_sum([run.taken.energy_kwh for run in runs]),
-        duration_s=_sum([run.taken.duration_s for run in runs]),
-        baseline_emissions_kg_co2e=_sum([run.emissions_kg_co2e if run else None for run in baselines]),
-        baseline_energy_kwh=_sum([run.energy_kwh if run else None for run in baselines]),
-        baseline_duration_s=_sum([run.duration_s if run else None for run in baselines]),
+        energy_kwh=known_sum(run.taken.energy_kwh for run in runs),
+        duration_s=known_sum(run.taken.duration_s for run in runs),
+        baseline_emissions_kg_co2e=known_sum(run.emissions_kg_co2e if run else None for run in baselines),
+        baseline_energy_kwh=known_sum(run.energy_kwh if run else None for run in baselines),
+        baseline_duration_s=known_sum(run.duration_s if run else None for run in baselines),
     )
 
 
@@ -226,9 +228,3 @@ def _spent(folder: str, study: StudyData, rec: Recommendation) -> StudySpent:
         ended=study.ended is not None,
         met=rec.met,
     )
-
-
-def _sum(parts: Sequence[float | None]) -> float | None:
-    """None if one of the parts is not known, or there is none."""
-    known = [part for part in parts if part is not None]
-    return math.fsum(known) if known and len(known) == len(parts) else None

@@ -400,16 +400,14 @@ def _printable(text: str) -> str:
 def _read(study_dir: Path, url: str | None) -> "tuple[StudyPaths, StudyData]":
     """A study from its folder. Raises BadInput if there is none, or it can't be read."""
     from carbonopt.storage.paths import StudyPaths, is_locked
-    from carbonopt.storage.study import StudyStorage
-    from carbonopt.storage.url import connect, storage_url
+    from carbonopt.storage.pipeline import read_study
 
     paths = StudyPaths(study_dir)
     try:
         if url is None and not paths.storage.exists() and not paths.storage_pointer.exists():
             advice = "give the folder that `carbonopt run` wrote, such as runs/NAME"
             raise BadInput(f"{study_dir} holds no study; {advice}.")
-        storage = StudyStorage.of_folder(connect(storage_url(paths, url), must_exist=True), paths)
-        return paths, storage.read(live=is_locked(paths))
+        return paths, read_study(paths, url).read(live=is_locked(paths))
     except OSError as error:
         advice = "ask its owner for a copy" if isinstance(error, PermissionError) else "give a study's folder"
         raise BadInput(f"{study_dir} can't be read: {error.strerror}; {advice}.") from error

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from carbonopt.analysis.footprint import known_sum
 from carbonopt.analysis.pipeline import PathRun, PipelineSummary, StepRun, summarise
 from carbonopt.analysis.studies import ComparedRun
 from carbonopt.core import format as fmt
@@ -26,7 +27,7 @@ from carbonopt.report.document import (
     word,
 )
 from carbonopt.report.figures.steps import steps as steps_figure
-from carbonopt.report.sections.energy import CLOSURE_TOLERANCE
+from carbonopt.report.sections.energy import CLOSURE_TOLERANCE, closure_table
 from carbonopt.report.study_view import StudyView
 from carbonopt.report.summary import confidence_text, is_within_noise, less_text, short_params
 
@@ -181,11 +182,7 @@ def _rows(path: PathRun, of: Callable[[StepRun], ComparedRun | None]) -> list[_R
         used = of(run)
         figures = (None,) * 3 if used is None else (used.emissions_kg_co2e, used.energy_kwh, used.duration_s)
         rows.append(_Row(run.step, run, used, *figures))
-    return [*rows, _Row("sum", None, None, *(_total([row[place] for row in rows]) for place in (3, 4, 5)))]
-
-
-def _total(parts: Sequence[Any]) -> float | None:
-    return None if None in parts else sum(parts)
+    return [*rows, _Row("sum", None, None, *map(known_sum, list(zip(*rows, strict=True))[3:]))]
 
 
 def _steps(view: PipelineView, key: str, caption: str, rows: Sequence[_Row]) -> Table:
@@ -262,22 +259,9 @@ def _spent(view: PipelineView) -> Section:
 
 
 def _closure(summary: PipelineSummary) -> Table:
-    known = [
-        (name, outer_kwh, closure)
-        for name, outer_kwh, closure in (
-            ("GPUs, by their counters", summary.outer_gpu_kwh, summary.gpu_closure),
-            ("all that counts", summary.outer_kwh, summary.closure),
-        )
-        if closure is not None
-    ]
-    scale = fmt.energy_scale(outer_kwh for _, outer_kwh, _ in known)
-    columns = [
-        word("Of", 0),
-        num(scale.label("One reading"), 1, scale.text),
-        num("Sum ÷ reading", 2, "{:.4f}".format),
-    ]
+    gpus = ("GPUs, by their counters", summary.outer_gpu_kwh, summary.gpu_closure)
     note = "One reading: of the meter at the begin and the end of each call, across all steps."
-    return table("closure", "The sum of all parts against one reading of the whole", known, columns, note=note)
+    return closure_table([gpus, ("all that counts", summary.outer_kwh, summary.closure)], note)
 
 
 def _paths(view: PipelineView) -> Section | None:

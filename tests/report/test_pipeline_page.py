@@ -62,7 +62,7 @@ def test_parts_that_do_not_add_up_are_a_caveat(tmp_path):
     view = view_of(1, 1.01 * whole_kwh, sft=SFT, dpo=DPO)
     document = page(view)
     assert "closure_whole" in {caveat.key for caveat in document.caveats}
-    assert [row["Sum ÷ reading"] for row in rows_of(shown(document)["closure"])] == ["0.9901"]
+    assert [row["The parts add up to"] for row in rows_of(shown(document)["closure"])] == ["99.01 %"]
     write_pipeline(view, document, tmp_path / "page")
     files = {
         path.relative_to(tmp_path / "page").as_posix() for path in (tmp_path / "page").rglob("*") if path.is_file()

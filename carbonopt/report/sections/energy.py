@@ -1,7 +1,7 @@
 """Where the study's energy went, how each part is known, how sure it is, and what the figures can't tell."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -76,14 +76,19 @@ def _closure(study: StudyView) -> Table:
     checks = [("GPUs, by their counters", spent.outer_gpu_kwh, spent.gpu_closure)]
     if study.data.config.carbon.objective == "all" or spent.gpu_closure is None:
         checks.append(("all that counts", spent.outer_kwh, spent.closure))
-    known = [check for check in checks if check[2] is not None and not study.data.provenance.is_replay]
+    note = "Checks the book-keeping, that no window was lost or counted twice, not the sensors: both sides read "
+    note += "the same counters and models."
+    return closure_table([] if study.data.provenance.is_replay else checks, note)
+
+
+def closure_table(checks: Sequence[tuple[str, float | None, float | None]], note: str) -> Table:
+    """Of what there is a reading of the whole: its name, the reading in kWh, the sum of the parts divided by it."""
+    known = [check for check in checks if check[2] is not None]
     columns = [
         word("Of", 0),
         scaled("One reading", 1, fmt.energy_scale, known),
         num("The parts add up to", 2, fmt.two_decimals_text),
     ]
-    note = "Checks the book-keeping, that no window was lost or counted twice, not the sensors: both sides read "
-    note += "the same counters and models."
     return table("closure", "The sum of the parts against one reading of the whole", known, columns, note=note)
 
 
