@@ -40,7 +40,7 @@ class StepRun(Frozen):
     rank: int  # 1: the study's recommendation; 2: the next that was handed on
     target: Target
     taken: ComparedRun
-    confirmed: bool | None  # to meet its target; None: not asked for
+    confirmed: bool | None  # to meet its target; None: it ran with one seed
     baseline: ComparedRun | None  # None: no trial completed that it could be
     baseline_is_start: bool
     saved_interval_kg_co2e: tuple[float, float] | None  # of baseline − taken; None: the run-to-run spread is not known
@@ -184,7 +184,7 @@ def _step_run(step: Step, folder: str, study: StudyData, rec: Recommendation, ra
         rank=rank,
         target=rec.target,
         taken=run_of(taken, own),
-        confirmed=None if study.config.confirm is None else evidence.standing(taken) is Standing.CONFIRMED,
+        confirmed=None if len(taken.runs) == 1 else evidence.standing(taken) is Standing.CONFIRMED,
         baseline=None if baseline is None else run_of(baseline, own),
         baseline_is_start=rec.baseline is not None and rec.baseline.is_start,
         saved_interval_kg_co2e=None if baseline is None else _saved(evidence, taken, baseline),

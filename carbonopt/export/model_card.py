@@ -126,17 +126,13 @@ def _hardware(hardware: Hardware | None) -> str | None:
 def _data_set(dataset: Dataset) -> str:
     """Its name for people; of files and folders without their path, which tells of their maker's machine."""
     if dataset.name_or_path is not None:
-        return _shown_name(dataset.name_or_path)
+        return fmt.source_text(dataset.name_or_path)
     return dataset.builtin or ", ".join(Path(file).name for file in dataset.train_files or ())
 
 
 def _hub_name(name: str | None) -> str | None:
     """The name, unless it is a local folder's: a study file that was read has those as absolute paths."""
     return None if name is None or Path(name).is_absolute() else name
-
-
-def _shown_name(name: str) -> str:
-    return _hub_name(name) or Path(name).name
 
 
 def _rounded(value: float, digits: int) -> float:
@@ -150,5 +146,5 @@ _ENVIRONMENT = Environment(  # noqa: S701 - `finalize` escapes for Markdown, whi
     undefined=StrictUndefined,
     finalize=lambda value: escape_markdown(str(value)),
 )
-_ENVIRONMENT.globals |= {"fmt": fmt, "card": _card, "data_set": _data_set, "shown_name": _shown_name}
+_ENVIRONMENT.globals |= {"fmt": fmt, "card": _card, "data_set": _data_set}
 _TEMPLATE = _ENVIRONMENT.get_template("model_card.md")

@@ -93,6 +93,8 @@ def _headline(view: PipelineView) -> str:
     steps = f"one run of all {fmt.count_text(len(best.steps), 'step')}"
     if summary.saving_fraction is None:
         return f"The least CO2e for {steps}: {fmt.emissions_text(best.emissions_kg_co2e)}"
+    if summary.saving_fraction == 0:
+        return f"Nothing emits less CO2e for {steps} than {_baseline(best)}"
     doubt = ", within the noise" if is_within_noise(summary.saving_interval) else ""
     return f"{less_text(summary.saving_fraction)} CO2e for {steps}{doubt}"
 
@@ -101,14 +103,21 @@ def _details(view: PipelineView) -> Iterator[str]:
     best = view.best
     if best is None:
         return
-    if view.summary.saving_fraction is not None:
-        starts = "the settings that the steps start with"
-        against = starts if all(run.baseline_is_start for run in best.steps) else f"{starts}, or their most accurate"
-        yield f"Saving: {confidence_text(view.summary.saving_interval)}; against {against}."
+    if view.summary.saving_fraction:
+        yield f"Saving: {confidence_text(view.summary.saving_interval)}; against {_baseline(best)}."
     for run in best.steps:
         quality, taken = run.target.quality, run.taken
         reached = f"{quality.label} {quality.text(taken.value)}, target {quality.bound_word} "
         yield f"{run.step}: {short_params(taken.params)}. {reached}{quality.text(run.target.value)}."
+
+
+def _baseline(path: PathRun) -> str:
+    """What its run is compared with."""
+    starts = [run.baseline_is_start for run in path.steps]
+    if all(starts):
+        return "the settings at the start"
+    most_accurate = "the most accurate settings"
+    return f"the settings at the start or, without, {most_accurate}" if any(starts) else most_accurate
 
 
 def _tiles(view: PipelineView) -> Iterator[Tile]:
@@ -119,7 +128,7 @@ def _tiles(view: PipelineView) -> Iterator[Tile]:
         if best.baseline_emissions_kg_co2e is not None:
             note = f"{fmt.energy_text(best.baseline_energy_kwh)} in training"
             text = fmt.emissions_text(best.baseline_emissions_kg_co2e)
-            yield Tile(label="With the settings at the start", text=text, note=note)
+            yield Tile(label=f"With {_baseline(best)}", text=text, note=note)
     note = f"{fmt.energy_text(summary.energy_kwh)}, {fmt.count_text(_trials(summary), 'trial')}"
     yield Tile(label="The searches", text=fmt.emissions_text(summary.emissions_kg_co2e), note=note)
     if best is not None:
@@ -141,7 +150,7 @@ def _caveats(view: PipelineView) -> Iterator[Caveat]:
             yield view.caveat("steps_not_confirmed", steps=", ".join(unsure))
         if once := [run.step for run in best.steps if run.confirmed is None]:
             yield view.caveat("steps_run_once", steps=", ".join(once))
-        if is_within_noise(summary.saving_interval):
+        if summary.saving_fraction and is_within_noise(summary.saving_interval):
             lowest, highest = summary.saving_interval or (0.0, 0.0)
             yield view.caveat("saving_within_noise", lowest=lowest, highest=highest)
         if others := [run.step for run in best.steps if not run.baseline_is_start]:
@@ -171,7 +180,7 @@ def _one_run(view: PipelineView) -> Section | None:
     blocks: list[Block] = [_steps(view, "recommended", "One run of all steps as recommended", taken)]
     if best.baseline_emissions_kg_co2e is not None:
         blocks.append(steps_figure(best))
-        blocks.append(_steps(view, "start", "One run of all steps with the settings at the start", baseline))
+        blocks.append(_steps(view, "start", f"One run of all steps with {_baseline(best)}", baseline))
     blocks.append(Paragraph(text=_FROZEN, style="note"))
     return Section(key="run", title="One run of all steps", blocks=tuple(blocks))
 

@@ -112,7 +112,7 @@ def _rendered(template: str, study: StudyView, **values: Any) -> str:
 
 def _model(model: Model) -> str:
     if model.name_or_path is not None:
-        return model.name_or_path
+        return fmt.source_text(model.name_or_path)
     settings = dict(model.from_config or {})
     kind = settings.pop("model_type")
     listed = ", ".join(f"{name} {fmt.value_text(value)}" for name, value in settings.items() if value is not None)

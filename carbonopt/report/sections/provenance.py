@@ -6,6 +6,7 @@ Files by name only: a report is for others, a path tells of its maker's machine.
 import json
 from pathlib import Path
 
+from carbonopt.core import format as fmt
 from carbonopt.core.config import Carbon
 from carbonopt.core.format import count_text, intensity_text
 from carbonopt.core.study import StudyData
@@ -37,10 +38,11 @@ def _workload(data: StudyData) -> dict[str, str]:
     model, dataset, tokenizer = workload.model, workload.dataset, workload.tokenizer
     rows = {"Task": workload.task}
     if model is not None:
-        rows["Model"] = model.name_or_path or f"random weights, {json.dumps(model.from_config)}"
+        named = model.name_or_path and fmt.source_text(model.name_or_path)
+        rows["Model"] = named or f"random weights, {json.dumps(model.from_config)}"
     if dataset is not None:
         files = ", ".join(Path(file).name for file in dataset.train_files or ())
-        source = dataset.builtin or dataset.name_or_path or files
+        source = dataset.builtin or fmt.source_text(dataset.name_or_path or files)
         rows["Data set"] = f"{source}, {dataset.config}" if dataset.config else source
     if (command := (workload.model_extra or {}).get("command")) is not None:
         rows["Command"] = command
@@ -49,7 +51,8 @@ def _workload(data: StudyData) -> dict[str, str]:
         rows["Sequence length"] = f"{'at most ' if ragged else ''}{workload.sequence_length} tokens"
     if tokenizer is not None:
         bpe = f"byte-level BPE of {tokenizer.train_bpe} tokens" if tokenizer.train_bpe else None
-        rows["Tokenizer"] = tokenizer.name_or_path or bpe or f"one token a {tokenizer.kind}"
+        named = tokenizer.name_or_path and fmt.source_text(tokenizer.name_or_path)
+        rows["Tokenizer"] = named or bpe or f"one token a {tokenizer.kind}"
     if (prepared := data.prepared) is not None:
         if prepared.model_parameters is not None:
             rows["Parameters"] = f"{prepared.model_parameters:,}"
