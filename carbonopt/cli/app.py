@@ -275,7 +275,11 @@ def check(
     if pipeline is not None:
         from carbonopt.study.pipeline import check_pipeline
 
-        for checked in check_pipeline(pipeline).values():  # each with the model that its own file names
+        steps = {step.step: step for step in pipeline.pipeline.pipeline}
+        for number, (name, checked) in enumerate(check_pipeline(pipeline).items(), start=1):
+            # What is needed takes the place of what its own file names.
+            needs = ", ".join(f"the {key} of {other}" for key, other in steps[name].needs.items())
+            print(_printable(f"\nStep {number} of {len(steps)}: {name}{f', which gets {needs}' if needs else ''}"))
             print(_printable(describe_study(checked)))
     if config is None:
         return
