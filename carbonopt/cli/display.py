@@ -98,8 +98,9 @@ class LiveDisplay:
         self._live.update(Text("\n".join(lines), overflow="ellipsis", no_wrap=True))
 
     def _left(self) -> str:
-        budget, elapsed_s = self._config.budget, time.monotonic() - self._began
-        left_s = ((budget.hours or 0.0) - self._hours_before) * 3600 - elapsed_s
+        budget = self._config.budget
+        elapsed_s = self._hours_before * 3600 + time.monotonic() - self._began
+        left_s = (budget.hours or 0.0) * 3600 - elapsed_s
         left_kwh = (budget.energy_kwh or 0.0) - self._spent_kwh
         searching = "" if budget.trials is None else f"trial {self._ended + 1} of {budget.trials}"
         parts = [
