@@ -16,9 +16,9 @@ TEMPLATES: dict[str, tuple[str, str]] = tomllib.loads(
 MOST_NAMED = 5
 
 
-def numbers_text(numbers: Sequence[int]) -> str:
+def trials_text(numbers: Sequence[int]) -> str:
     """A few in a row, the others counted."""
-    listed = ", ".join(map(str, numbers[:MOST_NAMED]))
+    listed = f"trial{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:MOST_NAMED]))}"
     return f"{listed} and {len(numbers) - MOST_NAMED} more" if len(numbers) > MOST_NAMED else listed
 
 
@@ -28,6 +28,19 @@ def range_text(ends: tuple[float | None, float | None]) -> str:
     return f"at most {highest}" if ends[0] is None else f"{lowest} to {highest}"
 
 
+def less_or_more_text(ends: tuple[float | None, float]) -> str:
+    """Of emissions, by what share is saved at least and at most; without a lower end, where nothing is sure."""
+    lowest, highest = ends
+    if highest < 0:
+        least, most = fmt.percent_text(-highest), None if lowest is None else fmt.percent_text(-lowest)
+        return f"at least {least} more" if most is None else f"{least} to {most} more"
+    if lowest is None:
+        return f"at most {fmt.percent_text(highest)} less"
+    if lowest < 0:
+        return f"between {fmt.percent_text(-lowest)} more and {fmt.percent_text(highest)} less"
+    return f"{range_text(ends)} less"
+
+
 class Template(string.Formatter):
     """`str.format` with the report's formats, and `count NOUN`."""
 
@@ -35,11 +48,11 @@ class Template(string.Formatter):
         self._formats: dict[str, Any] = {
             "percent": fmt.percent_text,
             "difference": fmt.difference_text,
-            "range": range_text,
+            "less_or_more": less_or_more_text,
             "fine_percent": fmt.two_decimals_text,
             "quality": quality.text,
             "loss": quality.loss_text,
-            "numbers": numbers_text,
+            "trials": trials_text,
             "value": fmt.value_text,
             "seconds": "{:.2g}".format,
         }

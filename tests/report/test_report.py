@@ -331,7 +331,7 @@ def test_a_repeat_of_the_recommendation_that_failed_is_said():
         2, 1e-4, None, state=TrialState.FAILED, repeat_of=1, seed=4, evals=(), params={"learning_rate": 2e-3}
     )
     caveat = caveats_of(study(trial(0, 2e-3), trial(1), failed))["failed_replicates"]
-    assert caveat.text.endswith("without a result: trials 2.")
+    assert caveat.text.endswith("without a result: trial 2.")
 
 
 def test_measured_memory_stands_beside_the_estimate() -> None:

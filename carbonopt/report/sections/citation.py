@@ -4,7 +4,7 @@ from collections import Counter
 
 from carbonopt.analysis.confidence import Repeats, repeats_of
 from carbonopt.core import format as fmt
-from carbonopt.report.caveats import range_text
+from carbonopt.report.caveats import less_or_more_text
 from carbonopt.report.document import Paragraph, Section
 from carbonopt.report.study_view import StudyView
 from carbonopt.report.summary import baseline_text, less_text, sure_text, trials_text, turned
@@ -25,8 +25,8 @@ def sentence(study: StudyView) -> str | None:
     if rec.baseline is not None and rec.saving_fraction is not None and rec.trial != rec.baseline.trial:
         saved = f", {less_text(rec.saving_fraction)} than {baseline_text(rec.baseline)} ({sure_text(study)})"
         if equal := turned(study.comparison):
-            saving = range_text((equal.saving_fraction_before, equal.saving_fraction))
-            saved += f", and {saving} less than that stopped when it first met the target"
+            saving = less_or_more_text((equal.saving_fraction_before, equal.saving_fraction))
+            saved += f", and {saving} than that stopped when it first met the target"
     return (
         f"Of {trials_text(rec)} with carbonopt {_where(study)}, the configuration with the least emissions at "
         f"{quality.with_article} of {quality.bound_word} {quality.text(rec.target.value)} "

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from carbonopt.analysis.overoptimisation import Overoptimisation, Ranking
-from carbonopt.report.caveats import numbers_text
+from carbonopt.report.caveats import trials_text
 from carbonopt.report.document import Caveat, Maker, Section, num, table
 from carbonopt.report.figures.policy import policy as policy_figure
 from carbonopt.report.study_view import StudyView
@@ -34,7 +34,7 @@ def _columns(study: StudyView, policies: Overoptimisation) -> Iterator[Maker]:
 
 def _notes(study: StudyView, policies: Overoptimisation) -> Iterator[str]:
     if fallen := [run.trial for run in policies.runs if run.fell_from]:
-        yield f"The gold reward fell, and the reward did not, in {_trials(fallen)}."
+        yield f"The gold reward fell, and the reward did not, in {trials_text(fallen)}."
     if policies.ranking is not None:
         yield _ranked(policies.ranking)
     if (shown := policies.shown) is None:
@@ -42,10 +42,6 @@ def _notes(study: StudyView, policies: Overoptimisation) -> Iterator[str]:
     if shown.first.step and (record := study.record(shown.trial)) is not None and record.total_steps:
         first = f"at step {shown.first.step} of {record.total_steps}"
         yield f"Trial {shown.trial} was first evaluated {first}: what came before is not known."
-
-
-def _trials(trials: list[int]) -> str:
-    return f"trial{'' if len(trials) == 1 else 's'} {numbers_text(trials)}"
 
 
 def _ranked(ranking: Ranking) -> str:
