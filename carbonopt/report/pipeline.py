@@ -27,7 +27,8 @@ from carbonopt.report.document import (
     word,
 )
 from carbonopt.report.figures.steps import steps as steps_figure
-from carbonopt.report.sections.energy import CLOSURE_TOLERANCE, closure_table
+from carbonopt.report.sections.energy import CLOSURE_TOLERANCE, closure_table, how_known
+from carbonopt.report.sections.provenance import stated_of_machine
 from carbonopt.report.study_view import StudyView
 from carbonopt.report.summary import confidence_text, is_within_noise, less_text, short_params
 
@@ -69,7 +70,7 @@ class _Row(NamedTuple):
 
 
 def page(view: PipelineView) -> Document:
-    sections = (_one_run(view), _spent(view), _paths(view))
+    sections = (_one_run(view), _spent(view), _paths(view), _provenance(view))
     return pipeline_top(view).model_copy(update={"sections": tuple(section for section in sections if section)})
 
 
@@ -87,8 +88,8 @@ def pipeline_top(view: PipelineView) -> Document:
 def _headline(view: PipelineView) -> str:
     summary, best = view.summary, view.best
     if best is None:
-        missed = [study.study for study in summary.spent if study.ended and not study.met]
-        why = f"{', '.join(missed)} met no target" if missed else "it has not ended"
+        missed = ", ".join(_missed(summary))
+        why = f"{missed} met no target" if missed else "it has not ended"
         return f"No run of all {len(view.data.pipeline.pipeline)} steps: {why}"
     steps = f"one run of all {fmt.count_text(len(best.steps), 'step')}"
     if summary.saving_fraction is None:
@@ -155,17 +156,22 @@ def _caveats(view: PipelineView) -> Iterator[Caveat]:
             yield view.caveat("saving_within_noise", lowest=lowest, highest=highest)
         if others := [run.step for run in best.steps if not run.baseline_is_start]:
             yield view.caveat("steps_without_start", steps=", ".join(others))
-        for run in best.steps:
-            study = view.studies[run.study]
-            critical = [caveat.text for caveat in top(study).caveats if caveat.level is Level.CRITICAL]
-            if critical:
-                yield view.caveat("own_critical_caveats", study=run.study, count=len(critical), first=critical[0])
         yield view.caveat("steps_frozen")
+    for folder in [run.study for run in best.steps] if best is not None else _missed(summary):
+        critical = [caveat.text for caveat in top(view.studies[folder]).caveats if caveat.level is Level.CRITICAL]
+        if critical:
+            yield view.caveat("own_critical_caveats", study=folder, count=len(critical), first=critical[0])
     for key, fraction in (("closure_gpus", summary.gpu_closure), ("closure_whole", summary.closure)):
         if fraction is not None and abs(fraction - 1) > CLOSURE_TOLERANCE:
             yield view.caveat(key, fraction=fraction)
     if summary.outer_kwh is None and view.data.sessions:
         yield view.caveat("call_killed")
+    yield from how_known(view.any_study)
+    yield view.caveat("meter_setup")
+
+
+def _missed(summary: PipelineSummary) -> list[str]:
+    return [study.study for study in summary.spent if study.ended and not study.met]
 
 
 def _unfinished(summary: PipelineSummary) -> list[str]:
@@ -247,7 +253,7 @@ def _spent(view: PipelineView) -> Section:
         for each in summary.spent
     ]
     between_s = summary.duration_s - sum(row.duration_s or 0.0 for row in rows)
-    between = "between them: reports, weights"
+    between = "between the studies"
     rows.append(_Spent(between, None, summary.between_kwh, priced(summary.between_kwh), max(0.0, between_s)))
     rows.append(_Spent("sum", _trials(summary), summary.energy_kwh, summary.emissions_kg_co2e, summary.duration_s))
 
@@ -262,7 +268,8 @@ def _spent(view: PipelineView) -> Section:
         num("Share", lambda row: row.energy_kwh / summary.energy_kwh if summary.energy_kwh else None, fmt.percent_text),
         scaled("CO2e", "emissions_kg_co2e", fmt.emissions_scale, rows, strong=is_sum),
     ]
-    note = "All of each study: preparation, stopped and failed trials, repeats, the runs whose weights were handed on."
+    note = "All of each study: preparation, stopped and failed trials, repeats, the runs whose weights were handed on. "
+    note += "The time between them holds the seconds of each call before its meter runs; the energy does not."
     spent = table("spent", "What the searches spent", rows, columns, note=note)
     return Section(key="spent", title="What the searches spent", blocks=(spent, _closure(summary)))
 
@@ -293,6 +300,14 @@ def _paths(view: PipelineView) -> Section | None:
     return Section(
         key="paths", title="Whether settling each step mattered", blocks=(Paragraph(text=_mattered(view)), shown)
     )
+
+
+def _provenance(view: PipelineView) -> Section:
+    rows = {f"Report of {folder}": f"{folder}/report/" for folder in view.studies}
+    rows |= stated_of_machine(view.any_study.data)
+    columns = [word("What", 0), word("Value", 1)]
+    shown = table("provenance", "Where the figures come from", rows.items(), columns)
+    return Section(key="provenance", title="Provenance", blocks=(shown,))
 
 
 def _mattered(view: PipelineView) -> str:

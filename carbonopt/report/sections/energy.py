@@ -236,16 +236,21 @@ def _training_s(record: TrialRecord) -> float:
     return record.duration_s.train if record.duration_s else 0.0
 
 
-def _of_the_meters(study: StudyView) -> Iterator[Caveat]:
-    data, known = study.data, study.data.provenance.energy_source
+def how_known(study: StudyView) -> Iterator[Caveat]:
+    """What of the energy is measured, and what else."""
+    known = study.data.provenance.energy_source
     modelled = " and ".join(name.upper() for name, how in known.items() if how == "modelled")
-    if data.config.carbon.objective == "gpu":
+    if study.data.config.carbon.objective == "gpu":
         yield study.caveat("gpus_only")
     elif modelled:
         yield study.caveat("modelled_energy" if "gpu" in known else "nothing_measured", components=modelled)
     elif "gpu" not in known:
         yield study.caveat("no_gpu")
-    if differing := list(filter(_disagrees, data.records)):
+
+
+def _of_the_meters(study: StudyView) -> Iterator[Caveat]:
+    yield from how_known(study)
+    if differing := list(filter(_disagrees, study.data.records)):
         worst = max(differing, key=lambda record: abs(record.gpu_disagreement or 0.0))
         difference = worst.gpu_disagreement
         yield study.caveat("readings_disagree", count=len(differing), trial=worst.trial, difference=difference)

@@ -4,6 +4,7 @@ Files by name only: a report is for others, a path tells of its maker's machine.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from carbonopt.core import format as fmt
@@ -25,10 +26,20 @@ def section(study: StudyView) -> Section:
 
 
 def stated(data: StudyData) -> dict[str, str]:
-    versions = ", ".join(f"{name} {version}" for name, version in data.provenance.versions.items())
-    parts = (_workload, _machine, _search, _carbon, _energy)
-    rows = {label: text for part in parts for label, text in part(data).items()} | {"Versions": versions}
-    return {label: text for label, text in rows.items() if text}
+    return _rows(data, _workload, _machine, _search, _carbon, _energy, _versions)
+
+
+def stated_of_machine(data: StudyData) -> dict[str, str]:
+    """What is the same for all studies that one meter read on one machine."""
+    return _rows(data, _machine, _carbon, _energy, _versions)
+
+
+def _rows(data: StudyData, *parts: Callable[[StudyData], dict[str, str]]) -> dict[str, str]:
+    return {label: text for part in parts for label, text in part(data).items() if text}
+
+
+def _versions(data: StudyData) -> dict[str, str]:
+    return {"Versions": ", ".join(f"{name} {version}" for name, version in data.provenance.versions.items())}
 
 
 def _workload(data: StudyData) -> dict[str, str]:
@@ -44,7 +55,12 @@ def _workload(data: StudyData) -> dict[str, str]:
         files = ", ".join(Path(file).name for file in dataset.train_files or ())
         source = dataset.builtin or fmt.source_text(dataset.name_or_path or files)
         rows["Data set"] = f"{source}, {dataset.config}" if dataset.config else source
-    if (command := (workload.model_extra or {}).get("command")) is not None:
+    extra = workload.model_extra or {}
+    rows["Algorithm"] = extra.get("algorithm", "")
+    for key, label in {"reward": "Reward", "gold_reward": "Gold reward"}.items():
+        if (given := extra.get(key)) is not None:
+            rows[label] = fmt.source_text(given["model"]) if given.get("model") else Path(given["python"]).name
+    if (command := extra.get("command")) is not None:
         rows["Command"] = command
     if workload.sequence_length is not None:
         ragged = data.prepared is not None and data.prepared.sequence_length is None
