@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from functools import partial
+from pathlib import Path
 
 from carbonopt.core import units
 from carbonopt.core.dimensions import TrialParams
@@ -145,6 +146,18 @@ def visible_text(value: object) -> str:
     """Quoted where it could not be seen: blanks, line breaks, marks that turn a line around."""
     text = str(value)
     return text if text.strip() and text.isprintable() else repr(text)
+
+
+def source_text(name: str) -> str:
+    """A model's, a tokenizer's or a data set's hub name, or what is left of its folder's path, which a study file that
+    was read has from the root on, and which says nothing on another machine. Of weights in a study's folder their trial
+    is."""
+    path = Path(name)
+    if not path.is_absolute():
+        return name
+    if path.name == "model" and path.parent.parent.name == "trials":
+        return f"{path.parents[2].name}, trial {int(path.parent.name)}"
+    return path.name
 
 
 def value_text(value: object) -> str:
