@@ -1,5 +1,6 @@
 """A pipeline: studies one after the other, of which the next trains what the one before has recommended."""
 
+import math
 from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Annotated, Literal
@@ -10,6 +11,7 @@ from carbonopt.core import values
 from carbonopt.core.config import Frozen, Name
 from carbonopt.core.study import StudyData
 
+_MOST_WAYS = 64  # through all steps; each beginning is a study of its own
 LEDGER, REPORT = "pipeline.json", "report"  # its own file and folder, beside the folders of its steps
 Taken = Mapping[str, int]  # which of a step's configurations is handed on, by step: 1 is the recommended one
 
@@ -39,11 +41,14 @@ class Pipeline(Frozen):
             for place, step in enumerate(self.pipeline)
             if step.carry > 1 and not self.hands_on(step)
         }
+        ways = math.prod(step.carry for step in self.pipeline)
+        many = f"pipeline: carry may make {_MOST_WAYS} ways through all steps at most, but makes {ways}"
         taken = f"pipeline: no step can be called {REPORT} or {LEDGER}, which are the pipeline's own"
         alike = f"pipeline: steps must differ in their names, but are {', '.join(names)}"
         return {
             alike: len({name.lower() for name in names}) < len(names),
             taken: not {REPORT, LEDGER}.isdisjoint(map(str.lower, names)),
+            many: ways > _MOST_WAYS,
             **later,
             **unused,
         }
@@ -54,8 +59,9 @@ class Pipeline(Frozen):
 
     def before(self, step: Step) -> tuple[Step, ...]:
         """What a step begins with, directly or not, in their order."""
-        direct = set(step.needs.values())
-        names = direct.union(*({s.step for s in self.before(other)} for other in self.pipeline if other.step in direct))
+        names = set(step.needs.values())
+        for other in reversed(self.pipeline):  # a step needs earlier ones only
+            names |= set(other.needs.values()) if other.step in names else set()
         return tuple(other for other in self.pipeline if other.step in names)
 
     def folder(self, step: Step, taken: Taken) -> str:

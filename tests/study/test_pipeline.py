@@ -49,6 +49,15 @@ def written(folder: Path, steps: list, **more: object) -> Path:
         ([STEPS[0], {**STEPS[0], "step": "SFT"}], {}, "steps must differ in their names, but are sft, SFT"),
         ([{**STEPS[0], "carry": 2}], {}, "pipeline.0.carry must be 1 where no later step needs sft, but is 2"),
         ([{**STEPS[0], "carry": 0}, STEPS[1]], {}, "pipeline.0.carry"),
+        (
+            [
+                {**STEPS[0], "carry": 9},
+                {**STEPS[1], "carry": 8},
+                {"step": "last", "study": "c.yaml", "needs": {"model": STEPS[1]["step"]}},
+            ],
+            {},
+            "carry may make 64 ways through all steps at most, but makes 72",
+        ),
         ([STEPS[0]], {"target": {"perplexity": 3}}, "target"),
     ],
 )
