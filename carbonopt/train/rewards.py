@@ -4,6 +4,7 @@ import importlib.util
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def _of_function(place: str, key: str) -> Rewards:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BadInput(f"workload.{key}.python: {path} can't be imported: {reason(error)}.") from error
     function = getattr(module, name, None)
     if not callable(function):
@@ -44,14 +45,14 @@ def _of_function(place: str, key: str) -> Rewards:
     def rewards(prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
         try:
             given = function(prompts=list(prompts), completions=list(completions))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise BadInput(f"{name} of {path} fails: {type(error).__name__}: {reason(error)}.") from error
         rule = (
             f"{name} of {path} must return a list of one finite number for each of the {len(completions)} completions"
         )
         try:
-            values = [float(value) for value in given]
-        except (TypeError, ValueError) as error:
+            values = [float(value) for value in islice(given, len(completions) + 1)]
+        except (TypeError, ValueError, OverflowError) as error:
             raise BadInput(f"{rule}, but returned {shortened(given)}.") from error
         if len(values) != len(completions) or not all(map(math.isfinite, values)):
             raise BadInput(f"{rule}, but returned {shortened(values)}.")

@@ -17,7 +17,7 @@ from carbonopt.core.config import (
     values_of,
 )
 from carbonopt.core.dimensions import TrainingParams
-from carbonopt.core.errors import BadInput
+from carbonopt.core.errors import BadInput, hint
 from carbonopt.core.files import PreparedFolder
 from carbonopt.core.quality import REWARD
 from carbonopt.core.trial import Prepared
@@ -150,9 +150,13 @@ class RLHF(TrainerTask):
         from transformers import GenerationConfig
 
         given = self.workload.training_arguments
-        more = {"cache_implementation": given.get("cache_implementation"), **(given.get("generation_kwargs") or {})}
         with refused("workload.training_arguments is not what generating takes: {}.", ValueError, TypeError):
-            GenerationConfig(**more, do_sample=True, disable_compile=True)
+            more = dict(given.get("generation_kwargs") or {})
+            cache = {"cache_implementation": given.get("cache_implementation")}
+            GenerationConfig(**(cache | more), do_sample=True, disable_compile=True)
+        for key in more.keys() - vars(GenerationConfig()).keys():
+            where = f"workload.training_arguments.generation_kwargs.{key}"
+            raise BadInput(f"unknown key {where}; {hint(key, sorted(vars(GenerationConfig())))}")
 
     def _check_positions(self, config: Any, space: Space) -> None:
         longest = max([self.workload.max_completion_length, *map(int, values_of(space["max_completion_length"]))])

@@ -115,6 +115,10 @@ def test_a_reward_model_scores_as_the_task_reward_has_trained_it(tmp_path):
         ("def f(prompts, completions): return ['good', 'bad']", "f", "one finite number for each of"),
         ("def f(prompts, completions): return 1 / 0", "f", "f of .* fails: ZeroDivisionError: "),
         ("def f(prompts): return [1.0] * len(prompts)", "f", "f of .* fails: TypeError: "),
+        ("def f(prompts, completions): raise SystemExit(3)", "f", "f of .* fails: SystemExit: 3"),
+        ("def f(prompts, completions): return [10**400, 1]", "f", "one finite number for each of"),
+        ("import itertools\ndef f(prompts, completions): return itertools.count()", "f", "one finite number for each"),
+        ("raise SystemExit(3)", "f", "can't be imported: 3"),
         ("def f(prompts, completions): return [1.0]", "g", "has no function g"),
         ("def f(:", "f", "can't be imported: "),
     ],
@@ -272,6 +276,12 @@ def test_a_reward_model_that_is_not_there_is_said_before_anything_is_started(tmp
         ({}, {"output_layer": "fused"}, "output_layer must be standard"),
         ({"training_arguments": {"cache_implementation": "statik"}}, {}, "not what generating takes: .*statik"),
         ({"training_arguments": {"generation_kwargs": {"disable_compile": False}}}, {}, "disable_compile"),
+        ({"training_arguments": {"generation_kwargs": [1, 2]}}, {}, "not what generating takes"),
+        (
+            {"training_arguments": {"generation_kwargs": {"topk": 5}}},
+            {},
+            "topk; did you mean top_k",
+        ),
     ],
 )
 def test_what_no_trial_could_use_is_refused(changes, space, said, tmp_path):

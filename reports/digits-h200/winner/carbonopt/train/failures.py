@@ -83,7 +83,7 @@ def refused(sentence: str, *errors: type[Exception]) -> Iterator[None]:
         raise BadInput(sentence.replace("{}", reason(error))) from error
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """What an error says, as a part of a sentence: without the full stop at its end; with its type where the text says
     nothing by itself."""
     text = one_line(error)
@@ -93,7 +93,7 @@ def reason(error: Exception) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """Its text, cut after 500 characters."""
     text = " ".join(str(error).split())
     return text if len(text) <= 500 else text[:497] + "..."
