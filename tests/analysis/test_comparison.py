@@ -193,7 +193,7 @@ def test_a_saving_that_is_none_at_equal_quality_says_so_wherever_it_is_said(tmp_
     equal = caveats_of(data)[EQUAL]
     assert equal.level is Level.CRITICAL
     assert (equal.numbers["step"], equal.numbers["saving"]) == (3, pytest.approx((-0.5, -0.25)))
-    assert "-50 % to -25 % less than that stopped when it first met the target" in words["sentence"]
+    assert "25 % to 50 % more than that stopped when it first met the target" in words["sentence"]
     assert equal.text in words["statement"] and equal.text in words["terminal"]
     assert numbers_of(data, "equal_quality_both_stopped")["saving"] == pytest.approx(1 - 1.1 / 1.2)
 
