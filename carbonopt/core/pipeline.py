@@ -93,10 +93,10 @@ class PipelineSession(values.Frozen):
     started_at: str  # ISO 8601, UTC
     duration_s: values.Finite = 0.0
     between_kwh: values.Finite = 0.0  # between its studies: reports, weights
-    between_gpu_kwh: float | None = None  # the GPUs' part of it; None: no GPU was measured
+    between_gpu_kwh: values.Finite | None = None  # the GPUs' part of it; None: no GPU was measured
     # The whole call by one reading at its begin and one at its end; None: it was killed, and nobody read at its end.
-    outer_kwh: float | None = None
-    outer_gpu_kwh: float | None = None
+    outer_kwh: values.Finite | None = None
+    outer_gpu_kwh: values.Finite | None = None
 
 
 class PipelineData(values.Frozen):

@@ -1,14 +1,15 @@
 """Runs a pipeline: its studies in their order, each begun with what those before have recommended."""
 
+import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from carbonopt.analysis.pipeline import handed_on
-from carbonopt.core.config import StudyConfig, Workload
+from carbonopt.core.config import Model, StudyConfig, Workload
 from carbonopt.core.errors import BadInput, CarbonoptError
 from carbonopt.core.pipeline import Pipeline, PipelineSession, Step, Taken
 from carbonopt.core.study import StudyData
@@ -21,6 +22,8 @@ from carbonopt.study.file import PipelineFile, load_study
 from carbonopt.study.loop import AsStep
 from carbonopt.train.tasks.base import task_for
 from carbonopt.train.tasks.trainer_task import CAUSAL_LM, TrainerTask
+
+_POSITIONS = ("max_position_embeddings", "n_positions")  # names of it in models' configurations
 
 
 def check_pipeline(file: PipelineFile) -> dict[str, Checked]:
@@ -36,6 +39,8 @@ def check_pipeline(file: PipelineFile) -> dict[str, Checked]:
         for key, name in step.needs.items():
             if fault := _unfit(key, config.workload, studies[name].config.workload):
                 raise BadInput(f"{where}.needs.{key}: {name!r} {fault}.")
+        if fault := _too_long(config.workload, _first_model(file.pipeline, step, studies)):
+            raise BadInput(f"{where}.study: {fault}.")
         for shared, value in _shared(config).items():
             if value != (expected := _shared(studies[first].config)[shared]):
                 rule = "must be the same in all steps, which share one meter and one sum"
@@ -63,6 +68,36 @@ def _unfit(key: str, workload: Workload, before: Workload | None) -> str | None:
     if kind.auto_class == kind_before.auto_class or from_language:
         return None
     return f"hands on a {kind_before.name}, but the task {task} trains a {kind.name}"
+
+
+def _first_model(pipeline: Pipeline, step: Step, studies: Mapping[str, Checked]) -> Model | None:
+    """Whose weights a step trains on, through all steps between."""
+    while "model" in step.needs:
+        step = next(other for other in pipeline.pipeline if other.step == step.needs["model"])
+    workload = studies[step.step].config.workload
+    return None if workload is None else workload.model
+
+
+def _too_long(workload: Workload, model: Model | None) -> str | None:
+    """Why a model has too few positions for a step, in words, where that can be read; its own preparation would say so
+    when the steps before have run."""
+    settings = {} if model is None else model.from_config or _configuration(model)
+    positions = next((settings[key] for key in _POSITIONS if isinstance(settings.get(key), int)), 0)
+    lengths = [workload.sequence_length, (workload.model_extra or {}).get("max_completion_length")]
+    tokens = sum(length for length in lengths if length is not None)
+    if not 0 < positions < tokens:
+        return None
+    return f"examples have up to {tokens} tokens, but the model that it gets has {positions} positions"
+
+
+def _configuration(model: Model) -> dict[str, Any]:
+    path = Path(str(model.name_or_path)) / "config.json"
+    if not path.is_file():  # its name on a hub
+        return {}
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        raise BadInput(f"workload.model.name_or_path: {path} can't be read: {error}.") from error
 
 
 @dataclass

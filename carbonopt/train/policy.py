@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -109,6 +110,9 @@ def policy_trainer(task: RLHF, run: TrialRun, model: Any, arguments: Any) -> Any
         processing_class=tokenizer,
     )
     trainer.keep_reference(start, workload.model.trust_remote_code)
+    ranks.together()
+    if workload.model.name_or_path is None and ranks.rank() == 0:
+        shutil.rmtree(start)
     partitioned = run.params.zero_stage == 3 and not arguments.ds3_gather_for_generation
     if not partitioned and "cache_implementation" not in workload.training_arguments and install_token_graph(model):
         trainer.graphed = GRAPHED

@@ -110,6 +110,11 @@ def test_what_does_not_fit_together_is_refused_before_anything_is_started(tmp_pa
     assert "launch.gpus must be the same in all steps" in refused(other)
     script = {"step": "script", "study": str(ROOT / "studies" / "own-script.yaml")}
     assert "is a script" in refused(script)
+    long = yaml.safe_load((tmp_path / "chat-small" / "rlhf.yaml").read_text())
+    long["workload"]["sequence_length"] = 120
+    (tmp_path / "chat-small" / "long.yaml").write_text(yaml.safe_dump(long))
+    long = {"step": "rlhf", "study": "chat-small/long.yaml", "needs": {"model": "sft"}}
+    assert "up to 144 tokens, but the model that it gets has 128 positions" in refused(long)
     replay = {"step": "replay", "study": str(ROOT / "docs" / "examples" / "replay.yaml")}
     assert "is a replay" in refused(replay)
 

@@ -63,7 +63,7 @@ def _speeds(stages: Stages) -> Table:
     columns = [
         num("Trial", "trial"),
         num(f"{unit}/s", f"{name}s_per_s", lambda rate: f"{rate:,.0f}"),
-        num(f"mJ {'a' if in_tokens else 'an'} {name}", f"millijoules_per_{name}", fmt.rate_text),
+        num(f"mJ {'a' if in_tokens else 'an'} {name}", f"millijoules_per_{name}", _millijoules),
         kernels if any(row.kernels for row in stages.speeds) else None,
         num("First step (s)", "first_step_s", fmt.seconds_text),
         scaled("Its excess", "first_step_excess_kwh", fmt.energy_scale, stages.speeds),
@@ -71,6 +71,10 @@ def _speeds(stages: Stages) -> Table:
         *(num(label, name, fmt.percent_text) for label, name in UTILISATIONS.items() if name in known),
     ]
     return table("speeds", "How fast each trial trained", stages.speeds, columns, note=note, long=True, folded=True)
+
+
+def _millijoules(rate: float) -> str:
+    return fmt.rate_text(rate) if rate else MISSING  # no reading of the energy fell between two steps
 
 
 def _stopped_early(stages: Stages) -> Table:

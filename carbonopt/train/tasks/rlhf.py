@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from carbonopt.train.rewards import Rewards
 
 DEFAULT_KL_COEFFICIENT = 0.04  # of the GRPO paper; TRL's own default leaves the reference model out
+_MORE_THAN_ONE_EACH = {"num_return_sequences", "num_beams"}
 
 
 class RewardSource(Frozen):
@@ -154,8 +155,10 @@ class RLHF(TrainerTask):
             more = dict(given.get("generation_kwargs") or {})
             cache = {"cache_implementation": given.get("cache_implementation")}
             GenerationConfig(**(cache | more), do_sample=True, disable_compile=True)
-        for key in more.keys() - vars(GenerationConfig()).keys():
+        for key in more.keys() - vars(GenerationConfig()).keys() | more.keys() & _MORE_THAN_ONE_EACH:
             where = f"workload.training_arguments.generation_kwargs.{key}"
+            if key in _MORE_THAN_ONE_EACH:
+                raise BadInput(f"{where} can't be given: one completion is sampled at a time; use num_generations.")
             raise BadInput(f"unknown key {where}; {hint(key, sorted(vars(GenerationConfig())))}")
 
     def _check_positions(self, config: Any, space: Space) -> None:

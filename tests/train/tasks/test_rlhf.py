@@ -277,11 +277,8 @@ def test_a_reward_model_that_is_not_there_is_said_before_anything_is_started(tmp
         ({"training_arguments": {"cache_implementation": "statik"}}, {}, "not what generating takes: .*statik"),
         ({"training_arguments": {"generation_kwargs": {"disable_compile": False}}}, {}, "disable_compile"),
         ({"training_arguments": {"generation_kwargs": [1, 2]}}, {}, "not what generating takes"),
-        (
-            {"training_arguments": {"generation_kwargs": {"topk": 5}}},
-            {},
-            "topk; did you mean top_k",
-        ),
+        ({"training_arguments": {"generation_kwargs": {"topk": 5}}}, {}, "topk; did you mean top_k"),
+        ({"training_arguments": {"generation_kwargs": {"num_beams": 2}}}, {}, "num_beams can't be given"),
     ],
 )
 def test_what_no_trial_could_use_is_refused(changes, space, said, tmp_path):

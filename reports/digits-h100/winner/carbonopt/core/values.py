@@ -25,7 +25,7 @@ class Frozen(BaseModel):
 
 # Anything else in a record was not written by this program.
 Whole = Annotated[int, Field(ge=0, le=10**18)]
-Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]  # sums of them are finite, too
 
 
 class Spread(Frozen):
