@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from carbonopt.core.config import Choices, Domain, Fixed, Range, Space, values_of
-from carbonopt.core.dimensions import DIMENSIONS, SEARCHED, TrialParams
+from carbonopt.core.dimensions import DIMENSIONS, SEARCHED, STABLE_DECAY, TrialParams
 from carbonopt.core.errors import BadInput, first_fault
 from carbonopt.core.format import visible_text
 from carbonopt.core.values import Scalar
@@ -18,7 +18,7 @@ from carbonopt.core.values import Scalar
 ENUMERATION_LIMIT = 100_000  # values or combinations; what has more counts as infinite
 _EXISTENCE = (  # in some rule
     "global_batch_size", "micro_batch_size_per_gpu", "zero_stage", "offload", "precision", "output_layer",
-    "num_generations",
+    "num_generations", "optimizer",
 )  # fmt: skip
 
 
@@ -35,6 +35,9 @@ class SearchSpace:
         for name, domain in self.space.domains().items():
             _check_values(name, domain)
         self._check_batches()
+        if self.space["decay_ratio"] is not None and STABLE_DECAY not in values_of(self.space["lr_scheduler"]):
+            got = describe(self.space["lr_scheduler"])
+            raise BadInput(f"search.space.decay_ratio goes with lr_scheduler: {STABLE_DECAY}, but that is {got}.")
         self._check_existence()
 
     def params(self, values: dict[str, Scalar]) -> TrialParams:
@@ -59,6 +62,8 @@ class SearchSpace:
             return f"offload: parameters needs zero_stage 3, but got {params.zero_stage}."
         if params.offload == "optimizer" and params.zero_stage == 0:
             return "offload: optimizer needs zero_stage 1, 2 or 3, but got 0."
+        if params.optimizer == "muon" and params.zero_stage != 0:
+            return f"optimizer: muon needs zero_stage 0, whose matrices are whole, but got {params.zero_stage}."
         if params.precision == "fp16" and not self.on_gpu:
             return "precision: fp16 needs a GPU, but launch.gpus is empty."
         if params.output_layer == "fused_fp8" and not self.on_gpu:

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from carbonopt.core.config import StudyConfig
-from carbonopt.core.dimensions import DIMENSIONS, TrainingParams, TrialParams
+from carbonopt.core.dimensions import DIMENSIONS, TrainingParams, TrialParams, scheduler_arguments
 from carbonopt.core.errors import BadInput
 from carbonopt.core.trial import Prepared, TrialRecord
 from carbonopt.export import recorded
@@ -20,6 +20,9 @@ from carbonopt.train.rerun import DATA_COUNTS, RECORDED
 DEEPSPEED_CONFIG = "ds_config.json"
 _OWN_STEP = """\
 # The optimizer step of bf16 without ZeRO is carbonopt/train/fast_step.py's. DeepSpeed's own took more time and energy.
+"""
+_MUON = """\
+# The optimizer is carbonopt/train/muon.py's Muon, with AdamW for all but the hidden layers' matrices.
 """
 
 _SUFFIX = " (winner)"
@@ -107,6 +110,8 @@ def training_settings(config: StudyConfig, record: TrialRecord, versions: dict[s
         head += f"# warmup_steps is {100 * ratio:.4g} % of the trial's {record.total_steps} steps, rounded up.\n"
     if has_own_step(config, record.params):
         head += _OWN_STEP
+    if record.params.optimizer == "muon":
+        head += _MUON
     return head + as_yaml(training_arguments(config, record))
 
 
@@ -135,8 +140,13 @@ def training_arguments(config: StudyConfig, record: TrialRecord) -> dict[str, An
     arguments |= config.workload.training_arguments if config.workload else {}
     for name, dimension in DIMENSIONS.items():
         if dimension.argument is not None and (value := getattr(params, name)) is not None:
-            arguments[dimension.argument] = value
+            arguments[dimension.argument] = dimension.to_argument(value, record.total_steps or 1)
     arguments |= {"gradient_accumulation_steps": params.gradient_accumulation_steps, "seed": record.seed}
+    if params.optimizer == "muon":
+        del arguments["optim"]  # which has no name for it
+    scheduler = arguments.get("lr_scheduler_type")
+    if needed := scheduler_arguments(scheduler, params.decay_ratio, record.total_steps or 1):
+        arguments["lr_scheduler_kwargs"] = needed | (arguments.get("lr_scheduler_kwargs") or {})
     if (ratio := _warmup_ratio(config, record)) is not None:
         # A number of steps where it is known: the only thing that every transformers takes for the same.
         arguments["warmup_steps"] = ratio if record.total_steps is None else math.ceil(ratio * record.total_steps)

@@ -238,6 +238,8 @@ def model_memory(
     """Of the model of that configuration, in all settings that the space has; of the longest examples in the prepared
     folder, or, without one, of the longest that the workload allows. Raises BadInput where it can't be run without
     numbers, it takes longer than a minute, or the task doesn't say what its batches are."""
+    if (dropout := space["dropout"]) is not None:  # it keeps a mask, of any value but 0
+        config = models.with_dropout(config, max(map(float, _ends(dropout))))
     zero = task.workload.deepspeed.get("zero_optimization", {})
     given = {"reduce_bucket_elements": "reduce_bucket_size", "live_parameters": "stage3_max_live_parameters"}
     given["overlapped"] = "overlap_comm"
@@ -271,7 +273,10 @@ def _micro_batches(space: Space, world_size: int) -> tuple[int, ...]:
 
 
 def _ends(domain: Any) -> tuple[Scalar, ...]:
-    return (int(domain.low), int(domain.high)) if isinstance(domain, Range) else values_of(domain)
+    """Of a range of whole numbers in the study file, whole numbers."""
+    if not isinstance(domain, Range):
+        return values_of(domain)
+    return tuple(int(end) if float(end).is_integer() else end for end in (domain.low, domain.high))
 
 
 def _profile(

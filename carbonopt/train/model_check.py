@@ -36,6 +36,8 @@ def check_model(task: TrainerTask, config: PreTrainedConfig, space: Space, folde
         sentence = f"attention_implementation: {model_type} can't have {attention} here: {{}}; use another one."
         with refused(sentence, *_UNMAKEABLE), torch.device("meta"):
             models.random_model(kind, config, attention, trusted)
+    if space["dropout"] is not None:
+        models.with_dropout(config, 0.0)
     empty = models.empty_model(kind, config, trusted)
     if True in values_of(space["gradient_checkpointing"]) and not empty.supports_gradient_checkpointing:
         raise BadInput(f"gradient_checkpointing: {model_type} can't have it; leave it out.")

@@ -108,15 +108,16 @@ def test_a_feature_rises_with_its_values(name: str) -> None:
 
 def test_what_affects_the_quality_and_what_the_cost_of_a_step() -> None:
     quality, cost = set(affecting("quality")), set(affecting("cost"))
-    learning = {"learning_rate", "epochs", "weight_decay", "warmup_ratio", "lr_scheduler"}
+    learning = {"learning_rate", "epochs", "weight_decay", "warmup_ratio", "lr_scheduler", "decay_ratio"}
     assert quality - cost == {*learning, "beta", "label_smoothing"}
     assert cost - quality == {
         "micro_batch_size_per_gpu", "zero_stage", "offload", "world_size", "gradient_checkpointing", "torch_compile",
         "attention_implementation",
     }  # fmt: skip
     completions = {"num_generations", "max_completion_length", "kl_coefficient"}
-    assert quality & cost == {"global_batch_size", "precision", "output_layer", "lora_rank", *completions}
-    at_once = cost - {"global_batch_size", "num_generations", "kl_coefficient"}
+    both = {"global_batch_size", "precision", "output_layer", "lora_rank", "optimizer", "dropout"}
+    assert quality & cost == {*both, *completions}
+    at_once = cost - {"global_batch_size", "num_generations", "kl_coefficient", "optimizer", "dropout"}
     assert set(affecting("memory")) == at_once, "micro batches are what is in memory at once"
 
 
@@ -149,7 +150,7 @@ def test_transformers_has_the_arguments() -> None:
 
 def test_an_arguments_value_is_the_dimensions_own_but_for_the_warm_up() -> None:
     for name, dimension in DIMENSIONS.items():
-        if name != "warmup_ratio":
+        if name not in ("warmup_ratio", "optimizer"):
             assert dimension.to_argument(0.1, 101) == 0.1
     assert DIMENSIONS["warmup_ratio"].to_argument(0.1, 101) == 11, "steps, as transformers rounds them"
 

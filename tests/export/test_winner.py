@@ -114,6 +114,8 @@ TRIED = [
     {"precision": "fp32", "warmup_ratio": 0.13, "weight_decay": 0.1, "lr_scheduler": "cosine"},
     {"warmup_ratio": 1.0, "gradient_checkpointing": True, "torch_compile": False},
     {"zero_stage": 2, "offload": "optimizer"},
+    {"lr_scheduler": "warmup_stable_decay", "decay_ratio": 0.3},
+    {"lr_scheduler": "warmup_stable_decay", "dropout": 0.1},
 ]
 
 
@@ -149,6 +151,14 @@ def test_a_share_of_warmup_that_the_study_gives_is_written_as_steps(given, steps
     written = yaml.safe_load(winner_of(data)["training_args.yaml"])["warmup_steps"]
     assert written == steps and type(written) is int
     assert TrainingArguments(str(tmp_path), warmup_steps=given).get_warmup_steps(40) == steps
+
+
+def test_muon_has_no_name_in_transformers_and_adamw_has_one():
+    written = {name: {"zero_stage": 0, "optimizer": name} for name in ("muon", "adamw")}
+    files = {name: winner_of(study(trial(0, params=params))) for name, params in written.items()}
+    assert "optim" not in yaml.safe_load(files["muon"]["training_args.yaml"])
+    assert "carbonopt/train/muon.py's Muon" in files["muon"]["training_args.yaml"]
+    assert yaml.safe_load(files["adamw"]["training_args.yaml"])["optim"] == "adamw_torch_fused"
 
 
 def test_offloaded_states_on_a_gpu_have_no_optimizer_that_transformers_knows():

@@ -10,7 +10,10 @@ from carbonopt.core.dimensions import LR_SCHEDULERS, TrialParams
 from carbonopt.search.models.features import Encoder, progress
 
 STEPS = 1000
-EXTRA = {"cosine_with_min_lr": {"min_lr_rate": 0.1}, "warmup_stable_decay": {"num_decay_steps": STEPS // 10}}
+EXTRA = {
+    "cosine_with_min_lr": {"min_lr_rate": 0.1},
+    "warmup_stable_decay": {"num_decay_steps": STEPS // 5, "decay_type": "1-sqrt"},
+}
 ENCODER = Encoder({"epochs": CategoricalDistribution((1, 2, 4))}, 4096)
 
 
@@ -45,7 +48,9 @@ def test_every_scheduler_runs_as_transformers_runs_it(scheduler: str, warmup: fl
     shares = real_shares(scheduler, warmup)
     done = np.array([progress(params(scheduler, warmup), step / STEPS) for step in range(1, STEPS + 1)])
     # Without a warm-up inverse_sqrt falls from the first step on, over 10,000: taken as constant.
-    tolerance = 0.05 if (scheduler, warmup) == ("inverse_sqrt", 0.0) else 0.01
+    # The decay of the last fifth begins with a fall by 7 % at one step.
+    steep = scheduler == "warmup_stable_decay" or (scheduler, warmup) == ("inverse_sqrt", 0.0)
+    tolerance = 0.05 if steep else 0.01
     np.testing.assert_allclose(done[:, 1], shares[1:], atol=tolerance)
     np.testing.assert_allclose(done[:, 0], np.cumsum(shares[:-1]) / STEPS, atol=tolerance)
 

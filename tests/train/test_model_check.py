@@ -10,7 +10,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 from carbonopt.core.config import Space
 from carbonopt.core.errors import BadInput
 from carbonopt.train import model_check
-from carbonopt.train.model import parameter_count
+from carbonopt.train.model import parameter_count, with_dropout
 from carbonopt.train.prepare import PrepareSpec, prepare
 from carbonopt.train.tasks.causal_lm import CausalLM
 
@@ -84,6 +84,16 @@ def test_causal_models_are_let_through(model_type):
     assert model_check._looks_ahead(model) is False
 
 
+def test_dropout_is_set_wherever_a_model_has_it_but_in_heads_and_whole_layers():
+    names = {"gpt2": 3, "bert": 2, "t5": 1, "opt": 2, "vit": 2, "llama": 1}
+    for model_type, count in names.items():
+        config = CONFIG_MAPPING[model_type]()
+        changed = with_dropout(config, 0.375).to_dict()
+        others = {key: value for key, value in changed.items() if value != config.to_dict()[key]}
+        assert len(others) == count and set(others.values()) == {0.375}
+    assert with_dropout(config, None) is config
+
+
 @pytest.mark.parametrize(
     ("task", "model", "space", "said"),
     [
@@ -94,6 +104,7 @@ def test_causal_models_are_let_through(model_type):
          "attention_implementation: gpt2 can't have flash_attention_2 here: "),
         ("sft", MAMBA, {"attention_implementation": "sdpa"}, "attention_implementation: mamba can't have sdpa here: "),
         ("sft", GPT2, {"lora_rank": 4, "attention_implementation": {"choices": ["sdpa", "eager"]}}, None),
+        ("sft", MAMBA, {"dropout": {"choices": [0.0, 0.1]}}, "dropout: mamba has none in its configuration"),
         ("sft", {**GPT2, "n_layer": 0}, {}, r"from_config.n_layer must be at least 1, but got 0\.$"),
         ("sft", {**MAMBA, "num_hidden_layers": -1}, {}, r"num_hidden_layers must be at least 1, but got -1"),
         ("reward", {**T5, "num_decoder_layers": 0}, {}, r"from_config.num_decoder_layers must be at least 1"),

@@ -220,6 +220,42 @@ def test_every_optional_dimension(trial, reference):
     assert reference.values[-1] < last < first, "adapters learn, and learn less than all weights"
 
 
+def weights_of(run: Run) -> dict[str, torch.Tensor]:
+    return dict(AutoModelForCausalLM.from_pretrained(run.folder / "model").named_parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [{}, {"world_size": 2, "micro_batch_size_per_gpu": 2}, {"precision": "bf16"}])
+def test_a_step_of_muon_is_orthogonal(more, trial):
+    """DeepSpeed's own is a step of SGD without ZeRO, whose singular values fall by orders of magnitude. In some
+    directions there is no gradient."""
+    params = {"zero_stage": 0, "optimizer": "muon", "epochs": 1e-3, **more}
+    before, after = (weights_of(trial(**params, learning_rate=rate, save=True)) for rate in (1e-9, 3e-2))
+    for name in ("transformer.h.0.attn.c_attn.weight", "transformer.h.1.mlp.c_proj.weight"):
+        step = (before[name] - after[name]) / (3e-2 * 0.2 * max(before[name].shape) ** 0.5)
+        values = torch.linalg.svdvals(step.detach().float())
+        assert float(values.quantile(0.2)) > 0.6 and float(values.max()) < 1.3
+
+
+@pytest.mark.slow
+def test_muon_learns_faster_than_adamw_and_alike_on_two_ranks(trial, reference):
+    one = trial(zero_stage=0, optimizer="muon")
+    two = trial(zero_stage=0, optimizer="muon", world_size=2, micro_batch_size_per_gpu=2)
+    assert two.values == pytest.approx(one.values, rel=1e-3)
+    assert one.values[-1] < 0.99 * reference.values[-1]
+
+
+@pytest.mark.slow
+def test_dropout_and_decay_are_those_of_the_dimension(trial, reference):
+    """The model's configuration has none, and without one the rate is linear."""
+    same, other = trial(dropout=0.0), trial(dropout=0.3)
+    assert same.values == pytest.approx(reference.values, rel=1e-6)
+    assert abs(other.values[-1] / same.values[-1] - 1) > 1e-3
+    linear = trial(lr_scheduler="warmup_stable_decay", decay_ratio=1.0)
+    stable = trial(lr_scheduler="warmup_stable_decay", decay_ratio=0.2)
+    assert len({linear.values[-1], stable.values[-1], same.values[-1]}) == 3
+
+
 @pytest.mark.slow
 def test_a_diverging_trial_says_so(trial):
     run = trial(learning_rate=1e6)

@@ -12,7 +12,15 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from pydantic import ValidationError
 
 from carbonopt.core.arrays import Array
-from carbonopt.core.dimensions import DEFAULT_LR_SCHEDULER, DIMENSIONS, Affects, TrainingParams, affecting, rate_decays
+from carbonopt.core.dimensions import (
+    DEFAULT_DECAY_RATIO,
+    DEFAULT_LR_SCHEDULER,
+    DIMENSIONS,
+    Affects,
+    TrainingParams,
+    affecting,
+    rate_decays,
+)
 from carbonopt.search.models.curves import CORE, Points, spread_unit
 from carbonopt.search.observation import NEEDED, Observation, Values, trial_params
 
@@ -173,7 +181,8 @@ def progress(params: TrainingParams, fraction: float) -> tuple[float, float]:
     Returns:
         Steps at the peak rate that amount to the same, as a share of all steps; the rate now, as a share of the peak.
     """
-    areas, shares = _curves(params.lr_scheduler or DEFAULT_LR_SCHEDULER, params.warmup_ratio or 0.0)
+    scheduler, warmup = params.lr_scheduler or DEFAULT_LR_SCHEDULER, params.warmup_ratio or 0.0
+    areas, shares = _curves(scheduler, warmup, params.decay_ratio or DEFAULT_DECAY_RATIO)
     place = min(max(fraction, 0.0), 1.0) * _PARTS
     before = min(int(place), _PARTS - 1)
     rest = place - before
@@ -185,7 +194,7 @@ def progress(params: TrainingParams, fraction: float) -> tuple[float, float]:
 
 
 @lru_cache(maxsize=64)
-def _curves(scheduler: str, warmup: float) -> tuple[np.ndarray, np.ndarray]:
+def _curves(scheduler: str, warmup: float, decay: float) -> tuple[np.ndarray, np.ndarray]:
     """Area and height of the rate after each of _PARTS parts, as transformers.SchedulerType has them."""
     done = np.linspace(0.0, 1.0, _PARTS + 1)
     rest = np.clip((done - warmup) / max(1e-9, 1.0 - warmup), 0.0, 1.0)  # of the part after the warm-up
@@ -198,8 +207,8 @@ def _curves(scheduler: str, warmup: float) -> tuple[np.ndarray, np.ndarray]:
             share = 0.1 + 0.9 * (1 + np.cos(np.pi * rest)) / 2
         case "inverse_sqrt":
             share = np.sqrt(warmup / np.maximum(done, warmup))
-        case "warmup_stable_decay":  # so do its decay's steps; a tenth of all, too, along a cosine
-            share = (1 + np.cos(np.pi * np.clip((done - 0.9) / 0.1, 0.0, 1.0))) / 2
+        case "warmup_stable_decay":
+            share = 1 - np.sqrt(np.clip((done - (1 - decay)) / decay, 0.0, 1.0))
         case _:  # linear, and polynomial of power 1
             share = 1.0 - rest
     if warmup > 0 and scheduler != "constant":

@@ -17,7 +17,7 @@ from carbonopt.core.files import PreparedFolder, write_json
 from carbonopt.core.trial import EvalPoint, Kernels, Phase, Stage
 from carbonopt.train import model as models
 from carbonopt.train import ranks
-from carbonopt.train.arguments import offloaded_optimizer, training_arguments
+from carbonopt.train.arguments import chosen_optimizer, training_arguments
 from carbonopt.train.client import Speaker
 from carbonopt.train.cpu_wait import CpuWait, SpinThrottle
 from carbonopt.train.data.packing import PrefetchLoader, evaluation_steps
@@ -152,7 +152,7 @@ def train(task: TrainerTask, run: TrialRun, speaker: Speaker | None) -> Trained:
     # activations. On a GPU training_arguments.full_determinism asks for it.
     set_seed(spec.seed)
     model: Any = None
-    config = AutoConfig.from_pretrained(run.folder.model_config)
+    config = models.with_dropout(AutoConfig.from_pretrained(run.folder.model_config), params.dropout)
     if workload.model.from_config is not None and (model := models.take_prefetched_model(spec)) is None:
         model = models.random_model(kind, config, attention, workload.model.trust_remote_code)
     of_task = task.arguments_class(), task.arguments(params)
@@ -169,7 +169,7 @@ def train(task: TrainerTask, run: TrialRun, speaker: Speaker | None) -> Trained:
     if speaker is not None:
         speaker.stage(Stage.ENGINE)
     trainer = task.trainer(run, model, arguments)
-    trainer.optimizer_cls_and_kwargs = offloaded_optimizer(params, workload, arguments)
+    trainer.optimizer_cls_and_kwargs = chosen_optimizer(params, workload, trainer)
     evaluations = Evaluations(task, run, trainer, speaker)
     trainer.add_callback(evaluations)
     trainer.train()

@@ -1,5 +1,6 @@
 """The workload's model: its configuration, checked, and the model that a trial trains."""
 
+import copy
 import inspect
 import random
 from collections.abc import Collection
@@ -25,6 +26,11 @@ from carbonopt.train.tasks.trainer_task import ModelKind
 _WITH_HEAD = ("ForSequenceClassification", "ForImageClassification")
 _LAYERS = (  # fields of configurations, by which transformers makes a model without any layer, too
     "num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers", "num_decoder_layers",
+)  # fmt: skip
+_DROPOUTS = (  # likewise, by which a model has dropout; heads' and whole layers' are others
+    "dropout", "dropout_rate", "hidden_dropout", "hidden_dropout_prob", "attention_dropout", "resid_dropout",
+    "attention_probs_dropout_prob", "activation_dropout", "embed_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop",
+    "embedding_dropout", "mlp_dropout", "residual_dropout",
 )  # fmt: skip
 _FLOAT8_CAPABILITY = (8, 9)
 _MOST_PREFETCHED = 250_000_000  # parameters in float32, 1 GB of the host's memory, beside another trial that runs
@@ -128,6 +134,21 @@ def check_head(kind: ModelKind, model: Model, labels: int) -> None:
         raise BadInput(f"{rule}, but {model.name_or_path} has {config.num_labels}; {instead}.")
 
 
+def with_dropout(config: PreTrainedConfig, dropout: float | None) -> PreTrainedConfig:
+    """A copy with this dropout wherever the model has it; None: the configuration itself. Raises BadInput where a model
+    of this type has none."""
+    if dropout is None:
+        return config
+    changed = copy.deepcopy(config)
+    text = changed.get_text_config()
+    names = [name for name in _DROPOUTS if isinstance(getattr(text, name, None), int | float)]
+    if not names:
+        raise BadInput(f"dropout: {config.model_type} has none in its configuration; leave it out.")
+    for name in names:
+        setattr(text, name, dropout)
+    return changed
+
+
 def parameter_count(kind: ModelKind, config: PreTrainedConfig, trust_remote_code: bool) -> int:
     """Tied ones counted once."""
     model = empty_model(kind, config, trust_remote_code)
@@ -167,7 +188,7 @@ def take_prefetched_model(spec: TrialSpec) -> PreTrainedModel | None:
     stand as if it just had."""
     global _prefetched
     prefetched, _prefetched = _prefetched, None
-    if prefetched is None or spec.params.attention_implementation is not None:
+    if prefetched is None or (spec.params.attention_implementation, spec.params.dropout) != (None, None):
         return None
     drawn_of, model, (python, numpy, cpu) = prefetched
     if drawn_of != (PreparedFolder(Path(spec.prepared_dir)), spec.seed):

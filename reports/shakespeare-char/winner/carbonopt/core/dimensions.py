@@ -19,12 +19,15 @@ ZeroStage = Literal[0, 1, 2, 3]
 Offload = Literal["none", "optimizer", "parameters"]
 Precision = Literal["bf16", "fp16", "fp32"]
 OutputLayer = Literal["standard", "fused", "fused_fp8"]
+Optimizer = Literal["adamw", "muon"]
 
+STABLE_DECAY = "warmup_stable_decay"
+DEFAULT_DECAY_RATIO = 0.2  # of it (Hägele et al. 2024, arXiv 2405.18392: from there on more decay gains little)
 DEFAULT_LR_SCHEDULER = "linear"  # of Hugging Face's training arguments
 _COSINES = ("cosine", "cosine_with_min_lr")  # the latter's floor comes from training_arguments.lr_scheduler_kwargs
 _CONSTANT = ("constant", "constant_with_warmup")
 # transformers.SchedulerType, those that need nothing but a number of steps and of warm-up steps
-LR_SCHEDULERS = (DEFAULT_LR_SCHEDULER, *_COSINES, *_CONSTANT, "polynomial", "inverse_sqrt", "warmup_stable_decay")
+LR_SCHEDULERS = (DEFAULT_LR_SCHEDULER, *_COSINES, *_CONSTANT, "polynomial", "inverse_sqrt", STABLE_DECAY)
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 LARGEST_INT = 10**9
 
@@ -84,6 +87,7 @@ _MICRO_BATCH_KEYS, _ZERO_KEYS = ("train_micro_batch_size_per_gpu",), ("zero_opti
 _OFFLOADS = ("offload_optimizer.device", "offload_param.device", "cpu_offload", "cpu_offload_param")
 _OFFLOAD_KEYS = tuple(f"zero_optimization.{key}" for key in _OFFLOADS)
 _DPO, _RLHF = ("dpo",), ("rlhf",)
+_WITH_DROPOUT = ("causal_lm", "sft", "reward", "seq2seq", "classification")  # others compare a model with itself
 _of_steps = partial(Dimension, argument="warmup_steps", to_argument=lambda ratio, steps: math.ceil(ratio * steps))
 
 
@@ -130,6 +134,24 @@ class TrialParams(Frozen, extra="allow"):
     ] = None
     lr_scheduler: Annotated[
         str | None, Dimension("lr scheduler", ("quality",), LR_SCHEDULERS, argument="lr_scheduler_type")
+    ] = None
+    decay_ratio: Annotated[  # share of the steps in which warmup_stable_decay falls
+        float | None, Dimension("decay", ("quality",), above=True, highest=1.0, feature=lambda value: 4 * value)
+    ] = None
+    optimizer: Annotated[
+        Optimizer | None,
+        # The Trainer makes AdamW, and is given the other.
+        Dimension(
+            "optimizer",
+            ("quality", "cost"),
+            get_args(Optimizer),
+            argument="optim",
+            to_argument=lambda value, steps: "adamw_torch_fused",
+        ),
+    ] = None
+    dropout: Annotated[  # in all places where the model has it; None: as its configuration says
+        float | None,
+        Dimension("dropout", ("quality", "cost"), highest=0.9, feature=lambda value: 10 * value, tasks=_WITH_DROPOUT),
     ] = None
     torch_compile: Annotated[bool | None, Dimension("torch.compile", _SYSTEM, _ON_OFF, argument="torch_compile")] = None
     attention_implementation: Annotated[str | None, Dimension("attention", _SYSTEM, ATTENTION)] = None
@@ -244,3 +266,11 @@ def rate_decays(lr_scheduler: str, warmup: float) -> bool:
     """Whether the learning rate falls along the run, however long it is: only where it does not is a shorter run the
     beginning of a longer one. Without a warm-up, inverse_sqrt falls over 10,000 steps, whatever the run."""
     return lr_scheduler not in _CONSTANT and (lr_scheduler != "inverse_sqrt" or warmup > 0)
+
+
+def scheduler_arguments(lr_scheduler: str | None, decay_ratio: float | None, steps: int) -> dict[str, Any]:
+    """What a scheduler of transformers needs beside the numbers of steps and of warm-up steps."""
+    if lr_scheduler != STABLE_DECAY:
+        return {}
+    # arXiv 2405.18392, equation 2
+    return {"num_decay_steps": math.ceil(steps * (decay_ratio or DEFAULT_DECAY_RATIO)), "decay_type": "1-sqrt"}

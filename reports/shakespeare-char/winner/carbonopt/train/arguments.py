@@ -8,10 +8,10 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any
 
-from transformers import TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 from carbonopt.core.config import Space, Workload
-from carbonopt.core.dimensions import DIMENSIONS, TrainingParams
+from carbonopt.core.dimensions import DIMENSIONS, TrainingParams, scheduler_arguments
 from carbonopt.core.errors import BadInput, hint
 from carbonopt.train.failures import refused
 
@@ -105,7 +105,10 @@ def training_arguments(
     owned["logging_nan_inf_filter"] = False  # it would wait for the GPU at every step, and hide a divergence
     owned["average_tokens_across_devices"] = False  # the loss is already divided by the whole global batch's tokens
     given: dict[str, Any] = {"optim": "adamw_torch_fused", "dataloader_pin_memory": on_gpu, **more}
-    arguments = kind(**(given | workload.training_arguments | searched | owned))
+    given = given | workload.training_arguments | searched | owned
+    if needed := scheduler_arguments(given.get("lr_scheduler_type"), params.decay_ratio, steps):
+        given["lr_scheduler_kwargs"] = needed | (given.get("lr_scheduler_kwargs") or {})
+    arguments = kind(**given)
     if not on_gpu and params.world_size > 1:
         # There accelerate starts torch.distributed without DeepSpeed's part, and ZeRO-3, loading, would see one rank.
         from deepspeed import comm
@@ -119,13 +122,22 @@ def training_arguments(
     return arguments
 
 
-def offloaded_optimizer(params: TrainingParams, workload: Workload, arguments: TrainingArguments) -> Any:
-    """DeepSpeed's CPU AdamW where states leave a GPU, unless the study chose an optimizer: torch's is several times
-    slower there. Given to the Trainer, not to DeepSpeed, it gets the same parameter groups as torch's, so that offload
-    changes no weight decay. None: `arguments.optim`; on a host without GPU torch's AdamW needs no compiler."""
+def chosen_optimizer(params: TrainingParams, workload: Workload, trainer: Trainer) -> Any:
+    """Class and options of Muon where it is searched, and of DeepSpeed's CPU AdamW where states leave a GPU, unless the
+    study chose an optimizer: torch's is several times slower there. Given to the Trainer, not to DeepSpeed, it gets the
+    same parameter groups as torch's, so that offload changes no weight decay. None: `arguments.optim`; on a host
+    without GPU torch's AdamW needs no compiler. Raises BadInput as `muon.groups_of`."""
+    arguments, model = trainer.args, trainer.model
+    assert model is not None
+    betas = (arguments.adam_beta1, arguments.adam_beta2)
+    options = {"lr": arguments.learning_rate, "betas": betas, "eps": arguments.adam_epsilon}
+    if params.optimizer == "muon":
+        from carbonopt.train.muon import Muon, groups_of
+
+        groups = groups_of(model, trainer.get_decay_parameter_names(model), arguments.weight_decay)
+        return Muon, {**options, "params": groups}
     if params.offload == "none" or arguments.use_cpu or "optim" in workload.training_arguments:
         return None
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-    betas = (arguments.adam_beta1, arguments.adam_beta2)
-    return DeepSpeedCPUAdam, {"lr": arguments.learning_rate, "betas": betas, "eps": arguments.adam_epsilon}
+    return DeepSpeedCPUAdam, options
