@@ -26,6 +26,7 @@ from carbonopt.train.failures import Diverged
 from carbonopt.train.fast_step import install_fast_step
 from carbonopt.train.tasks.base import Trained, TrialRun
 from carbonopt.train.tasks.trainer_task import TrainerTask
+from carbonopt.train.whole_step import WholeStep, whole_step
 
 _LOSS_CHECK_STEPS = 50  # reading the loss waits for the GPU; between two evaluations this often is enough
 
@@ -34,6 +35,22 @@ class TrialTrainer(Trainer):
     """The Trainer with the trial's own order of data, which already is this rank's part, batch by batch."""
 
     last_loss: torch.Tensor | None = None  # of this rank's last micro batch, still on its device
+    whole_step: WholeStep | None = None  # in the place of DeepSpeed's, where there can be one
+
+    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        if self.whole_step is None:
+            return super().training_step(model, inputs, *args, **kwargs)
+        return self.whole_step(self._prepare_inputs(inputs))
+
+    # The Trainer reads these at each step, for a log that nobody keeps: to read a norm it waits for the GPU.
+
+    def _clip_grad_norm(self, model: Any) -> None:
+        """DeepSpeed clips."""
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> None: ...
+
+    def _get_learning_rate(self) -> float:
+        return 0.0
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         data: Any = self.train_dataset
@@ -74,6 +91,8 @@ class Evaluations(TrainerCallback):
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         """Model, engine and optimizer are ready, and no step was made yet."""
         install_fast_step(self._trainer.model_wrapped, ranks.world_size())
+        if isinstance(self._trainer, TrialTrainer):
+            self._trainer.whole_step = whole_step(self._trainer, self._run.params)
         if ranks.device().type == "cpu":
             self._spin_throttle.start()
         self._task.before_training(self._run, self._trainer)

@@ -147,6 +147,7 @@ def test_another_seed_gives_another(reference, trial):
 @pytest.mark.parametrize(
     "params",
     [
+        pytest.param({"zero_stage": 0}, marks=pytest.mark.slow),
         pytest.param({"zero_stage": 0, "micro_batch_size_per_gpu": 4}, marks=pytest.mark.slow),
         pytest.param({"zero_stage": 1, "micro_batch_size_per_gpu": 4}, marks=pytest.mark.slow),
         pytest.param({"zero_stage": 1, "micro_batch_size_per_gpu": 4, "world_size": 2}, marks=pytest.mark.slow),
@@ -158,6 +159,21 @@ def test_another_seed_gives_another(reference, trial):
 )
 def test_how_a_step_is_computed_does_not_change_it(params, reference, trial):
     assert trial(**params).values == pytest.approx(reference.values, rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [{"precision": "bf16"}, {"precision": "bf16", "optimizer": "muon"}, {"lora_rank": 4}])
+def test_a_whole_step_is_the_engines(more, trial):
+    """The engine makes one that searches for infinite gradients or has two micro batches."""
+    searching = {**WORKLOAD, "deepspeed": {"bf16": {"check_grad_overflow": True}}}
+    engines = (
+        trial(searching, zero_stage=0, **more)
+        if "precision" in more
+        else trial(zero_stage=0, micro_batch_size_per_gpu=4, **more)
+    )
+    assert trial(zero_stage=0, **more).values == pytest.approx(
+        engines.values, rel=2e-3 if "precision" in more else 1e-6
+    )
 
 
 @pytest.mark.slow
