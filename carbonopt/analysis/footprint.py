@@ -9,13 +9,15 @@ from carbonopt.core.values import Frozen
 
 
 class Footprint(Frozen):
-    """A study's own energy in kWh as the objective counts it, without PUE; its emissions, PUE in. `by_phase_kwh` and
-    `earlier_attempts_kwh` add up to `energy_kwh`; so do `by_state_kwh` (earlier attempts in it), prepare and gap."""
+    """A study's own energy in kWh as the objective counts it, without PUE; its emissions, PUE in. `by_phase_kwh`,
+    `earlier_attempts_kwh` and `probes_kwh` add up to `energy_kwh`; so do `by_state_kwh` (earlier attempts in it),
+    probes, prepare and gap."""
 
     energy_kwh: float
     emissions_kg_co2e: float
     by_phase_kwh: dict[Phase, float]
     earlier_attempts_kwh: float  # of trials that were interrupted and run again; not split by phase
+    probes_kwh: float  # a few steps alone, or compiling; not split by phase
     by_state_kwh: dict[TrialState, float]  # only states that occur
     repeats_kwh: float  # of energy_kwh: repeats with other seeds, whose purpose is to confirm; 0 where none ran
     repeats_emissions_kg_co2e: float
@@ -25,6 +27,7 @@ class Footprint(Frozen):
     closure: float | None  # energy_kwh ÷ outer_kwh: 1.0 when nothing was lost or counted twice
     gpu_parts_kwh: dict[Phase, float | None]  # of by_phase_kwh what the GPUs' counters say; None: not known
     gpu_earlier_attempts_kwh: float | None  # of earlier_attempts_kwh likewise
+    gpu_probes_kwh: float | None  # of probes_kwh likewise
     gpu_kwh: float | None  # the sum of these; None: one of them is not known
     outer_gpu_kwh: float | None  # as outer_kwh, of the GPUs' counters
     gpu_closure: float | None  # gpu_kwh ÷ outer_gpu_kwh
@@ -50,7 +53,8 @@ def footprint(data: StudyData) -> Footprint:
     gpu_earlier_kwh = known_sum(
         record.earlier_attempts_gpu_kwh for record in records if record.earlier_attempts_energy_kwh
     )
-    gpu_kwh = known_sum([*gpu_parts.values(), gpu_earlier_kwh])
+    gpu_probes_kwh = known_sum(probe.spent_gpu_kwh for probe in data.probes)
+    gpu_kwh = known_sum([*gpu_parts.values(), gpu_earlier_kwh, gpu_probes_kwh])
     return Footprint(
         energy_kwh=energy_kwh,
         emissions_kg_co2e=data.emissions_kg_co2e(energy_kwh),
@@ -62,6 +66,7 @@ def footprint(data: StudyData) -> Footprint:
             **{phase: sum(getattr(energy, phase) for energy, _ in measured) for phase in TRIAL_PHASES},
         },
         earlier_attempts_kwh=sum(record.earlier_attempts_energy_kwh for record in records),
+        probes_kwh=math.fsum(probe.spent_kwh for probe in data.probes),
         by_state_kwh={state: sum(spent_kwh) for state, spent_kwh in by_state.items() if spent_kwh},
         train_by_component_kwh={
             part: sum(known)
@@ -73,6 +78,7 @@ def footprint(data: StudyData) -> Footprint:
         closure=energy_kwh / outer_kwh if outer_kwh else None,
         gpu_parts_kwh=gpu_parts,
         gpu_earlier_attempts_kwh=gpu_earlier_kwh,
+        gpu_probes_kwh=gpu_probes_kwh,
         gpu_kwh=gpu_kwh,
         outer_gpu_kwh=outer_gpu_kwh,
         gpu_closure=gpu_kwh / outer_gpu_kwh if gpu_kwh is not None and outer_gpu_kwh else None,

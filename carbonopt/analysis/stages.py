@@ -3,10 +3,11 @@ since a run compiles and warms up once, however long it is."""
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
-from operator import attrgetter
-from typing import NamedTuple
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple
 
 from carbonopt.analysis.confidence import Configuration, Evidence, Standing
 from carbonopt.analysis.recommend import Recommendation
@@ -22,8 +23,6 @@ WORTH_SAYING = 0.01  # of a training's energy: what a first step took more elsew
 # have them; H100 and H200 are the SXM ones, and H200 stands for GH200, too.
 _PEAK_FLOPS = {"H100 PCIe": 756e12, "H100": 989.4e12, "H200": 989.4e12, "A100": 312e12, "L40S": 362e12}
 _FLOP_PER_PARAMETER_AND_TOKEN = 6  # 2 forward, 4 backward (Kaplan et al. 2020, arXiv 2001.08361); attention's not in it
-# Any of these arguments of Hugging Face's switches compilation on.
-_COMPILING_ARGUMENTS = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
 _MOST = 0.5  # of a training's energy
 _ROUNDING = 1e-9  # relative: what two equal figures may differ by
 
@@ -93,7 +92,8 @@ class CheapestFrom(Frozen):
 class AsFirst(Frozen):
     """The recommended one charged as if nothing had been compiled before it."""
 
-    like: int  # the trial with the largest excess among those that compile the same
+    like: int | None  # the trial with the largest excess among those that compile the same; None: it was a probe
+    like_probe: int | None  # that probe
     excess_kwh: float  # its
     energy_kwh: float  # of the recommended one's training with that excess
     cheapest: int  # which one it is once each is charged so
@@ -141,22 +141,13 @@ def stages(data: StudyData) -> Stages:
         shares=tuple(_shares([record.stages or {} for record in measured])),
         speeds=tuple(speed for record in measured if (speed := _speed(record, data))),
         stopped_early=tuple(early for record in measured if (early := _stopped_early(record, data))),
-        compiles=any(_compiles(record.params, data) for record in measured),
+        compiles=any(data.config.compiles(record.params) for record in measured),
         imported_before=data.config.launch.warm_start and bool(measured),
     )
 
 
-def _compiles(params: TrialParams, data: StudyData) -> bool:
-    """Whether its first step compiles kernels, or loads those that an earlier trial has compiled."""
-    given = data.config.workload.training_arguments if data.config.workload else {}
-    if params.torch_compile or any(given.get(name) for name in _COMPILING_ARGUMENTS):
-        return True
-    on_gpu = bool(data.config.launch.gpus)
-    return params.attention_implementation == "flex_attention" or (params.has_fused_output_layer and on_gpu)
-
-
 def _stopped_early(record: TrialRecord, data: StudyData) -> StoppedEarly | None:
-    parts, done, compiles = record.stages or {}, record.steps_done or 0, _compiles(record.params, data)
+    parts, done, compiles = record.stages or {}, record.steps_done or 0, data.config.compiles(record.params)
     if record.stop_reason not in (StopReason.CAP, StopReason.TARGET) or Stage.COMPILE not in parts:
         return None
     first_step_kwh = parts[Stage.COMPILE].energy_kwh
@@ -202,7 +193,7 @@ def _speed(record: TrialRecord, data: StudyData) -> Speed | None:
         return None
     examples, length = others * batch, data.prepared.sequence_length
     tokens = None if length is None else examples * length
-    excess_kwh = max(0.0, first.energy_kwh - steps.energy_kwh / others)
+    excess_kwh = record.first_step_excess_kwh or 0.0
     training_kwh = first.energy_kwh + steps.energy_kwh
     tokens_per_s = None if tokens is None else tokens / steps.duration_s
     millijoules = steps.energy_kwh * JOULES_PER_KWH * 1000
@@ -281,7 +272,7 @@ def amortisation(data: StudyData, rec: Recommendation, timed: Stages) -> Amortis
             for length, line in _envelope(lines)
         ),
         as_first=_as_first(data, lines, speeds),
-        compiles=_compiles(first.config.first.params, data),
+        compiles=data.config.compiles(first.config.first.params),
         not_compared=_not_compared(data, {config.trial for config in eligible}, first.config, speeds),
     )
 
@@ -325,20 +316,30 @@ def _less_interval(evidence: Evidence, line: _Line, first: _Line) -> tuple[float
     return 1 - ratio * math.exp(margin), 1 - ratio * math.exp(-margin)
 
 
+class _FirstStep(NamedTuple):
+    excess_kwh: float
+    trial: int | None
+    probe: int | None
+
+
 def _as_first(data: StudyData, lines: Sequence[_Line], speeds: Speeds) -> AsFirst | None:
-    compiled_by, excess_kwh = attrgetter(*affecting("kernels")), attrgetter("first_step_excess_kwh")
-    # Equal where one finds the other's kernels in the cache; a stopped trial may have been the first.
-    compiled = {record.trial: compiled_by(record.params) for record in data.records if record.trial in speeds}
-    like = [
-        max((speeds[trial] for trial in compiled if compiled[trial] == compiled[line.config.trial]), key=excess_kwh)
-        for line in lines
-    ]
-    charged = [(line.per_length_kwh + excess_kwh(by), line.config.trial) for line, by in zip(lines, like, strict=True)]
+    compiled_by = attrgetter(*affecting("kernels"))
+    # Equal where one finds the other's kernels in the cache; a stopped trial or a probe may have been the first.
+    first_steps: dict[Any, list[_FirstStep]] = defaultdict(list)
+    for record in data.records:
+        if record.trial in speeds:
+            step = _FirstStep(speeds[record.trial].first_step_excess_kwh, record.trial, None)
+            first_steps[compiled_by(record.params)].append(step)
+    for probe in data.probes:
+        if probe.first_step_excess_kwh is not None:
+            first_steps[compiled_by(probe.params)].append(_FirstStep(probe.first_step_excess_kwh, None, probe.trial))
+    like = [max(first_steps[compiled_by(line.config.first.params)], key=itemgetter(0)) for line in lines]
+    charged = [(line.per_length_kwh + by.excess_kwh, line.config.trial) for line, by in zip(lines, like, strict=True)]
     if charged[0][0] <= (1 + WORTH_SAYING) * lines[0].energy_kwh:
         return None
     least_kwh, trial = reduce(lambda least, other: other if other[0] < least[0] * (1 - _ROUNDING) else least, charged)
-    own = {"like": like[0].trial, "excess_kwh": like[0].first_step_excess_kwh, "energy_kwh": charged[0][0]}
-    return AsFirst(**own, cheapest=trial, cheapest_energy_kwh=least_kwh)
+    own = {"excess_kwh": like[0].excess_kwh, "energy_kwh": charged[0][0]}
+    return AsFirst(like=like[0].trial, like_probe=like[0].probe, **own, cheapest=trial, cheapest_energy_kwh=least_kwh)
 
 
 def _not_compared(data: StudyData, compared: set[int], first: Configuration, speeds: Speeds) -> NotCompared | None:
@@ -348,7 +349,7 @@ def _not_compared(data: StudyData, compared: set[int], first: Configuration, spe
         if record.state in (TrialState.PRUNED, TrialState.COMPLETE)
         and record.trial in speeds
         and not {record.trial, record.repeat_of} & compared
-        and _compiles(record.params, data)
+        and data.config.compiles(record.params)
     }
     own = statistics.fmean(speeds[run.trial].millijoules_per_example for run in first.runs if run.trial in speeds)
     if not millijoules or not own > 0:

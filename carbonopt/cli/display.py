@@ -66,6 +66,16 @@ class LiveDisplay:
         self._confirming = spec.repeat_of is not None
         self._refresh("starting")
 
+    def probe_started(self, spec: TrialSpec) -> None:
+        self._running = f"probe {spec.number}"
+        self._configuration = short(spec.params)
+        self._reached = ""
+        self._refresh("starting")
+
+    def probe_ended(self, record: TrialRecord) -> None:
+        self._spent_kwh += record.spent_kwh
+        self._print(_probe_line(record))
+
     def progress(self, step: int, total_steps: int, train_kwh: float) -> None:
         self._refresh(f"step {step}/{total_steps}{self._reached}  {energy_text(train_kwh)}")
 
@@ -176,6 +186,15 @@ def _trial_line(record: TrialRecord) -> str:
         f"— {record.failure.text.splitlines()[0]} (log: {record.failure.log})" if record.failure else "",
     ]
     return "  ".join(filter(None, parts))
+
+
+def _probe_line(record: TrialRecord) -> str:
+    reached = record.state.value if record.stop_reason is None else record.stop_reason.value
+    if record.stop_reason is StopReason.PROBE:
+        reached = "" if record.step_kwh is None else f"{energy_text(record.step_kwh)} a step"
+    elif record.failure:
+        reached += f" — {record.failure.text.splitlines()[0]} (log: {record.failure.log})"
+    return f"probe {record.trial:>3}  {reached}  {short(record.params)}"
 
 
 def print_tables(tables: Iterable[Table], printable: Callable[[str], str]) -> None:

@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from carbonopt.core import values
-from carbonopt.core.dimensions import DIMENSIONS, SEARCHED
+from carbonopt.core.dimensions import DIMENSIONS, SEARCHED, TrialParams
 from carbonopt.core.quality import QUALITIES, Quality, quality_of
 from carbonopt.core.quality import Target as QualityTarget
 from carbonopt.core.values import Given, Scalar
@@ -276,6 +276,7 @@ class Search(Frozen):
     sampler: Literal["carbon", "tpe", "nsga2", "gp", "random", "grid"] = "carbon"
     goal: Literal["recommend", "front"] = "recommend"  # the cheapest that meets the target, or the whole front
     pruning: Pruning = Pruning()
+    probes: bool = True  # measure settings that leave the quality alone by a few steps, and compile before a trial
     start: dict[str, Given] | None = None  # a known configuration: the first trial, never pruned, and the baseline
     seed: int = Field(default=0, ge=0, lt=2**31)
 
@@ -421,6 +422,10 @@ class Track(Frozen):
     tensorboard: bool = False
 
 
+# Any of these arguments of Hugging Face's switches compilation on.
+_COMPILING_ARGUMENTS = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
+
+
 class StudyConfig(Frozen):
     name: Annotated[Name, AfterValidator(_not_dots_only)]
     workload: Workload | None = None  # a replay needs none
@@ -449,6 +454,19 @@ class StudyConfig(Frozen):
     def quality(self) -> Quality:
         """By which trials are judged."""
         return self.target.at().quality
+
+    @property
+    def probes(self) -> bool:
+        """Whether settings can be measured by a few steps of a trial: not of a table's, nor of a user's script."""
+        return self.search.probes and self.workload is not None and self.launch.trains and not self.workload.is_script
+
+    def compiles(self, params: TrialParams) -> bool:
+        """Whether a trial's first step compiles kernels, or loads those that were compiled before it."""
+        given = self.workload.training_arguments if self.workload else {}
+        if params.torch_compile or any(given.get(name) for name in _COMPILING_ARGUMENTS):
+            return True
+        on_gpu = bool(self.launch.gpus)
+        return params.attention_implementation == "flex_attention" or (params.has_fused_output_layer and on_gpu)
 
     def identity(self) -> dict[str, Any]:
         """What makes two study files the same study: all but budget, confirmation, trackers, trace and warm start."""

@@ -151,7 +151,13 @@ class TrialParams(Frozen, extra="allow"):
     ] = None
     dropout: Annotated[  # in all places where the model has it; None: as its configuration says
         float | None,
-        Dimension("dropout", ("quality", "cost"), highest=0.9, feature=lambda value: 10 * value, tasks=_WITH_DROPOUT),
+        Dimension(
+            "dropout",
+            ("quality", "cost", "kernels"),
+            highest=0.9,
+            feature=lambda value: 10 * value,
+            tasks=_WITH_DROPOUT,
+        ),
     ] = None
     torch_compile: Annotated[bool | None, Dimension("torch.compile", _SYSTEM, _ON_OFF, argument="torch_compile")] = None
     attention_implementation: Annotated[str | None, Dimension("attention", _SYSTEM, ATTENTION)] = None

@@ -106,6 +106,7 @@ class StudyData(Frozen):
     config: StudyConfig
     records: tuple[TrialRecord, ...]  # by trial number, every state
     sessions: tuple[SessionLedger, ...]
+    probes: tuple[TrialRecord, ...] = ()  # by their own numbers: a few steps alone, to know what a step takes
     provenance: Provenance
     prepared: Prepared | None = None
     trace: CarbonTrace | None = None
@@ -127,6 +128,6 @@ class StudyData(Frozen):
         return emissions_kg_co2e(energy_kwh, self.provenance.intensity.g_co2e_per_kwh, self.config.carbon.pue)
 
     def spent_kwh(self) -> float:
-        """Energy of the whole study so far in kWh, PUE not in: all trials and attempts, preparation, gaps."""
+        """Energy of the whole study so far in kWh, PUE not in: all trials and attempts, probes, preparation, gaps."""
         sessions_kwh = sum(session.prepare_kwh + session.gap_kwh for session in self.sessions)
-        return sum(record.spent_kwh for record in self.records) + sessions_kwh
+        return sum(record.spent_kwh for record in (*self.records, *self.probes)) + sessions_kwh

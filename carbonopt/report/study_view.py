@@ -14,6 +14,7 @@ from carbonopt.analysis.front import knee
 from carbonopt.analysis.influence import influence
 from carbonopt.analysis.memory import measured_memory
 from carbonopt.analysis.overoptimisation import overoptimisation
+from carbonopt.analysis.probes import probes
 from carbonopt.analysis.recommend import recommend, recommendation_by_target
 from carbonopt.analysis.repricing import regions, repricing
 from carbonopt.analysis.stages import amortisation, stages
@@ -48,6 +49,7 @@ class StudyView:
     overoptimisation = cached_property(lambda self: overoptimisation(self.data, self.recommendation))
     spent = cached_property(lambda self: footprint(self.data))
     stages = cached_property(lambda self: stages(self.data))
+    probes = cached_property(lambda self: probes(self.data))
     amortisation = cached_property(lambda self: amortisation(self.data, self.recommendation, self.stages))
     repeated = cached_property(lambda self: repeats(self.data.records))
     priced = cached_property(lambda self: repricing(self.data, self.recommendation))

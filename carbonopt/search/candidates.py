@@ -9,6 +9,8 @@ import numpy as np
 from numpy.random import Generator
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
+from carbonopt.core.dimensions import affecting
+
 Values = dict[str, Any]
 Key = tuple[Any, ...]  # of a configuration: its values, in the dimensions' order
 Distributions = dict[str, BaseDistribution]  # of each dimension, by its name
@@ -57,6 +59,19 @@ class Candidates:
             if len(new) >= ENOUGH:
                 break
         return list(new.values())
+
+    def alike(self, values: Values, tried: Collection[Key]) -> list[Values]:
+        """This configuration, and the untried ones that reach the same quality by other settings."""
+        of_quality = affecting("quality", self._distributions)
+        lists = {
+            name: [values[name]] if name in of_quality else _values(distribution) or [values[name]]
+            for name, distribution in self._distributions.items()
+        }
+        if math.prod(map(len, lists.values())) > ENUMERATED:
+            return [values]
+        combinations = (dict(zip(lists, combined, strict=True)) for combined in itertools.product(*lists.values()))
+        others = (other for other in combinations if other != values and tuple(other.values()) not in tried)
+        return [values, *filter(self._valid, others)]
 
     def any(self, rng: Generator) -> Values:
         """One that can exist, tried or not; ValueError if none was found."""

@@ -1,5 +1,6 @@
 """What a trial has taught so far, ended, stopped or running; of carbonopt's studies, or anybody's Optuna study."""
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from carbonopt.core.dimensions import LR_SCHEDULERS, TrainingParams
 from carbonopt.core.quality import Quality
-from carbonopt.core.trial import EvalPoint, TrialRecord, TrialState
+from carbonopt.core.trial import EvalPoint, Kernels, StopReason, TrialRecord, TrialState
 from carbonopt.core.values import Finite, Frozen
 
 Values = Mapping[str, Any]  # of a configuration, by its dimensions' names
@@ -64,6 +65,10 @@ class Observation:
     overhead_cost: float | None = None  # spent beside the training: set-up, evaluations
     complete: bool = False
     out_of_memory: bool = False
+    first_cost: float | None = None  # of the first step, beyond a mean one; None: `cost_per_step` has it in it
+    kernels: Kernels | None = None  # of that step
+    probe: bool = False
+    broken: bool = False  # a probe that failed, as a trial of these settings would
     peak_memory_gib: float | None = None
     examples: float = math.inf  # in an evaluation, where the loss is a share of errors (`Quality.is_share`)
 
@@ -117,12 +122,15 @@ def of_record(record: TrialRecord) -> Observation:
         measured = [(energy.train, record.steps_done)]
     complete = record.state == TrialState.COMPLETE
     ended = record.state != TrialState.RUNNING
+    per_step = measured[-1][0] / measured[-1][1] if measured else None
     return Observation(
         record.trial,
         record.params.model_dump(exclude_none=True),
         _finite([(point.step / total, point.loss(quality)) for point in record.evals if total]),
         total,
-        cost_per_step=measured[-1][0] / measured[-1][1] if measured else None,
+        cost_per_step=record.step_kwh or per_step,
+        first_cost=record.first_step_excess_kwh if record.step_kwh else None,
+        kernels=record.kernels,
         cost=energy.train if complete and energy else None,
         overhead_cost=energy.total - energy.train if ended and energy else None,
         complete=complete,
@@ -130,6 +138,12 @@ def of_record(record: TrialRecord) -> Observation:
         peak_memory_gib=record.peak_memory_gib,
         examples=examples(record.evals[-1], quality) if record.evals else math.inf,
     )
+
+
+def of_probe(record: TrialRecord) -> Observation:
+    """What a probe has taught, which has no curve and no cost of a whole training."""
+    failed = record.state is TrialState.FAILED and record.stop_reason is not StopReason.INTERRUPTED
+    return dataclasses.replace(of_record(record), overhead_cost=None, probe=True, broken=failed)
 
 
 def examples(point: EvalPoint, quality: Quality) -> float:

@@ -14,7 +14,8 @@ of the front for 2 % of a grid's energy (means of three recorded tables), but le
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,11 +26,13 @@ from optuna.distributions import BaseDistribution
 from scipy.special import log_ndtr, ndtr
 
 from carbonopt.core.arrays import Array, Indices, Mask
+from carbonopt.core.dimensions import affecting
 from carbonopt.core.quality import Quality
+from carbonopt.core.trial import Kernels
 from carbonopt.search.models.costs import SettingModel, chance_to_fit, distinct
 from carbonopt.search.models.curves import CurveModel, Points
 from carbonopt.search.models.features import Configurations, Encoder, steps_law
-from carbonopt.search.observation import Observation
+from carbonopt.search.observation import Observation, Values
 
 DRAWS = 256
 # Candidates whose costs differ by less are the same answer; the energy of identical runs differs by as much.
@@ -37,7 +40,7 @@ TIE = 0.02
 # Of a trial that misses the target, this share counts as spent before it is stopped. On recorded runs it was 0.6; with
 # 0.25, 0.4 and 0.55 here, searches cost the same to 2 %.
 SPENT_ON_A_MISS = 0.4
-SPENT_ON_A_PROBE = 0.05  # likewise, of a trial that turns out too dear, found after its first steps
+SPENT_ON_A_STOP = 0.05  # likewise, of a trial that turns out too dear, found after its first steps
 ROWS = 400  # different learning curves that are drawn jointly; of more, the most promising
 SPARE = 1.0  # standard deviations of one run by which a configuration's mean has to meet the target, where it has to
 # The reference point lies beyond the front's ends by this share of its range, so that the ends count, too (Ishibuchi
@@ -99,6 +102,20 @@ class Knowledge:
         known = [trial.overhead_cost for trial in self.observations if trial.overhead_cost is not None]
         return sum(known) / len(known) if known else 0.0
 
+    def run_costs(self, configurations: Configurations, step_costs: Array) -> Array:
+        """Of whole trainings, by what a step of each costs, (n,) or (n, draws), in the same shape: steps, and what a
+        first step takes beyond a mean one in trials whose kernels had been compiled before."""
+        warm = [trial for trial in self.observations if trial.kernels is not Kernels.COMPILED]
+        return np.asarray((self.steps(configurations) * step_costs.T + _first_costs(warm, configurations)).T)
+
+    def compile_costs(self, configurations: Configurations) -> Array:
+        """What is expected to be spent before a trial on compiling what no trial has compiled yet."""
+        cold = [trial for trial in self.observations if trial.kernels is Kernels.COMPILED]
+        there = {_kernels(trial.params) for trial in self.observations if trial.kernels is not None}
+        return np.where(
+            [_kernels(values) in there for values in configurations], 0.0, _first_costs(cold, configurations)
+        )
+
     def steps(self, configurations: Configurations) -> Array:
         return np.array([self.encoder.steps(values) for values in configurations])
 
@@ -110,11 +127,35 @@ class Knowledge:
 
     def likely_to_fit(self, configurations: Configurations) -> Mask:
         """Which may be tried: those that are likely to fit in memory, or the likeliest where none is."""
+        chances = self.chances_to_fit(configurations)
+        return chances >= min(LIKELY_TO_FIT, float(chances.max()))
+
+    def chances_to_fit(self, configurations: Configurations) -> Array:
+        """In a device's memory."""
         told = [trial for trial in self.observations if trial.out_of_memory or trial.peak_memory_gib]
         peaks = [None if trial.out_of_memory else trial.peak_memory_gib for trial in told]
         known = self.encoder.memory_rows([trial.params for trial in told])
-        chances = chance_to_fit(self.encoder.memory_rows(configurations), known, peaks, self.memory_gib)
-        return chances >= min(LIKELY_TO_FIT, float(chances.max()))
+        return chance_to_fit(self.encoder.memory_rows(configurations), known, peaks, self.memory_gib)
+
+
+def _first_costs(trials: Iterable[Observation], configurations: Configurations) -> Array:
+    """Of each configuration the mean of the trials that compile as it does, or don't; 0 where none has told."""
+    told = defaultdict[tuple[Any, ...], list[float]](list)
+    for trial in trials:
+        if trial.first_cost is not None:
+            told[_compiling(trial.params)].append(trial.first_cost)
+    means = {kind: sum(costs) / len(costs) for kind, costs in told.items()}
+    return np.array([means.get(_compiling(values), 0.0) for values in configurations])
+
+
+def _compiling(values: Values) -> tuple[Any, ...]:
+    """What decides whether anything is compiled, and how much."""
+    return tuple(values.get(name) for name in ("torch_compile", "attention_implementation", "output_layer"))
+
+
+def _kernels(values: Values) -> tuple[Any, ...]:
+    """What decides which kernels are compiled."""
+    return tuple(values.get(name) for name in affecting("kernels"))
 
 
 @dataclass(frozen=True)
@@ -162,7 +203,7 @@ def propose(
     meets = ndtr((limit - mean) / spread)[which]
     losses = knowledge.curves.sample(rows, DRAWS, rng, means=by_mean)
     step_costs = np.exp(knowledge.step_costs.sample(knowledge.encoder.system_rows(candidates), DRAWS, rng))
-    costs = knowledge.steps(candidates)[:, None] * step_costs
+    costs = knowledge.run_costs(candidates, step_costs)
     allowed = knowledge.likely_to_fit(candidates)
     useful = (costs < best_cost * 0.999) & allowed[:, None]
     if not useful.any():
@@ -183,7 +224,8 @@ def propose(
                 often[near[costs[near, draw].argmin()]] += 1.0
     mean_cost, cheaper = costs.mean(1), (costs < best_cost).mean(1)
     trying = mean_cost * (meets + (1 - meets) * SPENT_ON_A_MISS)
-    spend = cheaper * trying + (1 - cheaper) * SPENT_ON_A_PROBE * mean_cost + knowledge.overhead_cost
+    beside = knowledge.overhead_cost + knowledge.compile_costs(candidates)
+    spend = cheaper * trying + (1 - cheaper) * SPENT_ON_A_STOP * mean_cost + beside
     worth = np.where(allowed & (cheaper > 0), (often / DRAWS + 1e-6 * meets * cheaper) / spend, -1.0)
     index = int(worth.argmax())
     gain = float((best_cost * value).mean()) if math.isfinite(best_cost) else math.inf
@@ -198,7 +240,7 @@ def _promising(candidates: Configurations, knowledge: Knowledge, limit: float) -
     mean, spread = knowledge.curves.predict(rows)
     system, _ = knowledge.step_costs.predict(knowledge.encoder.system_rows(candidates))
     costs = np.full(len(rows), np.inf)
-    np.minimum.at(costs, which, np.log(knowledge.steps(candidates)) + system)
+    np.minimum.at(costs, which, np.log(knowledge.run_costs(candidates, np.exp(system))))
     kept = np.argsort(costs - log_ndtr((limit - mean) / spread))[:ROWS]
     return np.flatnonzero(np.isin(which, kept))
 
@@ -217,7 +259,7 @@ def propose_for_front(candidates: Configurations, knowledge: Knowledge) -> int:
     candidates = [candidates[index] for index in allowed.tolist()]
     loss, loss_spread = knowledge.curves.predict(knowledge.encoder.curve_rows(candidates))
     step_cost, cost_spread = knowledge.step_costs.predict(knowledge.encoder.system_rows(candidates))
-    cost = np.log(knowledge.steps(candidates)) + step_cost
+    cost = np.log(knowledge.run_costs(candidates, np.exp(step_cost)))
     mean, spread = np.column_stack([cost, loss]), np.column_stack([cost_spread, loss_spread])
     ends = _points(knowledge)
     known = ends[front(ends)]

@@ -21,7 +21,8 @@ from carbonopt.core.quality import QUALITIES, Quality
 from carbonopt.search.candidates import Candidates, Distributions, Values, draw
 from carbonopt.search.models.curves import one_blas_thread
 from carbonopt.search.models.features import check_dimensions
-from carbonopt.search.observation import observe
+from carbonopt.search.observation import Observation, observe
+from carbonopt.search.probes import Probing, cheapest, failed_by, worth_probing
 from carbonopt.search.proposal import Knowledge, Proposal, first, on_front, propose, propose_for_front
 
 CENTRES = 3  # good trials, near which more of a large space are looked at
@@ -40,6 +41,7 @@ class NextTrial:
     values: Values | None  # None: nothing is left that could be the answer
     proposal: Proposal | None  # None for the first trial, of which nothing can be expected, and for the front's
     knowledge: Knowledge
+    probe: Values | None  # what to measure by a few steps before these values are settled; None: nothing is worth it
     untried: int  # configurations among which the choice was
     meeting: frozenset[int]  # trials that meet the target, as far as is known by now
 
@@ -127,24 +129,34 @@ class CarbonSampler(BaseSampler):
     def sample_independent(self, study: Study, trial: FrozenTrial, name: str, distribution: BaseDistribution) -> Any:
         return draw(distribution, np.random.default_rng([self._seed, trial.number, crc32(name.encode())]))
 
-    def knowledge(self, trials: Sequence[FrozenTrial], distributions: Distributions) -> Knowledge:
-        """What these trials have taught."""
+    def knowledge(
+        self, trials: Sequence[FrozenTrial], distributions: Distributions, probes: Sequence[Observation] = ()
+    ) -> Knowledge:
+        """What these trials and probes have taught."""
         observations = [taught for trial in trials if (taught := observe(trial, self._quality)) is not None]
         effort = 40 if len(observations) < SHORT_FIT_FROM else 12
-        return Knowledge(self._quality, distributions, observations, self._memory_gib, effort)
+        return Knowledge(self._quality, distributions, [*observations, *probes], self._memory_gib, effort)
 
     @one_blas_thread()
     def plan(
-        self, trials: Sequence[FrozenTrial], distributions: Distributions, number: int, refuted: Collection[int] = ()
+        self,
+        trials: Sequence[FrozenTrial],
+        distributions: Distributions,
+        number: int,
+        refuted: Collection[int] = (),
+        probes: Sequence[Observation] = (),
+        probing: Probing | None = None,
     ) -> NextTrial:
         """The next trial, after these.
 
         Args:
             number: that the trial will have; it decides the draws.
             refuted: numbers of trials that don't count as meeting the target, since repeats of them missed it.
+            probes: what a few steps alone have taught.
+            probing: None: there are no further probes, and settings are chosen by whole trials.
         """
         rng, names = np.random.default_rng([self._seed, number]), distributions.keys()
-        knowledge = self.knowledge(trials, distributions)
+        knowledge = self.knowledge(trials, distributions, probes)
         costs = self.meeting(knowledge, refuted)
         good = sorted(costs, key=lambda number: (costs[number], number))
         best_cost = costs[good[0]] if good else math.inf
@@ -153,7 +165,8 @@ class CarbonSampler(BaseSampler):
         best = (trial.params for trial in trials if trial.number in good[:CENTRES])
         centres = [{name: params[name] for name in names} for params in best if names <= params.keys()]
         space = Candidates(distributions, self._valid, self._listed)
-        candidates = space.untried(_tried(trials, distributions), centres, rng)
+        tried = _tried(trials, distributions)
+        candidates = [values for values in space.untried(tried, centres, rng) if not failed_by(values, probes)]
         completed = [{**values, **self._complete(values)} for values in candidates]
         index, proposal = None, None
         if candidates and not any(trial.curve for trial in knowledge.observations):
@@ -165,8 +178,14 @@ class CarbonSampler(BaseSampler):
             by_mean = self._confirmed or space.listed is None
             proposal = propose(completed, knowledge, self._target_loss, best_cost, rng, by_mean=by_mean)
             index = proposal and proposal.index
-        values = None if index is None else candidates[index]
-        return NextTrial(values, proposal, knowledge, len(candidates), frozenset(costs))
+        values, probe = None if index is None else candidates[index], None
+        if values is not None and probing is not None:
+            same = [other for other in space.alike(values, tried) if not failed_by(other, probes)]
+            whole = [{**other, **self._complete(other)} for other in same]
+            measured = worth_probing(whole, knowledge, probing, rng)
+            probe = None if measured is None else same[measured]
+            values = same[cheapest(whole, knowledge)]
+        return NextTrial(values, proposal, knowledge, probe, len(candidates), frozenset(costs))
 
     def meeting(self, knowledge: Knowledge, refuted: Collection[int]) -> dict[int, float]:
         """The costs of the trials that meet the target as far as is known, by number."""

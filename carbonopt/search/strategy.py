@@ -1,7 +1,7 @@
 """A study's search: who proposes its trials, when a running one can't matter any more, when another one doesn't pay."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,8 +18,10 @@ from carbonopt.core.config import Choices, StudyConfig
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.format import energy_text
 from carbonopt.core.space import SearchSpace, is_integer
-from carbonopt.core.trial import TrialRecord
+from carbonopt.core.trial import StopReason, TrialRecord
 from carbonopt.search.candidates import Distributions, draw
+from carbonopt.search.observation import of_probe
+from carbonopt.search.probes import Probing
 from carbonopt.search.pruning import Evals, should_prune
 from carbonopt.search.sampler import CarbonSampler, NextTrial
 
@@ -58,8 +60,20 @@ class Strategy:
             memory_gib=memory_gib,
             seed=config.search.seed,
         )
+        self._probes: list[TrialRecord] = []
         self._proposes = config.search.sampler == "carbon" and bool(self._movable)
         self._planned: tuple[int, NextTrial] | None = None
+
+    def learn(self, probes: Sequence[TrialRecord]) -> None:
+        """What these probes have measured counts from now on, all that there are."""
+        self._probes, self._planned = list(probes), None
+
+    def probe(self, study: Study, number: int) -> TrialParams | None:
+        """What to measure by a few steps before trial `number` is proposed; None: nothing is worth it."""
+        if not self._proposes or study.get_trials(deepcopy=False, states=(OptunaState.WAITING,)):
+            return None
+        values = self._plan(study, number).probe
+        return None if values is None else self._space.params({**self._single, **values})
 
     def why_ended(self, study: Study, number: int) -> str | None:
         """Why no further trial is worth it, in words; None if trial `number` is."""
@@ -118,13 +132,22 @@ class Strategy:
             trials = [trial for trial in study.get_trials(deepcopy=False) if trial.number != number]
             told = (trial.user_attrs["record"] for trial in trials if "record" in trial.user_attrs)
             missed = refuted(map(TrialRecord.from_json, told), self._config)
+            probes = [of_probe(record) for record in self._probes]
             if self._proposes:
-                plan = self._carbon.plan(trials, self._movable, number, missed)
+                plan = self._carbon.plan(trials, self._movable, number, missed, probes, self._probing)
             else:
-                knowledge = self._carbon.knowledge(trials, self._movable)
-                plan = NextTrial(None, None, knowledge, 0, frozenset(self._carbon.meeting(knowledge, missed)))
+                knowledge = self._carbon.knowledge(trials, self._movable, probes)
+                plan = NextTrial(None, None, knowledge, None, 0, frozenset(self._carbon.meeting(knowledge, missed)))
             self._planned = (number, plan)
         return self._planned[1]
+
+    @property
+    def _probing(self) -> Probing | None:
+        """None: the study makes no probes."""
+        if not self._config.probes or self._config.search.goal != "recommend":
+            return None
+        spent_kwh = [record.spent_kwh for record in self._probes if record.stop_reason is StopReason.PROBE]
+        return Probing(1 + self._config.budget.reuses, sum(spent_kwh) / len(spent_kwh) if spent_kwh else None)
 
 
 def distributions(space: SearchSpace) -> Distributions:

@@ -27,6 +27,7 @@ class StudyPaths:
         self.prepare_log = root / "prepare-log.txt"
         self.template_log = root / "template-log.txt"
         self.trials = root / "trials"
+        self.probes = root / "probes"
         self.trackers = root / "track"
         self.report = root / "report"
 
@@ -48,6 +49,12 @@ class StudyPaths:
 
     def trial_log(self, number: int, attempt: int) -> Path:
         return self.trial(number) / f"log-{attempt}.txt"
+
+    def probe(self, number: int) -> Path:
+        return self.probes / f"{number:04d}"
+
+    def probe_log(self, number: int) -> Path:
+        return self.probe(number) / "log.txt"
 
     def waiting_log(self, number: int) -> Path:
         """Of processes that don't know yet which trial they are."""

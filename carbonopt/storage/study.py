@@ -109,6 +109,15 @@ class StudyStorage:
         ledgers = (SessionLedger(**ledger) for key, ledger in attributes if key.startswith("session "))
         return tuple(sorted(ledgers, key=lambda ledger: ledger.started_at))
 
+    def set_probe(self, record: TrialRecord) -> None:
+        """Of a probe, by its own number; again and again while it runs."""
+        self.study.set_user_attr(f"probe {record.trial}", record.as_json())
+
+    def probes(self) -> tuple[TrialRecord, ...]:
+        """By number."""
+        records = [TrialRecord.from_json(own) for key, own in self.study.user_attrs.items() if key.startswith("probe ")]
+        return tuple(sorted(records, key=lambda record: record.trial))
+
     def read(self, *, live: bool) -> StudyData:
         """The whole study. `live`: whether a command works on it, so that a trial may be running. Raises BadInput if
         what is stored is not what carbonopt writes."""
@@ -120,6 +129,7 @@ class StudyStorage:
                 config=config,
                 records=_records(self._trials, config, live),
                 sessions=self.sessions(),
+                probes=tuple(_as_ended(probe, live) for probe in self.probes()),
                 provenance=Provenance.model_validate(attributes["provenance"]),
                 prepared=None if prepared is None else Prepared(**prepared),
                 trace=None if trace is None else CarbonTrace.model_validate_json(trace),
@@ -298,6 +308,11 @@ def _record(trial: FrozenTrial, live: bool) -> TrialRecord | None:
             raise BadInput(f"trial {trial.number} ran {name} {value}, but its record says {recorded}")
     if trial.state.is_finished():
         _check_ended(record, trial)
+    return _as_ended(record, live)
+
+
+def _as_ended(record: TrialRecord, live: bool) -> TrialRecord:
+    """What runs while nobody works on the study was interrupted."""
     if record.state == TrialState.RUNNING and not live:
         return record.model_copy(update={"state": TrialState.FAILED, "stop_reason": StopReason.INTERRUPTED})
     return record

@@ -1,21 +1,25 @@
 """A study: ask → launch → watch → tell, until the budget is used up; resumable after any interruption."""
 
 import contextlib
+import dataclasses
 import platform
 import shlex
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Protocol
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import optuna
 
 import carbonopt
 from carbonopt.analysis import confirmation as confirm
 from carbonopt.analysis.pipeline import handed_on
-from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.dimensions import TrialParams, affecting
 from carbonopt.core.errors import BadInput, CarbonoptError, StudyInterrupted
 from carbonopt.core.study import InputFile, Provenance, SessionLedger, StudyData
 from carbonopt.core.trial import (
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
 
 
 _NOT_ENDED = (StopReason.INTERRUPTED, StopReason.BUDGET)
+PROBE_S = 2.0  # of steps: the GPUs' counters tick in 0.1 s, which is then 2 % of them
 _FAILURES = 3  # of the first trials, all alike, after which a study ends
 
 
@@ -60,6 +65,8 @@ class StudyDisplay(TrialObserver, EngineObserver, Protocol):
 
     def progress(self, step: int, total_steps: int, train_kwh: float) -> None: ...
     def study_started(self, data: StudyData) -> None: ...
+    def probe_started(self, spec: TrialSpec) -> None: ...
+    def probe_ended(self, record: TrialRecord) -> None: ...
 
 
 def run_study(
@@ -192,6 +199,7 @@ class _Call:
         memory_gib = None if self.engine.hardware is None else self.engine.hardware.gpu_memory_gib
         self.storage, self.strategy = storage, Strategy(self.checked.config, self.checked.space, memory_gib)
         storage.recover()
+        self.strategy.learn(storage.probes())
         storage.set_ended(None)
         self.hours_before = sum(session.duration_s for session in storage.sessions()) / 3600
         self._store_ledger()
@@ -217,44 +225,78 @@ class _Call:
                     check_unchanged(inputs, input_files(self.checked.config), str(self.paths.root), self.interrupted)
                 except BadInput as error:  # not before anything was started
                     raise CarbonoptError(str(error)) from error
-            storage.study.sampler = self.strategy.sampler(storage.study, storage.next_number())
+            if (probed := self.strategy.probe(storage.study, number := storage.next_number())) is not None:
+                self._run_probe(probed)
+                continue
+            storage.study.sampler = self.strategy.sampler(storage.study, number)
             self._run_trial(storage.study.ask(self.strategy.distributions))
+
+    def _spec(self, number: int, folder: Path, params: TrialParams, **more: Any) -> TrialSpec:
+        config = self.checked.config
+        own: dict[str, Any] = {
+            "number": number,
+            "attempt": 1,
+            "seed": self.engine.seed(config.search.seed, params),
+            "params": params,
+            "workload": {} if config.workload is None else config.workload.model_dump(mode="json"),
+            "prepared_dir": str(self.paths.prepared.resolve()),
+            "trial_dir": str(folder.resolve()),
+        }
+        return TrialSpec(**own | more)
+
+    def _run_probe(self, params: TrialParams) -> None:
+        """Measures a few steps. What they take is a part of the study of its own, stored while they run."""
+        number = len(self.storage.probes())
+        spec = self._spec(number, self.paths.probe(number), params, probe_s=PROBE_S)
+        self.display.probe_started(spec)
+
+        def store(record: TrialRecord) -> None:
+            self.lease.renew()
+            self.storage.set_probe(record)
+            self._store_ledger()
+
+        limits = self._limits(self.storage.read(live=True).spent_kwh())
+        record = self._watched(spec, self.paths.probe_log(number), limits, [], store)
+        store(record)
+        self.strategy.learn(self.storage.probes())
+        self.display.probe_ended(record)
+        if record.stop_reason is StopReason.INTERRUPTED:
+            raise self._interruption()
+
+    def _compiles_first(self, params: TrialParams) -> bool:
+        """Whether a trial would compile what no run has yet. Compiled kernels are kept: what they take is the study's,
+        and no part of what a training takes, whichever of the trials comes first."""
+        config, key = self.checked.config, attrgetter(*affecting("kernels"))
+        if not config.probes or not config.compiles(params):
+            return False
+        data = self.storage.read(live=True)
+        return all(key(record.params) != key(params) for record in (*data.records, *data.probes) if record.kernels)
 
     def _run_trial(self, trial: optuna.Trial) -> None:
         config, storage, number = self.checked.config, self.storage, trial.number
         params, repeat_of = self.checked.space.params(trial.params), trial.user_attrs.get(REPEAT_OF)
         earlier = storage.interrupted(number)
-        spec = TrialSpec(
-            number=number,
+        spec = self._spec(
+            number,
+            self.paths.trial(number),
+            params,
             attempt=1 if earlier is None else earlier.attempt + 1,
-            seed=trial.user_attrs.get(SEED, self.engine.seed(config.search.seed, params)),
-            params=params,
             repeat_of=repeat_of,
-            workload={} if config.workload is None else config.workload.model_dump(mode="json"),
-            prepared_dir=str(self.paths.prepared.resolve()),
-            trial_dir=str(self.paths.trial(number).resolve()),
             saves_model=self.as_step is not None and self.as_step.hands_on > 0 and repeat_of is not None,
+            **({"seed": seed} if (seed := trial.user_attrs.get(SEED)) is not None else {}),
         )
         if config.workload is not None and config.launch.trains:
             task = task_for(config.workload.model_dump(mode="json"))
             spec = spec.model_copy(update={"program": task.program(spec, config.quality)})
+        if self._compiles_first(params):
+            self._run_probe(params)
         for observer in self.observers:
             observer.trial_started(spec)
-        self.engine.meter.enter(Phase.SETUP)
         # The start is the baseline, a repeat says how far runs differ: only whole ones can be compared.
         to_its_end = repeat_of is not None or (number == 0 and self.checked.start is not None)
-        record = TrialWatch(
-            spec=spec,
-            quality=QualityResult.named(config.quality),
-            trial=self.engine.start(spec, self.paths.trial_log(number, spec.attempt).resolve()),
-            meter=self.engine.meter,
-            rules=self._rules(number, params, to_its_end=to_its_end),
-            observers=self.observers,
-            progress=self._progress,
-            store=lambda record: self._store(trial, record),
-            earlier=earlier,
-            worker=self.lease.worker.id,
-        ).run()
+        rules = self._rules(number, params, to_its_end=to_its_end)
+        log, store = self.paths.trial_log(number, spec.attempt), partial(self._store, trial)
+        record = self._watched(spec, log, rules, self.observers, store, earlier)
         self.lease.renew()
         if interrupted := record.stop_reason == StopReason.INTERRUPTED:
             storage.requeue(trial, record)
@@ -266,9 +308,34 @@ class _Call:
         if interrupted:
             raise self._interruption()
 
-    def _progress(self, step: int, total_steps: int, train_kwh: float) -> None:
-        self.display.progress(step, total_steps, train_kwh)
-        self.engine.prepare_next()
+    def _watched(
+        self,
+        spec: TrialSpec,
+        log: Path,
+        rules: Rules,
+        observers: list[TrialObserver],
+        store: Callable[[TrialRecord], None],
+        earlier: TrialRecord | None = None,
+    ) -> TrialRecord:
+        """Runs a trial or a probe from its start to its end."""
+
+        def progress(step: int, total_steps: int, train_kwh: float) -> None:
+            self.display.progress(step, total_steps, train_kwh)
+            self.engine.prepare_next()
+
+        self.engine.meter.enter(Phase.SETUP)
+        return TrialWatch(
+            spec=spec,
+            quality=QualityResult.named(self.checked.config.quality),
+            trial=self.engine.start(spec, log.resolve()),
+            meter=self.engine.meter,
+            rules=rules,
+            observers=observers,
+            progress=progress,
+            store=store,
+            earlier=earlier,
+            worker=self.lease.worker.id,
+        ).run()
 
     def _store(self, trial: optuna.Trial, record: TrialRecord) -> None:
         self.lease.renew()
@@ -287,20 +354,28 @@ class _Call:
 
     def _rules(self, number: int, params: TrialParams, *, to_its_end: bool) -> Rules:
         search, study = self.checked.config.search, self.storage.study
-        data = self.storage.read(live=True)
-        meeting, spent_kwh = self.strategy.meeting(study, number), data.spent_kwh()
+        data, meeting = self.storage.read(live=True), self.strategy.meeting(study, number)
         emissions = (record.emissions_kg_co2e for record in data.records if record.trial in meeting)
         best = min((kg_co2e for kg_co2e in emissions if kg_co2e is not None), default=None)
         prunes = bool(search.pruning.target) and not to_its_end
+        return dataclasses.replace(
+            self._limits(data.spent_kwh()),
+            should_prune=self.strategy.should_prune(study, number, params) if prunes else None,
+            audit=self.strategy.audits(number),
+            cap_kg_co2e=best if search.pruning.cap and search.goal == "recommend" and not to_its_end else None,
+        )
+
+    def _limits(self, spent_kwh: float) -> Rules:
+        """What may end anything that runs; `spent_kwh`: before it."""
 
         def budget_spent() -> bool:
             running = sum(self.engine.meter.running(phase).total_kwh for phase in TRIAL_PHASES)
             return self._spent(spent_kwh + running) is not None
 
         return Rules(
-            should_prune=self.strategy.should_prune(study, number, params) if prunes else None,
-            audit=self.strategy.audits(number),
-            cap_kg_co2e=best if search.pruning.cap and search.goal == "recommend" and not to_its_end else None,
+            should_prune=None,
+            audit=False,
+            cap_kg_co2e=None,
             emissions_kg_co2e=self._emissions,
             budget_spent=budget_spent,
             interrupted=self.interrupted,

@@ -34,6 +34,7 @@ STORE_EVERY_S = 2.0  # what a running trial has used is stored so often: that mu
 SIGNALLED = 128
 _MOST_TAIL_CHARACTERS = 10_000  # of a log, in a record
 PRINTED_LINES = 200  # in which a script without carbonopt's lines may say its quality
+_MEASURED_BY_RANKS = ("total_steps", "peak_memory_gib", "rank_peak_memory_gib", "cpu_wait_fraction")
 # Of kinds of failure; of all others it is FAILED.
 _STATES = {"out_of_memory": TrialState.INFEASIBLE, "diverged": TrialState.DIVERGED, "timeout": TrialState.TIMEOUT}
 
@@ -160,6 +161,9 @@ class TrialWatch:
                 self.progress(step, total, self._train_kwh())
             case events.Evaluated():
                 self._on_evaluation(event)
+            case events.Probed():
+                told = {name: getattr(event, name) for name in _MEASURED_BY_RANKS}
+                self._note(**told, steps_done=event.step, state=TrialState.PRUNED, stop_reason=StopReason.PROBE)
             case events.Finished() if self._finished_training():
                 self._note(state=TrialState.COMPLETE)
             case events.Finished():
@@ -175,9 +179,8 @@ class TrialWatch:
     def _on_evaluation(self, told: events.Evaluated) -> None:
         train_kwh = self._train_kwh()  # closed before the evaluation began: nothing is read here
         point = told.point.model_copy(update={"train_energy_kwh": train_kwh})
-        noted = ("total_steps", "peak_memory_gib", "rank_peak_memory_gib", "cpu_wait_fraction")
         self._note(
-            **{name: getattr(told, name) for name in noted},
+            **{name: getattr(told, name) for name in _MEASURED_BY_RANKS},
             # A script may evaluate again after its last step: that one counts.
             evals=(*(earlier for earlier in self._so_far.evals if earlier.step < point.step), point),
             predictions=told.predictions or None,

@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import AutoConfig, Trainer, TrainerCallback, TrainerControl, TrainerState, set_seed
 
-from carbonopt.core.events import Evaluated
+from carbonopt.core.events import Evaluated, Probed
 from carbonopt.core.files import PreparedFolder, write_json
 from carbonopt.core.trial import EvalPoint, Kernels, Phase, Stage
 from carbonopt.train import model as models
@@ -28,6 +29,7 @@ from carbonopt.train.tasks.base import Trained, TrialRun
 from carbonopt.train.tasks.trainer_task import TrainerTask
 from carbonopt.train.whole_step import WholeStep, whole_step
 
+_PROBE_CHECKS = 10  # steps before a probe first looks at the clock, which waits for the GPU; then at twice as many
 _LOSS_CHECK_STEPS = 50  # reading the loss waits for the GPU; between two evaluations this often is enough
 
 
@@ -85,6 +87,7 @@ class Evaluations(TrainerCallback):
         # The trainer's engine exists when training begins; the speaker is rank 0's.
         self._task, self._run, self._trainer, self._speaker = task, run, trainer, speaker
         self._evaluation_steps = evaluation_steps(run.total_steps, run.workload.evaluations)
+        self._probe_check, self._first_step_at = _PROBE_CHECKS, math.inf
         self._cores, self._spin_throttle = CpuWait(), SpinThrottle()
         self.last: EvalPoint | None = None
 
@@ -101,10 +104,12 @@ class Evaluations(TrainerCallback):
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
         step = state.global_step
+        if step == 1:
+            self._first_step_ended()
+        if self._run.spec.probe_s is not None:
+            control.should_training_stop |= self._probed(step, self._run.spec.probe_s)
+            return control
         if self._speaker is not None:
-            if step == 1:
-                ranks.wait_for_device()  # or what the first step has begun would be counted with the others
-                self._speaker.stage(Stage.STEPS, _kernels())
             # The evaluations say it of all ranks; but a trial can be stopped before the first.
             told_later = step >= self._evaluation_steps[0]
             self._speaker.progress(step, self._run.total_steps, None if told_later else self._cores.end)
@@ -116,6 +121,32 @@ class Evaluations(TrainerCallback):
         if evaluates:
             control.should_training_stop |= self._evaluated(step)
         return control
+
+    def _first_step_ended(self) -> None:
+        ranks.wait_for_device()  # or what the first step has begun would be counted with the others
+        self._first_step_at = time.monotonic()
+        if self._speaker is not None:
+            self._speaker.stage(Stage.STEPS, _kernels())
+
+    def _probed(self, step: int, seconds: float) -> bool:
+        """Whether a probe has made steps for so long, on the slowest rank, or all that there are; it is told then."""
+        total_steps = self._run.total_steps
+        if step not in (self._probe_check, total_steps):
+            if self._speaker is not None:
+                self._speaker.progress(step, total_steps)
+            return False
+        ranks.wait_for_device()
+        if step < total_steps and ranks.largest(time.monotonic() - self._first_step_at) < seconds:
+            self._probe_check *= 2
+            return False
+        ranks.together()
+        waited = self._cores.end()
+        peaks_gib = ranks.of_each(ranks.peak_memory_gib())
+        if self._speaker is not None:
+            peaks: dict[str, Any] = {"peak_memory_gib": max(peaks_gib), "rank_peak_memory_gib": tuple(peaks_gib)}
+            probed = Probed(step=step, total_steps=total_steps, cpu_wait_fraction=waited, **peaks)
+            self._speaker.probed(probed)
+        return True
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         self._spin_throttle.end()
@@ -192,7 +223,8 @@ def train(task: TrainerTask, run: TrialRun, speaker: Speaker | None) -> Trained:
     evaluations = Evaluations(task, run, trainer, speaker)
     trainer.add_callback(evaluations)
     trainer.train()
-    assert evaluations.last is not None  # there is one at the last step, and none is stopped elsewhere
+    # There is one at the last step, and none is stopped elsewhere.
+    assert evaluations.last is not None or spec.probe_s is not None
     return Trained(evaluations.last, functools.partial(_save_model, trainer, run.folder))
 
 

@@ -1,6 +1,5 @@
 """Kernels, compiled once and kept in a cache: which trials compiled them, and what the report says of those."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +10,12 @@ from analysis.test_stages import PREPARED, cost, report_of, timed
 from documents import caveats_of, document_of, rows_of, tables_of
 from small_studies import study, trial
 
+from carbonopt.analysis.footprint import footprint
 from carbonopt.core.trial import Energy, Kernels, Stage, StopReason, TrialRecord, TrialState
 from carbonopt.report.document import Caveat
+from carbonopt.storage.paths import StudyPaths
+from carbonopt.storage.study import StudyStorage
+from carbonopt.storage.url import connect, storage_url
 
 
 def compiling(number: int, first_s: float, batch: int = 16, done: int = 10, **changes) -> TrialRecord:
@@ -108,8 +111,8 @@ def test_what_compiled_trials_that_are_not_compared_would_cost_is_said_and_what_
 
 
 @pytest.mark.slow
-def test_real_trials_tell_what_the_compiler_counted(tmp_path: Path, tiny_study, write_study, monkeypatch):
-    """Trial 0 compiles, trial 1 finds the same kernels in the cache; trials 2 and 3 compile nothing."""
+def test_a_probe_compiles_and_trials_find_the_kernels(tmp_path: Path, tiny_study, write_study, monkeypatch):
+    """Both trials that compile find what their shape's probe has compiled; the others need none."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     tiny_study["search"] |= {
         "space": {
@@ -125,8 +128,18 @@ def test_real_trials_tell_what_the_compiler_counted(tmp_path: Path, tiny_study, 
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "carbonopt"]
     subprocess.run([*command, "run", str(write_study(tiny_study)), "--out", str(folder)], check=True)
-    exported = subprocess.run([*command, "export", str(folder), "--format", "jsonl"], capture_output=True, check=True)
-    records = [json.loads(line) for line in exported.stdout.splitlines()]
-    kernels = [record.get("kernels") for record in records if record["params"]["torch_compile"]]
-    assert kernels == ["compiled", "from the cache"]
-    assert {record.get("kernels") for record in records if not record["params"]["torch_compile"]} == {None}
+    data = StudyStorage.of_folder(connect(storage_url(StudyPaths(folder), None)), StudyPaths(folder)).read(live=False)
+    compiled = {record.kernels for record in data.records if record.params.torch_compile}
+    assert compiled == {Kernels.LOADED}
+    assert {record.kernels for record in data.records if not record.params.torch_compile} == {None}
+    (probe,) = data.probes
+    assert (probe.kernels, probe.stop_reason, probe.params.torch_compile) == (Kernels.COMPILED, StopReason.PROBE, True)
+    assert probe.step_kwh is not None and probe.first_step_excess_kwh is not None
+    warm = [record.first_step_excess_kwh for record in data.records if record.kernels]
+    assert probe.first_step_excess_kwh > 2 * max(excess for excess in warm if excess is not None)
+    # Charged to the study and shown, and in no trial.
+    spent = footprint(data)
+    assert spent.probes_kwh == pytest.approx(probe.spent_kwh) and spent.closure == pytest.approx(1, abs=0.005)
+    assert sum(spent.by_phase_kwh.values()) + spent.probes_kwh == pytest.approx(spent.energy_kwh)
+    shown = rows_of(tables_of(document_of(data))["probes"])
+    assert len(shown) == 1 and shown[0]["Kernels"] == "compiled"

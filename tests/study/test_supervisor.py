@@ -10,7 +10,16 @@ import pytest
 
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import PERPLEXITY
-from carbonopt.core.trial import EvalPoint, Phase, QualityResult, StopReason, TrialRecord, TrialSpec, TrialState
+from carbonopt.core.trial import (
+    EvalPoint,
+    Kernels,
+    Phase,
+    QualityResult,
+    StopReason,
+    TrialRecord,
+    TrialSpec,
+    TrialState,
+)
 from carbonopt.energy.meter import ReplayMeter
 from carbonopt.engines.process.processes import WorkProcesses
 from carbonopt.search.cap import passes_cap
@@ -92,6 +101,20 @@ def test_a_trial_that_ends_by_itself_is_complete(tmp_path: Path) -> None:
     assert [point.step for point in record.evals] == [50, 100]
     assert record.evals[0].train_energy_kwh < record.evals[1].train_energy_kwh
     assert record.peak_memory_gib == 2.5
+
+
+def test_a_probe_ends_with_what_its_steps_took(tmp_path: Path) -> None:
+    measured = {"step": 40, "total_steps": 100, "peak_memory_gib": 3.5, "rank_peak_memory_gib": [3.0, 3.5]}
+    script = f"""
+    say("StageBegun", stage="steps", kernels="compiled")
+    say("Probed", **{measured})
+    time.sleep(600)
+    """
+    record = watched(script, tmp_path)
+    assert (record.state, record.stop_reason, record.failure) == (TrialState.PRUNED, StopReason.PROBE, None)
+    assert (record.steps_done, record.total_steps, record.peak_memory_gib) == (40, 100, 3.5)
+    assert record.rank_peak_memory_gib == (3.0, 3.5) and record.kernels is Kernels.COMPILED
+    assert record.value is None and record.evals == ()
 
 
 class BlindWhileTraining(JoulePerPhase):

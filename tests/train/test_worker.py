@@ -27,6 +27,7 @@ from carbonopt.core.events import (
     OUT_OF_MEMORY_EXIT,
     Failed,
     Finished,
+    Probed,
     Progress,
     StageBegun,
 )
@@ -81,12 +82,12 @@ def cut_unevenly(folder: PreparedFolder) -> None:
 
 @pytest.fixture(scope="module")
 def trial(prepared, tmp_path_factory):
-    def run(workload=WORKLOAD, seed=0, stop=None, save=False, cold=False, **params) -> Run:
+    def run(workload=WORKLOAD, seed=0, stop=None, save=False, cold=False, probe_s=None, **params) -> Run:
         folder = tmp_path_factory.mktemp("trial")
         params = {**PARAMS, **params}
         spec = {
             "number": 0, "attempt": 1, "seed": seed, "params": params, "workload": workload,
-            "prepared_dir": str(prepared), "trial_dir": str(folder),
+            "prepared_dir": str(prepared), "trial_dir": str(folder), "probe_s": probe_s,
         }  # fmt: skip
         environment = {"CARBONOPT_SAVE_MODEL": "1"} if save else {}
         return start("worker", spec, folder, params.get("world_size", 1), stop, cold, **environment)
@@ -159,6 +160,26 @@ def test_another_seed_gives_another(reference, trial):
 )
 def test_how_a_step_is_computed_does_not_change_it(params, reference, trial):
     assert trial(**params).values == pytest.approx(reference.values, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "params"),
+    [
+        (0.0, {}),
+        (1e6, {}),
+        pytest.param(0.0, {"world_size": 2, "micro_batch_size_per_gpu": 4}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_probe_makes_steps_alone(seconds, params, trial):
+    """For so long, but no fewer than ten and no more than there are; it evaluates nothing."""
+    run = trial(probe_s=seconds, epochs=0.06, **params)
+    assert run.shape == [Phase.TRAIN, "Probed"] and run.exit_code == FINISHED_EXIT
+    probed = run.only(Probed)
+    assert probed.step == (10 if seconds == 0 else probed.total_steps) and probed.total_steps > 10
+    assert len(probed.rank_peak_memory_gib) == params.get("world_size", 1)
+    assert probed.peak_memory_gib == max(probed.rank_peak_memory_gib) > 0.1
+    stages = [event.stage for event in run.events if isinstance(event, StageBegun)]
+    assert stages == [Stage.DATA, Stage.MODEL, Stage.ENGINE, Stage.STEPS]
 
 
 @pytest.mark.slow

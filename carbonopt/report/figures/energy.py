@@ -25,6 +25,8 @@ def energy(spent: Footprint) -> document.Figure | None:
         return None
     names = {phase: name.partition(",")[0] for phase, name in PHASES.items()}
     parts = [(names[phase], kwh, spent.gpu_parts_kwh.get(phase)) for phase, kwh in spent.by_phase_kwh.items()]
+    if spent.probes_kwh:
+        parts.append(("probes", spent.probes_kwh, spent.gpu_probes_kwh))
     if spent.earlier_attempts_kwh:
         parts.append(("interrupted attempts", spent.earlier_attempts_kwh, spent.gpu_earlier_attempts_kwh))
     split = all(gpu_kwh is not None for _, _, gpu_kwh in parts)

@@ -7,7 +7,7 @@ SECTIONS = (
     *("shortfall", "contention"),  # caveats alone
     *("front", "policy", "comparison", "confirmation", "predictions", "citation"),  # the answer
     *("influence", "batch", "memory", "returns"),  # what decides it
-    *("energy", "stages", "longer_runs", "elsewhere"),  # what was used
+    *("energy", "stages", "probes", "longer_runs", "elsewhere"),  # what was used
     *("trials", "provenance"),
 )
 MODULES = tuple(import_module(f"{__name__}.{name}") for name in SECTIONS)

@@ -41,9 +41,13 @@ def _by_phase_and_state(study: StudyView) -> Iterator[Table]:
     if earlier_kwh := spent.earlier_attempts_kwh:
         phases.append(("attempts that were interrupted and run again", earlier_kwh, spent.gpu_earlier_attempts_kwh))
         note = "A trial counts with its earlier attempts that were interrupted."
+    if probes_kwh := spent.probes_kwh:
+        phases.append((f"{fmt.count_text(len(data.probes), 'probe')} of a few steps", probes_kwh, spent.gpu_probes_kwh))
     trials = {state: fmt.count_text(counts[state], "trial") for state in spent.by_state_kwh}
     states = [(f"{state.value} ({trials[state]})", kwh) for state, kwh in spent.by_state_kwh.items()]
     between_kwh = spent.by_phase_kwh[Phase.PREPARE] + spent.by_phase_kwh[Phase.GAP]
+    if probes_kwh:
+        states.append(("no trial: probes", probes_kwh))
     states.append(("no trial: preparation and pauses", between_kwh))
     scale = fmt.energy_scale([spent.energy_kwh])
     energy = num(scale.label("Energy"), 1, scale.text, strong=_is_sum)

@@ -55,9 +55,10 @@ def _length(times: float) -> str:
 
 
 def _first_steps(amortisation: Amortisation) -> Table:
-    rows = [("beyond its mean step", amortisation.trial, amortisation.excess_kwh)]
+    rows: list[tuple[str, int | None, float]] = [("beyond its mean step", amortisation.trial, amortisation.excess_kwh)]
     if first := amortisation.as_first:
-        rows.append(("the largest of those that compile the same", first.like, first.excess_kwh))
+        by_probe = "" if first.like_probe is None else f", by probe {first.like_probe}"
+        rows.append((f"the largest of those that compile the same{by_probe}", first.like, first.excess_kwh))
         rows.append(("its training, charged with that", amortisation.trial, first.energy_kwh))
         rows.append(("the cheapest once each is charged so", first.cheapest, first.cheapest_energy_kwh))
     whole_kwh, of_training = amortisation.energy_kwh, f"of trial {amortisation.trial}'s training"

@@ -1,0 +1,179 @@
+"""Which settings are measured by a few steps before a trial, and what that finds."""
+
+import math
+
+import numpy as np
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution
+
+from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.quality import PERPLEXITY
+from carbonopt.core.trial import (
+    Durations,
+    Energy,
+    Failure,
+    Kernels,
+    QualityResult,
+    Stage,
+    StageCost,
+    StopReason,
+    TrialRecord,
+    TrialState,
+)
+from carbonopt.search.candidates import Candidates
+from carbonopt.search.observation import Observation, of_probe
+from carbonopt.search.probes import Probing, cheapest, failed_by, worth_probing
+from carbonopt.search.proposal import Knowledge
+
+SPACE = {
+    "global_batch_size": CategoricalDistribution((16, 32, 64)),
+    "micro_batch_size_per_gpu": CategoricalDistribution((2, 4, 8, 16, 32, 64)),
+    "learning_rate": FloatDistribution(1e-4, 1e-2, log=True),
+    "epochs": CategoricalDistribution((1, 2, 4)),
+    "zero_stage": CategoricalDistribution((0, 1, 2, 3)),
+    "offload": CategoricalDistribution(("none", "optimizer")),
+    "gradient_checkpointing": CategoricalDistribution((False, True)),
+}
+CHOSEN = {
+    "global_batch_size": 64, "micro_batch_size_per_gpu": 8, "learning_rate": 1.1e-3, "epochs": 2, "zero_stage": 1,
+    "offload": "none", "gradient_checkpointing": False,
+}  # fmt: skip
+SEQUENCES = 12_800
+
+
+def valid(values: dict) -> bool:
+    fits = values["global_batch_size"] % values["micro_batch_size_per_gpu"] == 0
+    return fits and not (values["offload"] == "optimizer" and values["zero_stage"] == 0)
+
+
+def step_kwh(values: dict) -> float:
+    """A large micro batch is cheap, partitioning, offload and checkpointing are dear."""
+    dear = (1, 1.15, 1.2, 1.5)[values["zero_stage"]] * (1.6 if values["offload"] == "optimizer" else 1.0)
+    dear *= 1.3 if values["gradient_checkpointing"] else 1.0
+    return 1e-6 * values["global_batch_size"] * (0.5 + 2.0 / values["micro_batch_size_per_gpu"]) * dear
+
+
+def memory_gib(values: dict) -> float:
+    return 4.0 + 1.0 * values["micro_batch_size_per_gpu"] / (3.0 if values["gradient_checkpointing"] else 1.0)
+
+
+def probed(number: int, values: dict, capacity_gib: float = math.inf) -> Observation:
+    fits = memory_gib(values) <= capacity_gib
+    return Observation(
+        number,
+        values,
+        (),
+        SEQUENCES * 2 // values["global_batch_size"],
+        cost_per_step=step_kwh(values) if fits else None,
+        first_cost=0.0 if fits else None,
+        out_of_memory=not fits,
+        peak_memory_gib=memory_gib(values) if fits else None,
+        probe=True,
+    )
+
+
+SAME = Candidates(SPACE, valid).alike(CHOSEN, ())
+
+
+def searched(probing: Probing, capacity_gib: float | None = None, seed: int = 0) -> tuple[list[dict], dict]:
+    """What was probed, one after the other, and the settings that were chosen then."""
+    known: list[Observation] = []
+    while True:
+        knowledge = Knowledge(PERPLEXITY, SPACE, known, capacity_gib)
+        cost = probing.cost if known else None
+        rng = np.random.default_rng([seed, len(known)])
+        index = worth_probing(SAME, knowledge, Probing(probing.runs, cost), rng)
+        if index is None:
+            return [trial.params for trial in known], SAME[cheapest(SAME, knowledge)]
+        assert SAME[index] not in [trial.params for trial in known]
+        known.append(probed(len(known), SAME[index], capacity_gib or math.inf))
+
+
+def test_alike_are_those_whose_quality_is_the_same() -> None:
+    assert SAME[0] == CHOSEN and len(SAME) == 6 * (1 + 2 * 3) * 2
+    assert {(values["global_batch_size"], values["learning_rate"], values["epochs"]) for values in SAME} == {
+        (64, 1.1e-3, 2)
+    }
+    tried = tuple(SAME[5].values())
+    assert SAME[5] not in Candidates(SPACE, valid).alike(CHOSEN, (tried,))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_few_probes_find_settings_close_to_the_cheapest(seed: int) -> None:
+    run_kwh = SEQUENCES * 2 / 64 * step_kwh(CHOSEN)
+    probes, settings = searched(Probing(11, run_kwh / 20), seed=seed)
+    assert probes[0] == CHOSEN
+    assert step_kwh(settings) <= 1.05 * min(map(step_kwh, SAME))
+    assert len(probes) <= 15, "of 84"
+    saved = 11 * (step_kwh(CHOSEN) - step_kwh(settings)) * SEQUENCES * 2 / 64
+    assert saved > 2 * len(probes) * run_kwh / 20
+
+
+def test_where_probes_cost_more_than_they_can_save_none_is_made_but_the_first() -> None:
+    run_kwh = SEQUENCES * 2 / 64 * step_kwh(CHOSEN)
+    assert searched(Probing(1, run_kwh)) == ([CHOSEN], CHOSEN)
+
+
+def test_what_does_not_fit_is_found_out_by_probes_and_not_chosen() -> None:
+    probes, settings = searched(Probing(100, 1e-7), capacity_gib=22.0)
+    assert memory_gib(settings) <= 22.0
+    fitting = [values for values in SAME if memory_gib(values) <= 22.0]
+    assert step_kwh(settings) <= 1.02 * min(map(step_kwh, fitting))
+    assert sum(memory_gib(values) > 22.0 for values in probes) <= 4
+
+
+def record(**changes: object) -> TrialRecord:
+    values = {
+        "trial": 2,
+        "state": TrialState.PRUNED,
+        "stop_reason": StopReason.PROBE,
+        "seed": 0,
+        "params": TrialParams(**CHOSEN),
+        "quality": QualityResult.named(PERPLEXITY),
+        "energy_kwh": Energy(train=5.0, setup=1.0, eval=0.0, total=6.0),
+        "duration_s": Durations(train=5, setup=1, eval=0, total=6),
+        "stages": {
+            Stage.COMPILE: StageCost(duration_s=1, energy_kwh=1.0),
+            Stage.STEPS: StageCost(duration_s=3, energy_kwh=3.0),
+            Stage.GENERATION: StageCost(duration_s=1, energy_kwh=1.0),
+        },
+        "kernels": Kernels.LOADED,
+        "steps_done": 21,
+        "total_steps": 400,
+        "peak_memory_gib": 9.0,
+    }
+    return TrialRecord(**{**values, **changes})
+
+
+def test_a_probe_tells_steps_first_step_and_memory() -> None:
+    taught = of_probe(record())
+    assert (taught.cost_per_step, taught.first_cost, taught.peak_memory_gib) == (0.2, 0.8, 9.0)
+    assert taught.cost is None and taught.overhead_cost is None and not taught.broken
+    out = of_probe(record(state=TrialState.INFEASIBLE, stop_reason=None, stages=None, steps_done=None))
+    assert out.out_of_memory and not out.broken and out.cost_per_step is None
+
+
+def test_settings_whose_probe_failed_are_left_out_and_an_interrupted_one_says_nothing() -> None:
+    failure = Failure(kind="crash", text="no such kernel")
+    failed = of_probe(record(state=TrialState.FAILED, stop_reason=None, failure=failure))
+    assert failed_by(CHOSEN, [failed])
+    assert failed_by({**CHOSEN, "learning_rate": 5e-3, "epochs": 4}, [failed])
+    assert not failed_by({**CHOSEN, "zero_stage": 2}, [failed])
+    interrupted = of_probe(record(state=TrialState.FAILED, stop_reason=StopReason.INTERRUPTED))
+    assert not failed_by(CHOSEN, [interrupted])
+
+
+def test_a_run_pays_for_loading_kernels_and_the_study_for_compiling_them() -> None:
+    space = {**SPACE, "torch_compile": CategoricalDistribution((False, True))}
+    plain, compiled = {**CHOSEN, "torch_compile": False}, {**CHOSEN, "torch_compile": True}
+    cold = Observation(0, compiled, (), 400, cost_per_step=1.0, first_cost=90.0, kernels=Kernels.COMPILED, probe=True)
+    warm = Observation(1, compiled, (), 400, cost_per_step=1.0, first_cost=7.0, kernels=Kernels.LOADED)
+    eager = Observation(2, plain, (), 400, cost_per_step=2.0, first_cost=0.5)
+    other = {**compiled, "micro_batch_size_per_gpu": 16}
+    knowledge = Knowledge(PERPLEXITY, space, [cold, warm, eager])
+    np.testing.assert_allclose(
+        knowledge.run_costs([plain, compiled, other], np.array([2.0, 1.0, 1.0])), [800.5, 407.0, 407.0]
+    )
+    np.testing.assert_allclose(knowledge.compile_costs([plain, compiled, other]), [0.0, 0.0, 90.0])
+    draws = np.array([[2.0, 3.0], [1.0, 1.5]])
+    np.testing.assert_allclose(knowledge.run_costs([plain, compiled], draws), [[800.5, 1200.5], [407.0, 607.0]])
