@@ -34,7 +34,8 @@ class WholeStep:
 
     def __init__(self, trainer: Any, engine: Any, optimizer: torch.optim.AdamW) -> None:
         self._trainer, self._engine, self._optimizer = trainer, engine, optimizer
-        clips = engine.gradient_clipping() > 0 and not engine._config.bfloat16_config.enabled  # else DeepSpeed's optimizer clips
+        # In bf16 DeepSpeed's optimizer clips.
+        clips = engine.gradient_clipping() > 0 and not engine._config.bfloat16_config.enabled
         self._clip = engine.clip_fp32_gradients if clips else lambda: None
         self._graph: torch.cuda.CUDAGraph | None = None
         self._given: Inputs = {}  # what the graph reads

@@ -57,6 +57,8 @@ def peak_gib(**changes) -> float:
         # Weights, masters, Adam, gradients, gradients in float32: all there in the optimizer's step.
         ({}, 2 + 4 + 8 + 2 + 4),
         ({"precision": "fp32"}, 4 + 8 + 4),
+        ({"weight_averaging": 0.1}, 2 + 4 + 8 + 2 + 4 + 4),  # averages in float32
+        ({"weight_averaging": 0.0}, 2 + 4 + 8 + 2 + 4),
         # Weights; masters and Adam divided; in the step the gradients twice in half precision and once in float32.
         ({"zero_stage": 1, "world_size": 4}, 2 + (4 + 8) / 4 + (0.5 + 2 + 0.5 + 0.5)),  # at the backward pass' end
         ({"zero_stage": 2, "world_size": 4}, 2 + (4 + 8) / 4 + (0.5 + 0.5 + 4 / 4)),
