@@ -121,6 +121,23 @@ def test_needs_are_those_of_the_space_that_can_exist() -> None:
     assert fitting == {smallest} and not any(need.fits(smallest) for need in found)
 
 
+def test_averaged_weights_need_as_much_however_far_they_reach() -> None:
+    for reach in ({"low": 0.0, "high": 0.5}, {"choices": [0.0, 0.01, 0.1]}):
+        found = needs(space(zero_stage=0, micro_batch_size_per_gpu=1, weight_averaging=reach), model())
+        without, averaging = (need.estimate for need in found)
+        assert averaging.optimizer_gib == without.optimizer_gib + 4
+        assert averaging.peak_gib == without.peak_gib + 4
+
+
+def test_an_evaluation_of_averaged_weights_lays_the_models_own_aside() -> None:
+    """Where it needs most of all: many examples at once."""
+    profile = model().profiles[0]
+    step = profile.activations[0].model_copy(update={"evaluation_bytes": 100 * GIB})
+    memory = model().model_copy(update={"profiles": (profile.model_copy(update={"activations": (step,)}),)})
+    peaks = [estimate(params(weight_averaging=reach), memory).peak_gib for reach in (0.0, 0.1)]
+    assert peaks[1] == peaks[0] + 4 + 2
+
+
 def test_more_gpus_need_less_each_only_with_zero() -> None:
     by_gpus = needs_by_gpus(space(zero_stage={"choices": [0, 2]}, micro_batch_size_per_gpu=1), model())
     assert list(by_gpus) == [1, 2, 4, 8, 16, 32, 64]
