@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from carbonopt.core.config import Range, values_of
 from carbonopt.core.dimensions import TrainingParams, affecting
 from carbonopt.core.memory import Activations, MemoryProfile, ModelMemory, Moment
-from carbonopt.core.space import SearchSpace
+from carbonopt.core.space import SearchSpace, is_integer
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialRecord
 from carbonopt.core.units import BYTES_PER_GIB
-from carbonopt.core.values import Frozen
+from carbonopt.core.values import Frozen, Scalar
 
 # For cuBLAS on Hopper, which PyTorch allocates once for each thread that uses it, the forward and the backward pass's,
 # and keeps (aten/src/ATen/cuda/CublasHandlePool.cpp).
@@ -34,7 +34,7 @@ class MemoryEstimate(Frozen):
 
     parameters_gib: float  # and the model's buffers
     gradients_gib: float  # and the buffers in which ranks add them up
-    optimizer_gib: float  # its states, and the weights in float32 where training is in half precision
+    optimizer_gib: float  # its states, the weights in float32 where training is in half precision, averaged weights
     activations_gib: float  # of a micro batch and its loss, or of an evaluation
     peak_gib: float  # most of all together, and what matrix products need
 
@@ -92,13 +92,16 @@ def estimate(params: TrainingParams, memory: ModelMemory) -> MemoryEstimate | No
     activations = max(step.evaluation_bytes, *(moment.activation_bytes for moment in step.moments))
     running = max(map(layout.running, step.moments))
     weights = layout.parameters + profile.buffer_bytes
-    at_once = max(running, layout.at_end, layout.in_step - layout.gathered, step.evaluation_bytes)
+    averaged = profile.trained_parameters if params.weight_averaging else 0
+    optimizer = layout.optimizer + _MASTER_BYTES * averaged
+    evaluating = step.evaluation_bytes + _bytes_of(params) * averaged  # the model's own weights lie aside
+    at_once = max(running, layout.at_end, layout.in_step - layout.gathered, evaluating)
     return MemoryEstimate(
         parameters_gib=weights / BYTES_PER_GIB,
         gradients_gib=(layout.always + max(layout.at_end, layout.in_step)) / BYTES_PER_GIB,
-        optimizer_gib=layout.optimizer / BYTES_PER_GIB,
+        optimizer_gib=optimizer / BYTES_PER_GIB,
         activations_gib=activations / BYTES_PER_GIB,
-        peak_gib=(weights + layout.optimizer + layout.always + at_once + _MATRIX_PRODUCTS_BYTES) / BYTES_PER_GIB,
+        peak_gib=(weights + optimizer + layout.always + at_once + _MATRIX_PRODUCTS_BYTES) / BYTES_PER_GIB,
     )
 
 
@@ -106,7 +109,7 @@ def needs(space: SearchSpace, memory: ModelMemory) -> tuple[MemoryNeed, ...]:
     """Of every combination in the space that can exist, as far as memory differs; of a range both ends."""
     decisive = (*affecting("memory"), "global_batch_size")  # the latter says whether gradients are accumulated
     values = {
-        name: [int(domain.low), int(domain.high)] if isinstance(domain, Range) else list(values_of(domain))
+        name: _ends(name, domain) if isinstance(domain, Range) else list(values_of(domain))
         for name, domain in space.space.free().items()
         if name in decisive
     }
@@ -123,6 +126,10 @@ def needs(space: SearchSpace, memory: ModelMemory) -> tuple[MemoryNeed, ...]:
             if (estimated := estimate(params, memory)) is not None:
                 by_setting.setdefault(_decisive(params), MemoryNeed(params=params, estimate=estimated))
     return tuple(by_setting.values())
+
+
+def _ends(name: str, domain: Range) -> list[Scalar]:
+    return [int(end) if is_integer(name, domain) else end for end in (domain.low, domain.high)]
 
 
 def needs_by_gpus(space: SearchSpace, memory: ModelMemory) -> dict[int, tuple[MemoryNeed, ...]]:
@@ -172,6 +179,7 @@ def measured_memory(data: StudyData) -> tuple[MeasuredMemory, ...] | None:
 def _decisive(params: TrainingParams) -> str:
     """Equal for equal estimates."""
     settings = params.model_dump(include={*affecting("memory"), "world_size"})
+    settings["weight_averaging"] = bool(params.weight_averaging)  # however far it reaches
     return repr((settings, params.gradient_accumulation_steps > 1))
 
 

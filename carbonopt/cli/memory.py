@@ -49,7 +49,8 @@ def _table(by_gpus: ByGpus, space: SearchSpace, gpu_memory_gib: float | None) ->
     """A row for each number of GPUs, ZeRO stage and offload, and what else differs, but the micro batch: each has a
     column with the most that is needed at once."""
     every = [need for needs in by_gpus.values() for need in needs]
-    names = ["zero_stage", "offload", *(name for name in PROFILED if len({getattr(n.params, name) for n in every}) > 1)]
+    others = (*PROFILED, "weight_averaging")
+    names = ["zero_stage", "offload", *(name for name in others if len({getattr(n.params, name) for n in every}) > 1)]
     sizes = sorted({need.params.micro_batch_size_per_gpu for need in every})
     grouped: defaultdict[tuple[str, ...], list[MemoryNeed]] = defaultdict(list)
     for gpus, needs in by_gpus.items():

@@ -87,7 +87,7 @@ _MICRO_BATCH_KEYS, _ZERO_KEYS = ("train_micro_batch_size_per_gpu",), ("zero_opti
 _OFFLOADS = ("offload_optimizer.device", "offload_param.device", "cpu_offload", "cpu_offload_param")
 _OFFLOAD_KEYS = tuple(f"zero_optimization.{key}" for key in _OFFLOADS)
 _DPO, _RLHF = ("dpo",), ("rlhf",)
-_WITH_DROPOUT = ("causal_lm", "sft", "reward", "seq2seq", "classification")  # others compare a model with itself
+_NOT_COMPARED = ("causal_lm", "sft", "reward", "seq2seq", "classification")  # others compare a model with itself
 _of_steps = partial(Dimension, argument="warmup_steps", to_argument=lambda ratio, steps: math.ceil(ratio * steps))
 
 
@@ -156,7 +156,17 @@ class TrialParams(Frozen, extra="allow"):
             ("quality", "cost", "kernels"),
             highest=0.9,
             feature=lambda value: 10 * value,
-            tasks=_WITH_DROPOUT,
+            tasks=_NOT_COMPARED,
+        ),
+    ] = None
+    weight_averaging: Annotated[  # mean age of the judged ones, as a share of the steps so far; 0: they are the last
+        float | None,
+        Dimension(
+            "averaging",
+            ("quality", "cost", "memory"),
+            highest=0.5,
+            feature=lambda value: math.log(value + 0.01),
+            tasks=_NOT_COMPARED,
         ),
     ] = None
     torch_compile: Annotated[bool | None, Dimension("torch.compile", _SYSTEM, _ON_OFF, argument="torch_compile")] = None

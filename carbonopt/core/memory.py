@@ -13,9 +13,9 @@ from carbonopt.core.values import Frozen, Whole
 REDUCE_BUCKET_ELEMENTS = 50_000_000
 LIVE_PARAMETERS = 1_000_000_000  # as many as ZeRO 3 keeps gathered: DeepSpeed's stage3_max_live_parameters
 
-_DIVIDED = ("zero_stage", "offload", "world_size")
+_COUNTED = ("zero_stage", "offload", "world_size", "weight_averaging")  # by `analysis.memory`, for each parameter
 # Dimensions by which the memory of a step differs beside these and the micro batch.
-PROFILED = tuple(name for name in affecting("memory") if name not in (*_DIVIDED, "micro_batch_size_per_gpu"))
+PROFILED = tuple(name for name in affecting("memory") if name not in (*_COUNTED, "micro_batch_size_per_gpu"))
 
 
 class Moment(Frozen):

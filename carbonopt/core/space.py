@@ -18,7 +18,7 @@ from carbonopt.core.values import Scalar
 ENUMERATION_LIMIT = 100_000  # values or combinations; what has more counts as infinite
 _EXISTENCE = (  # in some rule
     "global_batch_size", "micro_batch_size_per_gpu", "zero_stage", "offload", "precision", "output_layer",
-    "num_generations", "optimizer",
+    "num_generations", "optimizer", "weight_averaging",
 )  # fmt: skip
 
 
@@ -64,6 +64,8 @@ class SearchSpace:
             return "offload: optimizer needs zero_stage 1, 2 or 3, but got 0."
         if params.optimizer == "muon" and params.zero_stage != 0:
             return f"optimizer: muon needs zero_stage 0, whose matrices are whole, but got {params.zero_stage}."
+        if params.weight_averaging and params.zero_stage == 3:
+            return "weight_averaging needs zero_stage 0, 1 or 2, where each rank has all weights, but got 3."
         if params.precision == "fp16" and not self.on_gpu:
             return "precision: fp16 needs a GPU, but launch.gpus is empty."
         if params.output_layer == "fused_fp8" and not self.on_gpu:

@@ -24,6 +24,9 @@ _OWN_STEP = """\
 _MUON = """\
 # The optimizer is carbonopt/train/muon.py's Muon, with AdamW for all but the hidden layers' matrices.
 """
+_AVERAGED = """\
+# The weights that were evaluated and saved are averages over training: carbonopt/train/averaging.py.
+"""
 
 _SUFFIX = " (winner)"
 _NAME_LENGTH = 200  # what a study's name may have
@@ -112,6 +115,8 @@ def training_settings(config: StudyConfig, record: TrialRecord, versions: dict[s
         head += _OWN_STEP
     if record.params.optimizer == "muon":
         head += _MUON
+    if record.params.weight_averaging:
+        head += _AVERAGED
     return head + as_yaml(training_arguments(config, record))
 
 

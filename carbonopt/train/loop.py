@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from carbonopt.core.trial import EvalPoint, Kernels, Phase, Stage
 from carbonopt.train import model as models
 from carbonopt.train import ranks
 from carbonopt.train.arguments import chosen_optimizer, training_arguments
+from carbonopt.train.averaging import WeightAverage
 from carbonopt.train.client import Speaker
 from carbonopt.train.cpu_wait import CpuWait, SpinThrottle
 from carbonopt.train.data.packing import PrefetchLoader, evaluation_steps
@@ -89,6 +91,7 @@ class Evaluations(TrainerCallback):
         self._evaluation_steps = evaluation_steps(run.total_steps, run.workload.evaluations)
         self._probe_check, self._first_step_at = _PROBE_CHECKS, math.inf
         self._cores, self._spin_throttle = CpuWait(), SpinThrottle()
+        self._average: WeightAverage | None = None
         self.last: EvalPoint | None = None
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
@@ -96,6 +99,8 @@ class Evaluations(TrainerCallback):
         install_fast_step(self._trainer.model_wrapped, ranks.world_size())
         if isinstance(self._trainer, TrialTrainer):
             self._trainer.whole_step = whole_step(self._trainer, self._run.params)
+        if reach := self._run.params.weight_averaging:
+            self._average = WeightAverage(self._trainer.model_wrapped, reach)
         if ranks.device().type == "cpu":
             self._spin_throttle.start()
         self._task.before_training(self._run, self._trainer)
@@ -104,6 +109,8 @@ class Evaluations(TrainerCallback):
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
         step = state.global_step
+        if self._average is not None:
+            self._average.update(step)
         if step == 1:
             self._first_step_ended()
         if self._run.spec.probe_s is not None:
@@ -148,6 +155,11 @@ class Evaluations(TrainerCallback):
             self._speaker.probed(probed)
         return True
 
+    @property
+    def judged_weights(self) -> AbstractContextManager[None]:
+        """Within it the model has those that are evaluated and saved."""
+        return nullcontext() if self._average is None else self._average.applied()
+
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         self._spin_throttle.end()
 
@@ -166,7 +178,8 @@ class Evaluations(TrainerCallback):
         """Evaluates; returns whether to stop."""
         total_steps, stop = self._run.total_steps, False
         self._enter(Phase.EVAL)
-        evaluation = self._task.evaluate(self._run, self._trainer)
+        with self.judged_weights:
+            evaluation = self._task.evaluate(self._run, self._trainer)
         ranks.together()
         peaks_gib = ranks.of_each(ranks.peak_memory_gib())
         measured: dict[str, Any] = {"peak_memory_gib": max(peaks_gib), "rank_peak_memory_gib": tuple(peaks_gib)}
@@ -225,11 +238,12 @@ def train(task: TrainerTask, run: TrialRun, speaker: Speaker | None) -> Trained:
     trainer.train()
     # There is one at the last step, and none is stopped elsewhere.
     assert evaluations.last is not None or spec.probe_s is not None
-    return Trained(evaluations.last, functools.partial(_save_model, trainer, run.folder))
+    return Trained(evaluations.last, functools.partial(_save_model, trainer, evaluations, run.folder))
 
 
-def _save_model(trainer: TrialTrainer, folder: PreparedFolder, target: Path) -> None:
-    trainer.save_model(str(target))  # on every rank: ZeRO-3 gathers
+def _save_model(trainer: TrialTrainer, evaluations: Evaluations, folder: PreparedFolder, target: Path) -> None:
+    with evaluations.judged_weights:
+        trainer.save_model(str(target))  # on every rank: ZeRO-3 gathers
     if ranks.rank() == 0:
         (target / "training_args.bin").unlink()  # a pickle, which nobody should have to trust
         for inputs in (folder.tokenizer, folder.image_processor):  # what makes the model's inputs; some tasks have both

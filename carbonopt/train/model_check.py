@@ -4,6 +4,7 @@ import copy
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from carbonopt.core.config import Space, values_of
@@ -41,6 +42,9 @@ def check_model(task: TrainerTask, config: PreTrainedConfig, space: Space, folde
     empty = models.empty_model(kind, config, trusted)
     if True in values_of(space["gradient_checkpointing"]) and not empty.supports_gradient_checkpointing:
         raise BadInput(f"gradient_checkpointing: {model_type} can't have it; leave it out.")
+    if space["weight_averaging"] is not None and any(isinstance(part, _BatchNorm) for part in empty.modules()):
+        why = "its batch normalization has statistics of the weights that are trained, not of their average"
+        raise BadInput(f"weight_averaging: {model_type} can't have it: {why}; leave it out.")
     if lora_rank:
         with refused(f"lora_rank: PEFT can't adapt {model_type}: {{}}; leave it out.", *_UNMAKEABLE):
             models.with_lora(kind, empty, lora_rank, gradient_checkpointing=False)

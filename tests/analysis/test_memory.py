@@ -57,6 +57,8 @@ def peak_gib(**changes) -> float:
         # Weights, masters, Adam, gradients, gradients in float32: all there in the optimizer's step.
         ({}, 2 + 4 + 8 + 2 + 4),
         ({"precision": "fp32"}, 4 + 8 + 4),
+        ({"weight_averaging": 0.1}, 2 + 4 + 8 + 2 + 4 + 4),  # averages in float32
+        ({"weight_averaging": 0.0}, 2 + 4 + 8 + 2 + 4),
         # Weights; masters and Adam divided; in the step the gradients twice in half precision and once in float32.
         ({"zero_stage": 1, "world_size": 4}, 2 + (4 + 8) / 4 + (0.5 + 2 + 0.5 + 0.5)),  # at the backward pass' end
         ({"zero_stage": 2, "world_size": 4}, 2 + (4 + 8) / 4 + (0.5 + 0.5 + 4 / 4)),
@@ -117,6 +119,23 @@ def test_needs_are_those_of_the_space_that_can_exist() -> None:
     smallest = min(need.estimate.peak_gib for need in found)
     fitting = {need.estimate.peak_gib for need in found if need.fits(smallest / 0.9 + 1e-9)}
     assert fitting == {smallest} and not any(need.fits(smallest) for need in found)
+
+
+def test_averaged_weights_need_as_much_however_far_they_reach() -> None:
+    for reach in ({"low": 0.0, "high": 0.5}, {"choices": [0.0, 0.01, 0.1]}):
+        found = needs(space(zero_stage=0, micro_batch_size_per_gpu=1, weight_averaging=reach), model())
+        without, averaging = (need.estimate for need in found)
+        assert averaging.optimizer_gib == without.optimizer_gib + 4
+        assert averaging.peak_gib == without.peak_gib + 4
+
+
+def test_an_evaluation_of_averaged_weights_lays_the_models_own_aside() -> None:
+    """Where it needs most of all: many examples at once."""
+    profile = model().profiles[0]
+    step = profile.activations[0].model_copy(update={"evaluation_bytes": 100 * GIB})
+    memory = model().model_copy(update={"profiles": (profile.model_copy(update={"activations": (step,)}),)})
+    peaks = [estimate(params(weight_averaging=reach), memory).peak_gib for reach in (0.0, 0.1)]
+    assert peaks[1] == peaks[0] + 4 + 2
 
 
 def test_more_gpus_need_less_each_only_with_zero() -> None:

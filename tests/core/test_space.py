@@ -63,6 +63,8 @@ def test_a_range_without_steps_is_endless() -> None:
         ({"zero_stage": 0, "offload": "optimizer"}, ["offload: optimizer", "0"]),
         ({"zero_stage": 2, "offload": "parameters"}, ["offload: parameters", "3", "2"]),
         ({"optimizer": "muon"}, ["optimizer: muon needs zero_stage 0", "got 1"]),
+        ({"weight_averaging": 0.1, "zero_stage": 3}, ["weight_averaging needs zero_stage 0, 1 or 2", "got 3"]),
+        ({"weight_averaging": 0.6}, ["search.space.weight_averaging", "at most 0.5", "0.6"]),
         ({"decay_ratio": 0.1}, ["decay_ratio goes with lr_scheduler: warmup_stable_decay", "not in the space"]),
         ({"decay_ratio": 0.1, "lr_scheduler": "linear"}, ["decay_ratio", "fixed at linear"]),
         ({"offload": "disk"}, ["search.space.offload", "disk"]),

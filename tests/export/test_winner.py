@@ -161,6 +161,12 @@ def test_muon_has_no_name_in_transformers_and_adamw_has_one():
     assert yaml.safe_load(files["adamw"]["training_args.yaml"])["optim"] == "adamw_torch_fused"
 
 
+@pytest.mark.parametrize(("share", "said"), [(0.1, True), (0.0, False)])
+def test_averaged_weights_have_no_name_in_transformers_either(share, said):
+    written = winner_of(study(trial(0, params={"weight_averaging": share})))["training_args.yaml"]
+    assert ("carbonopt/train/averaging.py" in written) is said
+
+
 def test_offloaded_states_on_a_gpu_have_no_optimizer_that_transformers_knows():
     record = trial(0, params={"offload": "optimizer"})
     assert "optim" not in yaml.safe_load(winner_of(study(record))["training_args.yaml"])

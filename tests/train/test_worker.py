@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trial_processes import Run, start
 
@@ -82,7 +83,9 @@ def cut_unevenly(folder: PreparedFolder) -> None:
 
 @pytest.fixture(scope="module")
 def trial(prepared, tmp_path_factory):
-    def run(workload=WORKLOAD, seed=0, stop=None, save=False, cold=False, probe_s=None, **params) -> Run:
+    def run(
+        workload=WORKLOAD, seed=0, stop=None, save=False, cold=False, recorded=False, probe_s=None, **params
+    ) -> Run:
         folder = tmp_path_factory.mktemp("trial")
         params = {**PARAMS, **params}
         spec = {
@@ -90,6 +93,8 @@ def trial(prepared, tmp_path_factory):
             "prepared_dir": str(prepared), "trial_dir": str(folder), "probe_s": probe_s,
         }  # fmt: skip
         environment = {"CARBONOPT_SAVE_MODEL": "1"} if save else {}
+        if recorded:
+            environment |= {"forked": "recorded_weights", "WEIGHTS_FILE": str(folder / "weights.npy")}
         return start("worker", spec, folder, params.get("world_size", 1), stop, cold, **environment)
 
     return run
@@ -291,6 +296,47 @@ def test_dropout_and_decay_are_those_of_the_dimension(trial, reference):
     linear = trial(lr_scheduler="warmup_stable_decay", decay_ratio=1.0)
     stable = trial(lr_scheduler="warmup_stable_decay", decay_ratio=0.2)
     assert len({linear.values[-1], stable.values[-1], same.values[-1]}) == 3
+
+
+def saved_weights(run: Run) -> np.ndarray:
+    """As recorded_weights has them; a model with adapters is saved as these alone, without their name."""
+    if not (adapters := run.folder / "model" / "adapter_model.safetensors").exists():
+        weights = weights_of(run)
+    else:
+        weights = {name.replace(".weight", ".default.weight"): each for name, each in load_file(adapters).items()}
+    return np.concatenate([weights[name].detach().float().numpy().ravel() for name in sorted(weights)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"zero_stage": 0},
+        {"zero_stage": 0, "precision": "bf16", "optimizer": "muon"},
+        {"zero_stage": 0, "lora_rank": 4},
+        {"zero_stage": 0, "world_size": 2},
+        {"zero_stage": 1},
+        {"zero_stage": 1, "precision": "bf16"},
+        {"zero_stage": 1, "world_size": 2},
+        {"zero_stage": 2, "world_size": 2, "micro_batch_size_per_gpu": 2},
+    ],
+    ids=str,
+)
+def test_weights_are_averaged_beside_a_training_that_stays_the_same(more, trial, prepared):
+    more = {"micro_batch_size_per_gpu": 8 // more.get("world_size", 1), **more, "epochs": 0.02, "save": True}
+    plain, averaged = (trial(**more, weight_averaging=reach, recorded=True) for reach in (0.0, 0.2))
+    weights = np.load(averaged.folder / "weights.npy").astype(np.float64)
+    assert np.array_equal(np.load(plain.folder / "weights.npy"), weights), "evaluations leave the training alone"
+    up_to = (np.arange(len(weights) + 1) / len(weights)) ** 4  # what the first steps together count: 1/0.2 - 1
+    assert len(weights) == averaged.points[-1].step > 8
+    expected, half = np.diff(up_to) @ weights, more.get("precision") == "bf16"
+    np.testing.assert_allclose(saved_weights(averaged), expected, rtol=2**-8 if half else 1e-5, atol=1e-7)
+    np.testing.assert_allclose(saved_weights(plain), weights[-1], rtol=2**-8 if half else 1e-6, atol=1e-9)
+    assert np.abs(expected - weights[-1]).max() > 1e-4
+    assert len({*plain.values, *averaged.values}) == 4, "in the middle, too, the averaged ones are judged"
+    if not half and "lora_rank" not in more:
+        tokens = open_tokens(PreparedFolder(prepared).evaluation)
+        assert averaged.values[-1] == pytest.approx(independent_perplexity(averaged.folder / "model", tokens), rel=1e-6)
 
 
 @pytest.mark.slow
