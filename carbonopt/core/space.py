@@ -33,9 +33,9 @@ class SearchSpace:
 
     def __post_init__(self) -> None:
         for name, domain in self.space.domains().items():
-            _check_values(name, domain)
+            _check_values(name, domain, self.own)
         self._check_batches()
-        if self.space["decay_ratio"] is not None and STABLE_DECAY not in values_of(self.space["lr_scheduler"]):
+        if not self.own and self.space["decay_ratio"] is not None and STABLE_DECAY not in values_of(self.space["lr_scheduler"]):
             got = describe(self.space["lr_scheduler"])
             raise BadInput(f"search.space.decay_ratio goes with lr_scheduler: {STABLE_DECAY}, but that is {got}.")
         self._check_existence()
@@ -58,6 +58,10 @@ class SearchSpace:
         if params.num_generations and (params.global_batch_size or 0) % params.num_generations:
             got = f"{params.global_batch_size} and {params.num_generations}"
             return f"global_batch_size, in completions, must be a multiple of num_generations, but got {got}."
+        return None if self.own else self._rule_of_trainings(params)
+
+    def _rule_of_trainings(self, params: TrialParams) -> str | None:
+        """Likewise, of what carbonopt trains itself: what goes with what in a script, its user knows."""
         if params.offload == "parameters" and params.zero_stage != 3:
             return f"offload: parameters needs zero_stage 3, but got {params.zero_stage}."
         if params.offload == "optimizer" and params.zero_stage == 0:
@@ -159,9 +163,11 @@ def describe(domain: Domain | None) -> str:
     return f"{domain.low:g} to {domain.high:g}{', log' if domain.log else ''}{step}"
 
 
-def _check_values(name: str, domain: Domain) -> None:
+def _check_values(name: str, domain: Domain, own: bool) -> None:
+    """`own`: of a script, whose user may choose another name."""
     if name not in DIMENSIONS:
         return  # a user's own can have any value
+    renamed = f"; under another name, such as own_{name}, it can be anything" if own else ""
     where, dimension, values = f"search.space.{name}", DIMENSIONS[name], values_of(domain)
     if isinstance(domain, Range):
         if dimension.choices and not dimension.integer:
@@ -172,7 +178,7 @@ def _check_values(name: str, domain: Domain) -> None:
         values = tuple(map(int if dimension.integer else float, (domain.low, domain.high)))
     for value in values:
         if problem := dimension.problem(value):
-            raise BadInput(f"{where}: {problem}, but got {value!r}.")
+            raise BadInput(f"{where}: {problem}, but got {value!r}{renamed}.")
 
 
 def is_integer(name: str, domain: Range) -> bool:

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from carbonopt.core.config import Space
+from carbonopt.core.config import Choices, Range, Space
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.space import SearchSpace
@@ -99,3 +99,12 @@ def test_a_start_must_lie_in_the_space() -> None:
         searched.start_values({"global_batch_size": 8})
     with pytest.raises(BadInput, match="unknown dimension batch"):
         searched.start_values({"batch": 8})
+
+
+def test_a_script_s_user_knows_what_goes_with_what() -> None:
+    space = Space(optimizer=Choices(choices=("adamw", "muon")), decay_ratio=Range(low=0.1, high=0.5))
+    assert SearchSpace(space, 1, False, own=True).rule_broken({"optimizer": "muon", "decay_ratio": 0.2}) is None
+    with pytest.raises(
+        BadInput, match="allowed: adamw, muon, but got 'sgd'; under another name, such as own_optimizer"
+    ):
+        SearchSpace(Space(optimizer=Choices(choices=("sgd", "adamw"))), 1, False, own=True)
