@@ -35,7 +35,11 @@ class SearchSpace:
         for name, domain in self.space.domains().items():
             _check_values(name, domain, self.own)
         self._check_batches()
-        if not self.own and self.space["decay_ratio"] is not None and STABLE_DECAY not in values_of(self.space["lr_scheduler"]):
+        if (
+            not self.own
+            and self.space["decay_ratio"] is not None
+            and STABLE_DECAY not in values_of(self.space["lr_scheduler"])
+        ):
             got = describe(self.space["lr_scheduler"])
             raise BadInput(f"search.space.decay_ratio goes with lr_scheduler: {STABLE_DECAY}, but that is {got}.")
         self._check_existence()

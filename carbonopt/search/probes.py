@@ -25,7 +25,7 @@ _LEAST_CHANCE_TO_FIT = 0.1  # below, a probe would most likely die of what is kn
 class Probing:
     """What a study knows of its probes."""
 
-    runs: int  # of what is recommended, by which a cheaper step pays, the trial itself among them
+    reuses: int  # runs of what is recommended, by which a cheaper step pays
     cost: float | None  # of a probe, in the study's unit, the mean of those that ended; None: there is none yet
 
 
@@ -36,13 +36,15 @@ def cheapest(configurations: Configurations, knowledge: Knowledge) -> int:
     return int(np.where(knowledge.likely_to_fit(configurations), costs, np.inf).argmin())
 
 
-def worth_probing(configurations: Configurations, knowledge: Knowledge, probing: Probing, rng: Generator) -> int | None:
+def worth_probing(
+    configurations: Configurations, knowledge: Knowledge, probing: Probing, chance: float, rng: Generator
+) -> int | None:
     """Index of the configuration, of some that reach the same quality, whose probe is expected to save most beyond what
     it costs; None where none saves anything.
 
-    It saves what the cheapest training is expected to become cheaper by knowing what this one takes, in so many runs
-    (the knowledge gradient of Frazier, Powell and Dayanik 2008, A Knowledge-Gradient Policy for Sequential Information
-    Collection, of one setting at a time)."""
+    It saves what the cheapest training is expected to become cheaper by knowing what this one takes (the knowledge
+    gradient of Frazier, Powell and Dayanik 2008, A Knowledge-Gradient Policy for Sequential Information Collection, of
+    one setting at a time): in the trial, and in the runs of what is recommended, which this is by `chance`."""
     if len(configurations) < 2:
         return None
     now, unknown = cheapest(configurations, knowledge), _unmeasured(configurations, knowledge)
@@ -53,7 +55,7 @@ def worth_probing(configurations: Configurations, knowledge: Knowledge, probing:
     log_costs += novelty[:, None] * rng.standard_normal(log_costs.shape)
     costs = knowledge.run_costs(configurations, np.exp(log_costs))
     chances = knowledge.chances_to_fit(configurations)
-    saved = np.maximum(0.0, costs[now].mean() - costs).mean(1) * chances * probing.runs
+    saved = np.maximum(0.0, costs[now].mean() - costs).mean(1) * chances * (1 + probing.reuses * chance)
     worth = saved - probing.cost - knowledge.compile_costs(configurations)
     worth = np.where(unknown & (chances >= _LEAST_CHANCE_TO_FIT), worth, -math.inf)
     best = int(worth.argmax())

@@ -165,6 +165,7 @@ class Proposal:
     index: int  # of the candidate
     expected_cost: float  # of trying it
     expected_gain: float  # of one later run of the final recommendation; infinite while nothing meets the target
+    chance: float  # probability that it is the cheapest candidate that meets the target, those as cheap sharing it
     reachable: float  # probability that any candidate meets the target, and more cheaply than the best
 
 
@@ -214,7 +215,8 @@ def propose(
     answers = (price <= cheapest * (1 + TIE)) & reached
     # Once something meets the target, an answer is worth what it saves.
     value = np.where(reached, 1 - np.where(reached, cheapest, 0.0) / best_cost, 0.0)
-    often = (answers / np.maximum(1, answers.sum(0)) * value).sum(1)
+    shares = answers / np.maximum(1, answers.sum(0))
+    often = (shares * value).sum(1)
     if not reached.any():
         # No draw meets the target: what comes closest is what there is to learn from, the cheapest of those.
         closest = losses.argmin(0)
@@ -229,7 +231,8 @@ def propose(
     worth = np.where(allowed & (cheaper > 0), (often / DRAWS + 1e-6 * meets * cheaper) / spend, -1.0)
     index = int(worth.argmax())
     gain = float((best_cost * value).mean()) if math.isfinite(best_cost) else math.inf
-    return Proposal(int(promising[index]), float(spend[index]), gain, float(reached.mean()))
+    chance, reachable = float(shares[index].mean()), float(reached.mean())
+    return Proposal(int(promising[index]), float(spend[index]), gain, chance, reachable)
 
 
 def _promising(candidates: Configurations, knowledge: Knowledge, limit: float) -> Indices:

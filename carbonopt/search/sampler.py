@@ -182,7 +182,8 @@ class CarbonSampler(BaseSampler):
         if values is not None and probing is not None:
             same = [other for other in space.alike(values, tried) if not failed_by(other, probes)]
             whole = [{**other, **self._complete(other)} for other in same]
-            measured = worth_probing(whole, knowledge, probing, rng)
+            chance = 0.0 if proposal is None else proposal.chance
+            measured = worth_probing(whole, knowledge, probing, chance, rng)
             probe = None if measured is None else same[measured]
             values = same[cheapest(whole, knowledge)]
         return NextTrial(values, proposal, knowledge, probe, len(candidates), frozenset(costs))

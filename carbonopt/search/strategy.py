@@ -147,7 +147,7 @@ class Strategy:
         if not self._config.probes or self._config.search.goal != "recommend":
             return None
         spent_kwh = [record.spent_kwh for record in self._probes if record.stop_reason is StopReason.PROBE]
-        return Probing(1 + self._config.budget.reuses, sum(spent_kwh) / len(spent_kwh) if spent_kwh else None)
+        return Probing(self._config.budget.reuses, sum(spent_kwh) / len(spent_kwh) if spent_kwh else None)
 
 
 def distributions(space: SearchSpace) -> Distributions:

@@ -75,14 +75,16 @@ def probed(number: int, values: dict, capacity_gib: float = math.inf) -> Observa
 SAME = Candidates(SPACE, valid).alike(CHOSEN, ())
 
 
-def searched(probing: Probing, capacity_gib: float | None = None, seed: int = 0) -> tuple[list[dict], dict]:
+def searched(
+    probing: Probing, chance: float = 1.0, capacity_gib: float | None = None, seed: int = 0
+) -> tuple[list[dict], dict]:
     """What was probed, one after the other, and the settings that were chosen then."""
     known: list[Observation] = []
     while True:
         knowledge = Knowledge(PERPLEXITY, SPACE, known, capacity_gib)
         cost = probing.cost if known else None
         rng = np.random.default_rng([seed, len(known)])
-        index = worth_probing(SAME, knowledge, Probing(probing.runs, cost), rng)
+        index = worth_probing(SAME, knowledge, Probing(probing.reuses, cost), chance, rng)
         if index is None:
             return [trial.params for trial in known], SAME[cheapest(SAME, knowledge)]
         assert SAME[index] not in [trial.params for trial in known]
@@ -101,7 +103,7 @@ def test_alike_are_those_whose_quality_is_the_same() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_few_probes_find_settings_close_to_the_cheapest(seed: int) -> None:
     run_kwh = SEQUENCES * 2 / 64 * step_kwh(CHOSEN)
-    probes, settings = searched(Probing(11, run_kwh / 20), seed=seed)
+    probes, settings = searched(Probing(10, run_kwh / 20), seed=seed)
     assert probes[0] == CHOSEN
     assert step_kwh(settings) <= 1.05 * min(map(step_kwh, SAME))
     assert len(probes) <= 15, "of 84"
@@ -111,7 +113,8 @@ def test_a_few_probes_find_settings_close_to_the_cheapest(seed: int) -> None:
 
 def test_where_probes_cost_more_than_they_can_save_none_is_made_but_the_first() -> None:
     run_kwh = SEQUENCES * 2 / 64 * step_kwh(CHOSEN)
-    assert searched(Probing(1, run_kwh)) == ([CHOSEN], CHOSEN)
+    assert searched(Probing(0, run_kwh)) == ([CHOSEN], CHOSEN)
+    assert searched(Probing(100, run_kwh), chance=0.0) == ([CHOSEN], CHOSEN), "it won't be run again"
 
 
 def test_what_does_not_fit_is_found_out_by_probes_and_not_chosen() -> None:
