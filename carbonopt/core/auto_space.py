@@ -290,8 +290,8 @@ def _choose_memory(draft: _Draft, sizes: Sequence[int], stages: Sequence[int]) -
         draft.leave("micro_batch_size_per_gpu", "a CPU's memory holds whole batches")
         return draft.leave("gradient_checkpointing", "computing again what memory has room for costs energy")
     per_example = _activation_bytes(facts)
-    held = (facts.parameters or 0) * (_WEIGHT_BYTES if facts.kind == "lora" else _STATE_BYTES)
-    held /= 1 if 0 in stages else facts.world_size
+    each = _WEIGHT_BYTES if facts.kind == "lora" else _STATE_BYTES
+    held = (facts.parameters or 0) * each / (1 if 0 in stages else facts.world_size)
     free = max(_memory(facts) - held, _memory(facts) / 4)
     fitting = free / per_example if per_example else math.inf
     tokens = fitting * (facts.tokens_per_example or math.inf)
@@ -360,7 +360,8 @@ def _choose_kernels(draft: _Draft, passes: Passes) -> None:
     if facts.kind == "lora":
         draft.take("lora_rank", _RANKS, "adapters on all layers learn small data as all weights do, for less")
     elif facts.pretrained:
-        draft.leave("lora_rank", "all weights of a model below a billion parameters are trained")
+        why = "all weights of a model below a billion parameters are trained"
+        draft.leave("lora_rank", facts.lacking.get("lora_rank", why))
     else:
         draft.leave("lora_rank", "random weights can't be adapted")
     if not facts.on_gpu:
