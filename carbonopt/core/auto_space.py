@@ -25,6 +25,7 @@ _TUNING_RATES = (5e-6, 1e-4)
 _LORA_RATE = 10.0  # times that of all weights: Schulman et al. 2025, thinkingmachines.ai/blog/lora
 _PREFERENCE_RATE = 0.1  # times that of fine-tuning: 5e-7 to 1e-6 of 7B models (arXiv 2305.18290, 2310.16944)
 _AROUND_THE_LAW = 3.0  # times: Step Law was fitted on larger models and data, and Muon shares the range
+_LEAST_SPAN = 10.0  # a decade: of a tiny model the law's rates are above the highest
 _HIGHEST_RATE = 0.03  # Adam's steps of a size that transformers' initial weights have (0.02)
 _UNKNOWN_RATES = (1e-4, 1e-2)  # a decade around Adam's own 1e-3 (Kingma & Ba 2015, arXiv 1412.6980)
 _ADAPTED_FROM = 1_000_000_000  # parameters, whose training takes 16 GB
@@ -242,7 +243,7 @@ def _choose_rate(draft: _Draft, passes: Passes) -> None:
             low, high = low * _PREFERENCE_RATE, high * _PREFERENCE_RATE
             why += ", a tenth of that for preferences (arXiv 2305.18290)"
     high = min(high, _HIGHEST_RATE)
-    low = min(low, high / _AROUND_THE_LAW)
+    low = min(low, high / _LEAST_SPAN)
     start = min(law[1], high / _AROUND_THE_LAW) if facts.kind == "scratch" and law else math.sqrt(low * high)
     low, high, start = (_rounded(rate) for rate in (low, high, start))
     draft.take("learning_rate", Range(low=low, high=high, log=True), why, start=start)

@@ -93,8 +93,7 @@ def run_study(
     with leased(database, checked.config.name) as lease, contextlib.closing(checked.engine):
         stored = StudyStorage.load(database, checked.config.name)
         where = str(paths.root) if url is None else "the storage"
-        checked = _as_stored(checked, stored)
-        config = checked.config
+        config = (checked := _as_stored(checked, stored)).config
         if stored is not None:
             stored.check_same(config, where)
             if (data := _already_done(stored, checked, paths, as_step)) is not None:
@@ -113,14 +112,12 @@ def run_study(
             checked, checked.engine, paths, lease, display, [display, trackers], interrupted_and_heard_of, as_step
         )
         prepared, inputs = call.prepare(inputs, meanwhile)
-        checked = call.checked
-        config = checked.config
-        provenance = _provenance(checked, prepared, study_file)
+        config, provenance = call.checked.config, _provenance(call.checked, prepared, study_file)
         remember_storage(paths, url, config.name)
         if stored is not None:
             stored.refresh(config, provenance)
         storage = stored or StudyStorage.create(database, config, provenance)
-        _note(storage, checked, prepared, inputs)
+        _note(storage, call.checked, prepared, inputs)
         call.run_trials(storage, inputs)
         return storage.read(live=True)
 

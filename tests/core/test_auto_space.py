@@ -71,6 +71,12 @@ def test_a_character_model_from_random_weights() -> None:
     assert auto.start["learning_rate"] == pytest.approx(best_learning_rate(10.8e6, 4 * 1_003_854), rel=0.03)
 
 
+def test_the_law_of_a_tiny_model_is_cut_at_the_highest_rate() -> None:
+    auto = of(parameters=141_056, train_tokens=200_832, train_examples=1568)  # studies/auto.yaml
+    assert auto.space["learning_rate"] == Range(low=3e-3, high=0.03, log=True)
+    assert auto.start["learning_rate"] == 0.01
+
+
 def test_a_large_run_pays_for_compiling_and_a_fused_output_layer() -> None:
     auto = of(base=GPT2)
     assert values(auto, "torch_compile") == (False, True)
