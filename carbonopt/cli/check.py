@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from carbonopt.core.auto_space import AutoSpace
+from carbonopt.core.auto_facts import AutoSpace
 from carbonopt.core.config import Confirm, StudyConfig
 from carbonopt.core.format import count_text
 from carbonopt.core.space import SearchSpace, describe

@@ -2,18 +2,12 @@
 published or measured. The same facts give the same space."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
 
-from pydantic import Field
-
-from carbonopt.core.config import Choices, Domain, Fixed, Range, Space, Workload
-from carbonopt.core.dimensions import DIMENSIONS, SEARCHED, STABLE_DECAY
+from carbonopt.core.auto_facts import AutoSpace, Draft, Facts
+from carbonopt.core.config import Range
+from carbonopt.core.dimensions import STABLE_DECAY
 from carbonopt.core.units import BYTES_PER_GIB
-from carbonopt.core.values import Frozen, Given, Scalar
-
-# What is trained: all weights from random ones, all from pretrained ones, or low-rank adapters of these.
-Kind = Literal["scratch", "full", "lora"]
 
 _TOKENS_A_PARAMETER = 20  # of the least compute for a loss: Hoffmann et al. 2022, arXiv 2203.15556
 _PAST_IT = 4  # times as many tokens, since a small model that is trained for longer is the cheaper one to train on
@@ -28,7 +22,6 @@ _AROUND_THE_LAW = 3.0  # times: Step Law was fitted on larger models and data, a
 _LEAST_SPAN = 10.0  # a decade: of a tiny model the law's rates are above the highest
 _HIGHEST_RATE = 0.03  # Adam's steps of a size that transformers' initial weights have (0.02)
 _UNKNOWN_RATES = (1e-4, 1e-2)  # a decade around Adam's own 1e-3 (Kingma & Ba 2015, arXiv 1412.6980)
-_ADAPTED_FROM = 1_000_000_000  # parameters, whose training takes 16 GB
 _STATE_BYTES = 16  # a parameter, of bf16 training with Adam: 2 + 2 + 12 (Rajbhandari et al. 2020, arXiv 1910.02054)
 _WEIGHT_BYTES = 2  # of that, in bf16; as many of gradients
 _LAYER_BYTES = 34  # of activations a layer, token and width, scores not kept: Korthikanti et al. 2022, arXiv 2205.05198
@@ -43,53 +36,6 @@ _RANKS = (16, 64)  # of LoRA: small data needs no more (Schulman et al. 2025)
 _WITH_OUTPUT_LAYER = ("causal_lm", "sft")
 
 
-class Facts(Frozen):
-    """What the space is chosen by. None: not known, or there is none."""
-
-    task: str
-    pretrained: bool  # else it begins with random weights
-    on_gpu: bool
-    world_size: int = 1
-    gpu_memory_gib: float | None = None  # of each GPU
-    has_bf16: bool = True  # of the GPUs
-    has_float8: bool = False
-    parameters: int | None = None
-    layers: int | None = None
-    width: int | None = None
-    vocab_size: int | None = None
-    train_examples: int | None = None
-    train_tokens: int | None = None
-    given: tuple[str, ...] = ()  # keys of workload.training_arguments
-    lacking: dict[str, str] = Field(default_factory=dict)  # dimensions that the model can't have, and why
-
-    @property
-    def tokens_per_example(self) -> float | None:
-        return self.train_tokens / self.train_examples if self.train_tokens and self.train_examples else None
-
-    @property
-    def kind(self) -> Kind:
-        if not self.pretrained:
-            return "scratch"
-        return "lora" if (self.parameters or 0) >= _ADAPTED_FROM and "lora_rank" not in self.lacking else "full"
-
-
-class AutoSpace(Frozen):
-    """What was chosen."""
-
-    facts: Facts
-    space: Space
-    start: dict[str, Given]  # the first configuration: what the literature advises, where it does
-    why: dict[str, str]  # of each dimension of the space
-    left_out: dict[str, str]  # dimensions, and why
-
-
-def known_facts(workload: Workload, world_size: int, on_gpu: bool) -> Facts:
-    """What a study file says, before anything is prepared."""
-    pretrained = workload.model is not None and workload.model.from_config is None
-    given = tuple(sorted(workload.training_arguments))
-    return Facts(task=workload.task, pretrained=pretrained, on_gpu=on_gpu, world_size=world_size, given=given)
-
-
 def best_learning_rate(parameters: float, tokens: float) -> float:
     """Of training from random weights on so many tokens: Step Law (Li et al. 2025, arXiv 2503.04715)."""
     return float(1.79 * parameters**-0.713 * tokens**0.307)
@@ -102,7 +48,7 @@ def best_batch_tokens(tokens: float) -> float:
 
 def choose(facts: Facts) -> AutoSpace:
     """The space, its start, and why it is so."""
-    draft = _Draft(facts)
+    draft = Draft(facts)
     passes = _choose_length(draft)
     sizes = _choose_batch(draft, passes)
     _choose_rate(draft, passes)
@@ -116,57 +62,10 @@ def choose(facts: Facts) -> AutoSpace:
     return draft.finished()
 
 
-class _Draft:
-    def __init__(self, facts: Facts) -> None:
-        self.facts = facts
-        self.domains: dict[str, Domain] = {}
-        self.why: dict[str, str] = {}
-        self.left_out: dict[str, str] = {}
-        self.start: dict[str, Scalar] = {}
-
-    def take(self, name: str, domain: Scalar | Sequence[Scalar] | Range, why: str, start: Scalar | None = None) -> None:
-        """`start`: its value in the first configuration; None: its first. What the study file gives, the model lacks or
-        the task has not is left out."""
-        dimension = DIMENSIONS[name]
-        if dimension.tasks and self.facts.task not in dimension.tasks:
-            return None
-        if name in self.facts.lacking:
-            return self.leave(name, self.facts.lacking[name])
-        if dimension.argument in self.facts.given:
-            return self.leave(name, f"workload.training_arguments gives {dimension.argument}")
-        self.why[name] = why
-        if isinstance(domain, Range):
-            self.domains[name] = domain
-        elif isinstance(domain, Scalar):
-            self.domains[name] = Fixed(value=domain)
-        else:
-            self.domains[name] = Choices(choices=tuple(domain)) if len(domain) > 1 else Fixed(value=domain[0])
-        if not isinstance(self.domains[name], Fixed):
-            self.start[name] = start if start is not None else self.domains[name].choices[0]  # type: ignore[union-attr]
-        return None
-
-    def leave(self, name: str, why: str) -> None:
-        tasks = DIMENSIONS[name].tasks
-        if not tasks or self.facts.task in tasks:
-            self.left_out[name] = why
-
-    def finished(self) -> AutoSpace:
-        def ordered(values: Mapping[str, Any]) -> dict[str, Any]:
-            return {name: values[name] for name in SEARCHED if name in values}
-
-        return AutoSpace(
-            facts=self.facts,
-            space=Space(**ordered(self.domains)),
-            start=ordered(self.start),
-            why=ordered(self.why),
-            left_out=ordered(self.left_out),
-        )
-
-
 Passes = tuple[float, ...]  # over the training data, rising
 
 
-def _choose_length(draft: _Draft) -> Passes:
+def _choose_length(draft: Draft) -> Passes:
     facts = draft.facts
     if facts.kind != "scratch":
         least, most = _TUNING_PASSES
@@ -184,7 +83,7 @@ def _choose_length(draft: _Draft) -> Passes:
     return passes
 
 
-def _choose_batch(draft: _Draft, passes: Passes) -> tuple[int, ...]:
+def _choose_batch(draft: Draft, passes: Passes) -> tuple[int, ...]:
     """Returns the sizes for each rank."""
     facts = draft.facts
     start = 32.0
@@ -217,7 +116,7 @@ def _choose_batch(draft: _Draft, passes: Passes) -> tuple[int, ...]:
     return each
 
 
-def _choose_rate(draft: _Draft, passes: Passes) -> None:
+def _choose_rate(draft: Draft, passes: Passes) -> None:
     facts = draft.facts
     law = None
     if facts.parameters and facts.train_tokens:
@@ -249,7 +148,7 @@ def _choose_rate(draft: _Draft, passes: Passes) -> None:
     draft.take("learning_rate", Range(low=low, high=high, log=True), why, start=start)
 
 
-def _choose_stage(draft: _Draft) -> tuple[int, ...]:
+def _choose_stage(draft: Draft) -> tuple[int, ...]:
     """ZeRO and offload: the least that memory needs. Returns the stages."""
     facts = draft.facts
     ranks, memory = facts.world_size, _memory(facts)
@@ -284,7 +183,7 @@ def _choose_stage(draft: _Draft) -> tuple[int, ...]:
     return (3,)
 
 
-def _choose_memory(draft: _Draft, sizes: Sequence[int], stages: Sequence[int]) -> None:
+def _choose_memory(draft: Draft, sizes: Sequence[int], stages: Sequence[int]) -> None:
     """Micro batch and gradient checkpointing, by how many examples fit beside weights and optimizer."""
     facts = draft.facts
     if not facts.on_gpu:
@@ -309,12 +208,12 @@ def _choose_memory(draft: _Draft, sizes: Sequence[int], stages: Sequence[int]) -
     return draft.take("micro_batch_size_per_gpu", values, why, start=_start_of(draft, values))
 
 
-def _start_of(draft: _Draft, micro_batches: Sequence[int]) -> int:
+def _start_of(draft: Draft, micro_batches: Sequence[int]) -> int:
     batch = int(draft.start.get("global_batch_size", 0)) or int(draft.domains["global_batch_size"].value)  # type: ignore[union-attr]
     return max(size for size in micro_batches if batch % (size * draft.facts.world_size) == 0)
 
 
-def _choose_optimizer(draft: _Draft, stages: Sequence[int]) -> None:
+def _choose_optimizer(draft: Draft, stages: Sequence[int]) -> None:
     facts = draft.facts
     if facts.kind == "full":
         why = "Muon makes full fine-tuning of weights worse that Adam has trained (arXiv 2605.10468): AdamW"
@@ -329,7 +228,7 @@ def _choose_optimizer(draft: _Draft, stages: Sequence[int]) -> None:
     return draft.take("optimizer", ("adamw", "muon"), why)
 
 
-def _choose_regularization(draft: _Draft, passes: Passes) -> None:
+def _choose_regularization(draft: Draft, passes: Passes) -> None:
     if draft.facts.kind != "scratch":
         draft.leave("dropout", "as the pretrained model has it")
         return draft.leave("weight_decay", "0, as the libraries have it: few passes over the data")
@@ -339,7 +238,7 @@ def _choose_regularization(draft: _Draft, passes: Passes) -> None:
     return draft.take("dropout", (0.0, 0.05, 0.1, 0.2), "the more passes over the same data, the more helps")
 
 
-def _choose_schedule(draft: _Draft) -> None:
+def _choose_schedule(draft: Draft) -> None:
     facts = draft.facts
     if "lr_scheduler_kwargs" in facts.given:
         draft.leave("lr_scheduler", "workload.training_arguments gives lr_scheduler_kwargs")
@@ -355,7 +254,7 @@ def _choose_schedule(draft: _Draft) -> None:
         draft.take("warmup_ratio", 0.06, "as RoBERTa was tuned (arXiv 1907.11692)")
 
 
-def _choose_kernels(draft: _Draft, passes: Passes) -> None:
+def _choose_kernels(draft: Draft, passes: Passes) -> None:
     facts = draft.facts
     draft.leave("attention_implementation", "PyTorch's own needs no other package, and is the libraries' choice")
     if facts.kind == "lora":
@@ -386,7 +285,7 @@ def _choose_kernels(draft: _Draft, passes: Passes) -> None:
     return draft.take("output_layer", layers, "spares the logits of a large vocabulary")
 
 
-def _choose_task(draft: _Draft) -> None:
+def _choose_task(draft: Draft) -> None:
     draft.take("beta", (0.05, 0.1, 0.3), "around its authors' 0.1 (arXiv 2305.18290)", start=0.1)
     draft.leave("label_smoothing", "0: the pairs are taken to be labelled the right way round")
 

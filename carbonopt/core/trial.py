@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from carbonopt.core.auto_space import AutoSpace
+from carbonopt.core.auto_facts import AutoSpace
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.memory import ModelMemory
 from carbonopt.core.quality import PERPLEXITY, QUALITIES, Quality, Target, quality_of

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from carbonopt.core.auto_space import AutoSpace, choose, known_facts
+from carbonopt.core.auto_facts import AutoSpace, known_facts
+from carbonopt.core.auto_space import choose
 from carbonopt.core.config import StudyConfig, UnchosenSpace
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import PreparedFolder

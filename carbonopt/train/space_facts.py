@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from carbonopt.core.auto_space import AutoSpace, choose, known_facts
+from carbonopt.core.auto_facts import AutoSpace, known_facts
+from carbonopt.core.auto_space import choose
 from carbonopt.core.trial import Prepared
 from carbonopt.core.units import BYTES_PER_GIB
 from carbonopt.train.model import FLOAT8_CAPABILITY

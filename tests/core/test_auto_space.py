@@ -4,7 +4,8 @@ import itertools
 
 import pytest
 
-from carbonopt.core.auto_space import AutoSpace, Facts, best_batch_tokens, best_learning_rate, choose
+from carbonopt.core.auto_facts import AutoSpace, Facts
+from carbonopt.core.auto_space import best_batch_tokens, best_learning_rate, choose
 from carbonopt.core.config import Choices, Domain, Fixed, Range, values_of
 from carbonopt.core.dimensions import SEARCHED
 from carbonopt.core.space import SearchSpace

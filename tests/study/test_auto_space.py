@@ -7,7 +7,8 @@ import pytest
 from commands import carbonopt, refusal, within
 from transformers import GPT2Config, LlamaConfig
 
-from carbonopt.core.auto_space import choose, known_facts
+from carbonopt.core.auto_facts import known_facts
+from carbonopt.core.auto_space import choose
 from carbonopt.core.config import Range, Space, UnchosenSpace
 from carbonopt.core.errors import BadInput
 from carbonopt.report.assemble import whole

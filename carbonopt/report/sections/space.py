@@ -1,6 +1,6 @@
 """The search space that carbonopt chose by itself, and why: with `space: auto`."""
 
-from carbonopt.core.auto_space import AutoSpace
+from carbonopt.core.auto_facts import AutoSpace
 from carbonopt.core.space import describe
 from carbonopt.report.document import Section, table, word
 from carbonopt.report.study_view import StudyView
