@@ -270,6 +270,7 @@ def check(
 
     from carbonopt.cli.check import describe_study
     from carbonopt.storage.paths import StudyPaths
+    from carbonopt.study.check import as_prepared
     from carbonopt.study.check import check as check_study
 
     if pipeline is not None:
@@ -283,10 +284,11 @@ def check(
             print(_printable(describe_study(checked)))
     if config is None:
         return
-    checked = check_study(config)
+    paths = StudyPaths.default(config.name)
+    checked = as_prepared(check_study(config), paths.prepared)
     print(_printable(describe_study(checked)))
-    print(f"  folder      {StudyPaths.default(config.name).root}, unless `carbonopt run` is given --out", flush=True)
-    if config.launch.trains:
+    print(f"  folder      {paths.root}, unless `carbonopt run` is given --out", flush=True)
+    if config.launch.trains and checked.is_settled:
         from carbonopt.cli.memory import describe_memory
 
         print(_printable(describe_memory(checked, gpu_memory)))

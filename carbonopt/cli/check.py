@@ -2,11 +2,16 @@
 
 from pathlib import Path
 
+from carbonopt.core.auto_facts import AutoSpace
 from carbonopt.core.config import Confirm, StudyConfig
 from carbonopt.core.format import count_text
 from carbonopt.core.space import SearchSpace, describe
 from carbonopt.report.study_text import budget_text, goal_text, pruning_text, sampler_text
 from carbonopt.study.check import Checked
+
+_INDENT = "\n" + " " * 14  # of the lines below a label's first
+
+_BY_DATA = ("global_batch_size", "learning_rate", "epochs")
 
 
 def describe_study(checked: Checked) -> str:
@@ -23,7 +28,8 @@ def describe_study(checked: Checked) -> str:
         "carbon": _carbon(checked),
         "sampler": sampler_text(search),
         "prunes": pruning_text(search),
-        "space": _space(checked.space),
+        "space": _space(checked.space, checked.auto, is_settled=checked.is_settled),
+        "left out": _left_out(checked.auto),
         "stops": f"{budget_text(config.budget)}; earlier if {nothing_left}",
         "confirms": _confirmation(config.confirm) if config.confirm else "",
         "begins with": ", ".join(f"{name} {value}" for name, value in (checked.start or {}).items()),
@@ -59,14 +65,26 @@ def _carbon(checked: Checked) -> str:
     if checked.trace is not None:
         hours = f"{len(checked.trace.g_co2e_per_kwh):,} hours from {checked.trace.start}"
         lines.append(f"prices the same joules at other hours by {checked.trace.source} ({hours})")
-    return "\n              ".join(lines)
+    return _INDENT.join(lines)
 
 
-def _space(space: SearchSpace) -> str:
+def _space(space: SearchSpace, auto: AutoSpace | None, *, is_settled: bool) -> str:
     known = space.combinations
     count = "infinite" if known is None else f"{count_text(len(known), 'configuration')} that can exist"
-    dimensions = [f"{name}: {describe(dimension)}" for name, dimension in space.space.domains().items()]
-    return "\n              ".join([count, *dimensions])
+    if auto is None:
+        dimensions = [f"{name}: {describe(dimension)}" for name, dimension in space.space.domains().items()]
+        return _INDENT.join([count, *dimensions])
+    chosen = [f"{name}: {describe(space.space[name])} ({why})" for name, why in auto.why.items()]
+    if is_settled:
+        return _INDENT.join([f"{count}, chosen by carbonopt", *chosen])
+    shown = [line for line in chosen if not line.startswith(_BY_DATA)]
+    found = "the training tokens and the model's parameters, which the preparation of `carbonopt run` counts"
+    rest = "`check` shows them then. The rest, as far as it is known before"
+    return _INDENT.join([f"chosen by carbonopt: {', '.join(_BY_DATA)} by {found}; {rest}:", *shown])
+
+
+def _left_out(auto: AutoSpace | None) -> str:
+    return "" if auto is None else _INDENT.join(f"{name}: {why}" for name, why in auto.left_out.items())
 
 
 def _confirmation(confirm: Confirm) -> str:

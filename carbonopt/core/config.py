@@ -170,6 +170,9 @@ class ModelWorkload(Workload):
 # ------------------------------------------------------------------------------------------------------------ search
 
 
+AUTO = "auto"  # in the place of a space
+
+
 class Choices(Frozen):
     choices: tuple[Given, ...]
 
@@ -263,6 +266,14 @@ class Space(create_model("Space", __base__=Frozen, **{name: _space_field(name) f
         return {name: domain for name, domain in self.domains().items() if not isinstance(domain, Fixed)}
 
 
+class UnchosenSpace(Space):
+    """`space: auto`, until the data is prepared and the space is chosen by it (`core.auto_space`)."""
+
+
+def _space(raw: Any) -> Any:
+    return UnchosenSpace() if raw == AUTO else raw
+
+
 class Pruning(Frozen):
     # Stop a trial that can't reach the target, by its curve and by what the others have taught. None: as the quality
     # says (Quality.stops_for_target).
@@ -272,7 +283,7 @@ class Pruning(Frozen):
 
 
 class Search(Frozen):
-    space: Space
+    space: Annotated[Space, BeforeValidator(_space)]
     sampler: Literal["carbon", "tpe", "nsga2", "gp", "random", "grid"] = "carbon"
     goal: Literal["recommend", "front"] = "recommend"  # the cheapest that meets the target, or the whole front
     pruning: Pruning = Pruning()

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from carbonopt.core.auto_facts import AutoSpace
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.memory import ModelMemory
 from carbonopt.core.quality import PERPLEXITY, QUALITIES, Quality, Target, quality_of
@@ -82,6 +83,7 @@ class Prepared(Frozen):
     versions: dict[str, str]  # of the packages that trials run on
     eval_batch_size_per_gpu: int | None = None  # by the GPU's memory; None: the study file or the micro batch says
     memory: ModelMemory | None = None  # of the model on a GPU; None: on a CPU, or it could not be told
+    auto: AutoSpace | None = None  # what was chosen where the study file says `space: auto`
     files: dict[str, int] = Field(default_factory=dict)  # bytes of each, by its name in the folder, to see damage
 
 

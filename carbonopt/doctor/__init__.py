@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from carbonopt.core.config import Launch, StudyConfig, may_be_other_than
+from carbonopt.core.config import Launch, StudyConfig, UnchosenSpace, may_be_other_than
 from carbonopt.core.errors import CarbonoptError
 from carbonopt.doctor import build, gpu, host, services
 from carbonopt.doctor.check import Finding, failure
@@ -56,6 +56,7 @@ def before_run(config: StudyConfig, folder: Path) -> list[Finding]:
     check_gpus(launch.gpus)
     operators = needed_operators(launch, space)
     compiles = bool(operators) or may_be_other_than(space.torch_compile, False)
+    compiles |= bool(launch.gpus) and isinstance(space, UnchosenSpace)
     if launch.gpus:  # fused output layers are compiled there
         compiles |= may_be_other_than(space["output_layer"], "standard")
     checks = {

@@ -44,6 +44,7 @@ class StudyView:
     comparison = cached_property(lambda self: comparison(self.data, self.recommendation))
     influence = cached_property(lambda self: influence(self.data))
     batch = cached_property(lambda self: batch_effect(self.data))
+    auto = cached_property(lambda self: self.data.prepared and self.data.prepared.auto)  # the space, where chosen
     memory = cached_property(lambda self: measured_memory(self.data))
     diminishing_returns = cached_property(lambda self: diminishing_returns(self.data, self.recommendation))
     overoptimisation = cached_property(lambda self: overoptimisation(self.data, self.recommendation))

@@ -1,10 +1,13 @@
 """What can be known of a study before anything is started."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from carbonopt.core.config import StudyConfig
+from carbonopt.core.auto_facts import AutoSpace, known_facts
+from carbonopt.core.auto_space import choose
+from carbonopt.core.config import StudyConfig, UnchosenSpace
 from carbonopt.core.errors import BadInput
+from carbonopt.core.files import PreparedFolder
 from carbonopt.core.space import SearchSpace
 from carbonopt.core.study import CarbonTrace, Intensity
 from carbonopt.core.values import Scalar
@@ -12,6 +15,7 @@ from carbonopt.energy.intensity import reference_intensity
 from carbonopt.energy.trace import read_trace
 from carbonopt.engines.base import Engine
 from carbonopt.engines.kinds import ENGINES
+from carbonopt.study.inputs import input_files, workload_fingerprint
 from carbonopt.train.tasks.base import task_for
 
 
@@ -25,22 +29,49 @@ class Checked:
     start: dict[str, Scalar] | None
     trace: CarbonTrace | None
     engine: Engine  # for one run
+    auto: AutoSpace | None = None  # what is chosen, with `space: auto`: as far as is known before the preparation
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the space is the study's: not one that is still to be chosen."""
+        return not isinstance(self.config.search.space, UnchosenSpace)
+
+    def settled(self, auto: AutoSpace) -> "Checked":
+        """With the space that the preparation has chosen, as if the study file had named it."""
+        search = self.config.search.model_copy(update={"space": auto.space, "start": auto.start})
+        space = replace(self.space, space=auto.space)
+        config = self.config.model_copy(update={"search": search})
+        return replace(self, config=config, space=space, start=space.start_values(auto.start), auto=auto)
+
+
+def as_prepared(checked: Checked, folder: Path) -> Checked:
+    """With the space that was chosen in the preparation, where the folder is prepared for this study."""
+    if checked.is_settled:
+        return checked
+    fingerprint = workload_fingerprint(checked.config, input_files(checked.config), auto=True)
+    prepared = PreparedFolder(folder).made_for(fingerprint)
+    return checked if prepared is None or prepared.auto is None else checked.settled(prepared.auto)
 
 
 def check(config: StudyConfig) -> Checked:
     """All checks that start nothing and write nothing. Raises BadInput."""
     task = None if config.workload is None else task_for(config.workload.model_dump(mode="json"))
     own = task is not None and task.own_dimensions
-    space = SearchSpace(config.search.space, config.launch.world_size, bool(config.launch.gpus), own)
+    dimensions, ranks, on_gpu, auto = config.search.space, config.launch.world_size, bool(config.launch.gpus), None
+    if isinstance(dimensions, UnchosenSpace):
+        assert config.workload is not None
+        auto = choose(known_facts(config.workload, ranks, on_gpu))
+        dimensions = auto.space
+    space = SearchSpace(dimensions, ranks, on_gpu, own)
     start = None if config.search.start is None else space.start_values(config.search.start)
     if config.search.sampler == "grid" and space.combinations is None:
         raise BadInput("search.sampler: a grid needs choices (or a step) in every dimension of search.space.")
     engine = ENGINES[config.launch.kind](config)
     engine.check(space)
     if task is not None and config.launch.trains:
-        task.check(config.search.space)
+        task.check(dimensions)
         if config.confirm is not None and not task.takes_seed:
             must = "confirm runs a configuration again with other seeds: workload.command must have {seed}"
             raise BadInput(f"{must}, but hasn't; put it in, or leave confirm out.")
     trace = None if config.carbon.trace is None else read_trace(Path(config.carbon.trace))
-    return Checked(config, space, reference_intensity(config.carbon), start, trace, engine)
+    return Checked(config, space, reference_intensity(config.carbon), start, trace, engine, auto)

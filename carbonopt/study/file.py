@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError, create_model
 
-from carbonopt.core.config import LAUNCHES, Fixed, LocalLaunch, Range, StudyConfig, Workload
+from carbonopt.core.config import AUTO, LAUNCHES, Fixed, LocalLaunch, Range, StudyConfig, UnchosenSpace, Workload
 from carbonopt.core.dimensions import DIMENSIONS, REQUIRED, SEARCHED
 from carbonopt.core.errors import BadInput, first_fault, hint, shortened
 from carbonopt.core.files import read_text
@@ -131,7 +131,8 @@ class PipelineFile:
 
 
 def _piece(value: Any, folder: Path, name: str) -> Any:
-    return read_mapping(folder / Path(value).expanduser(), name) if isinstance(value, str) else value
+    is_path = isinstance(value, str) and (name, value) != ("search.space", AUTO)
+    return read_mapping(folder / Path(value).expanduser(), name) if is_path else value
 
 
 def read_mapping(path: Path, what: str) -> dict[Any, Any]:
@@ -153,6 +154,7 @@ def parse_study(raw: dict[str, Any], origin: str) -> StudyConfig:
         raw = _with_space(raw)
         # As JSON: strictly, a text is no number and true is not 1, while a list may still stand for a tuple.
         config = StudyConfig.model_validate_json(json.dumps(raw | workload), strict=True)
+        _check_auto(config)
         return _with_pruning(_with_quality(config))
     except (TypeError, RecursionError) as error:
         raise BadInput(f"{origin} must hold plain text, numbers, lists and mappings: {error}.") from error
@@ -193,6 +195,28 @@ def _with_space(raw: dict[str, Any]) -> dict[str, Any]:
         if space.get(name) is None:
             raise BadInput(f"search.space.{name} is missing.")
     return raw
+
+
+def _check_auto(config: StudyConfig) -> None:
+    """Raises BadInput where there is nothing to choose a space by, or what stands beside it needs one."""
+    search, task = config.search, None if config.workload is None else config.workload.task
+    if not isinstance(search.space, UnchosenSpace):
+        return
+    name_them = "name the dimensions"
+    refusals = (
+        (not config.launch.trains, "launch.kind is replay, whose table has dimensions of its own", name_them),
+        (task == "script", "the task is script, whose model and data only the script knows", name_them),
+        (task == "rlhf", "the task is rlhf, for which no rule is known that holds for any reward", name_them),
+        (
+            search.sampler == "grid",
+            "search.sampler is grid, which a range of learning_rate hasn't",
+            "use carbon",
+        ),
+        (search.start is not None, "search.start is of a space that is not known yet", "leave start out"),
+    )
+    for is_so, why, instead in refusals:
+        if is_so:
+            raise BadInput(f"search.space can't be auto: {why}; {instead}.")
 
 
 def _with_quality(config: StudyConfig) -> StudyConfig:

@@ -26,11 +26,13 @@ def input_files(config: StudyConfig) -> tuple[InputFile, ...]:
         raise BadInput(f"{error.filename} can't be read: {error.strerror}.") from error
 
 
-def workload_fingerprint(config: StudyConfig, inputs: Sequence[InputFile]) -> str:
-    """Of all that the prepared data depends on: the workload, and its files by their size and time."""
+def workload_fingerprint(config: StudyConfig, inputs: Sequence[InputFile], *, auto: bool) -> str:
+    """Of all that the prepared data depends on: the workload, and its files by their size and time; where the space is
+    chosen in the preparation, also what it is chosen by."""
     workload = None if config.workload is None else config.workload.model_dump(mode="json")
     stats = [(file.path, file.bytes, file.mtime_ns) for file in inputs]
-    seen = json.dumps([carbonopt.__version__, workload, stats], sort_keys=True)
+    launch = [config.launch.model_dump(mode="json", include={"gpus", "cpu_ranks"})] if auto else []
+    seen = json.dumps([carbonopt.__version__, workload, stats, *launch], sort_keys=True)
     return hashlib.sha256(seen.encode()).hexdigest()
 
 

@@ -95,12 +95,12 @@ def run_study(
         StudyInterrupted: after `interrupted` said so; the running trial has been put back.
         MeasurementError: if no energy can be measured.
     """
-    config = checked.config
     database = connect(storage_url(paths, url))
-    check_folder_is_free(database, paths, config.name)
-    with leased(database, config.name) as lease, contextlib.closing(checked.engine):
-        stored = StudyStorage.load(database, config.name)
+    check_folder_is_free(database, paths, checked.config.name)
+    with leased(database, checked.config.name) as lease, contextlib.closing(checked.engine):
+        stored = StudyStorage.load(database, checked.config.name)
         where = str(paths.root) if url is None else "the storage"
+        config = (checked := _as_stored(checked, stored)).config
         if stored is not None:
             stored.check_same(config, where)
             if (data := _already_done(stored, checked, paths, as_step)) is not None:
@@ -119,14 +119,21 @@ def run_study(
             checked, checked.engine, paths, lease, display, [display, trackers], interrupted_and_heard_of, as_step
         )
         prepared, inputs = call.prepare(inputs, meanwhile)
-        provenance = _provenance(checked, prepared, study_file)
+        config, provenance = call.checked.config, _provenance(call.checked, prepared, study_file)
         remember_storage(paths, url, config.name)
         if stored is not None:
             stored.refresh(config, provenance)
         storage = stored or StudyStorage.create(database, config, provenance)
-        _note(storage, checked, prepared, inputs)
+        _note(storage, call.checked, prepared, inputs)
         call.run_trials(storage, inputs)
         return storage.read(live=True)
+
+
+def _as_stored(checked: Checked, stored: StudyStorage | None) -> Checked:
+    """With the space that an earlier call has chosen, by which a study goes on."""
+    if checked.is_settled or stored is None or (prepared := stored.read(live=False).prepared) is None:
+        return checked
+    return checked if prepared.auto is None else checked.settled(prepared.auto)
 
 
 def _note(storage: StudyStorage, checked: Checked, prepared: Prepared | None, inputs: tuple[InputFile, ...]) -> None:
@@ -177,7 +184,7 @@ class _Call:
     ) -> tuple[Prepared | None, tuple[InputFile, ...]]:
         """Starts the engine and prepares; returns with the files' sha256."""
         engine = self.engine
-        fingerprint = workload_fingerprint(self.checked.config, inputs)
+        fingerprint = workload_fingerprint(self.checked.config, inputs, auto=self.checked.auto is not None)
         lend = own_meter if self.as_step is None else self.as_step.lend
         engine.begin(self.paths, fingerprint, self.display, self.interrupted, lend)
         self.began_s = time.monotonic()
@@ -187,6 +194,9 @@ class _Call:
             done = aside.submit(meanwhile)
             prepared = engine.prepare(self.interrupted)
             if prepared is not None:
+                if not self.checked.is_settled:
+                    assert prepared.auto is not None
+                    self.checked = self.checked.settled(prepared.auto)
                 self.checked.space.check_fits(prepared.train_examples)
             engine.meter.enter(Phase.GAP)
         done.result()

@@ -13,6 +13,7 @@ from carbonopt.core.files import PreparedFolder
 from carbonopt.train import model as models
 from carbonopt.train import ranks
 from carbonopt.train.failures import ran_out_of_memory, reason, refused
+from carbonopt.train.muon import groups_of
 from carbonopt.train.tasks.trainer_task import ModelKind, TrainerTask
 
 _LAYERS = 2  # models with two kinds of attention have them in turn
@@ -30,6 +31,14 @@ _UNMAKEABLE = (
 def check_model(task: TrainerTask, config: PreTrainedConfig, space: Space, folder: PreparedFolder) -> None:
     """Raises BadInput if transformers or PEFT can't make the model with what a dimension of the space asks for, if it
     fails on the prepared examples, or if a causal language model isn't causal."""
+    check_settings(task, config, space)
+    _check_loss(task, config, folder)
+    if task.model_kind.auto_class == "AutoModelForCausalLM":
+        check_causality(task.model_kind, config, task.workload.model.trust_remote_code)
+
+
+def check_settings(task: TrainerTask, config: PreTrainedConfig, space: Space) -> None:
+    """Raises BadInput if the model can't be had with what a dimension of the space asks for."""
     kind, trusted = task.model_kind, task.workload.model.trust_remote_code
     model_type = config.model_type
     lora_rank = max((int(rank) for rank in values_of(space["lora_rank"]) if rank), default=0)
@@ -48,9 +57,23 @@ def check_model(task: TrainerTask, config: PreTrainedConfig, space: Space, folde
     if lora_rank:
         with refused(f"lora_rank: PEFT can't adapt {model_type}: {{}}; leave it out.", *_UNMAKEABLE):
             models.with_lora(kind, empty, lora_rank, gradient_checkpointing=False)
-    _check_loss(task, config, folder)
-    if kind.auto_class == "AutoModelForCausalLM":
-        check_causality(kind, config, trusted)
+
+
+def lacking(task: TrainerTask, config: PreTrainedConfig, space: Space) -> dict[str, str]:
+    """The dimensions of a space that this model can't have, and why."""
+    kind, trusted = task.model_kind, task.workload.model.trust_remote_code
+    lacks = {}
+    for name, domain in space.domains().items():
+        try:
+            check_settings(task, config, Space(**{name: domain}))
+            if name == "output_layer":
+                for layer in map(str, values_of(domain)):
+                    models.check_output_layer(kind, config, layer, trusted)
+            if name == "optimizer" and "muon" in values_of(domain):
+                groups_of(models.empty_model(kind, config, trusted), [], weight_decay=0.0)
+        except BadInput as error:
+            lacks[name] = str(error).removeprefix(f"{name}: ").removesuffix("; leave it out.")
+    return lacks
 
 
 def cut_down(config: PreTrainedConfig) -> PreTrainedConfig:

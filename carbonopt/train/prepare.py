@@ -29,7 +29,8 @@ _IMPORTED_AHEAD = ("deepspeed.runtime.config", "transformers.training_args", "tr
 
 class PrepareSpec(Frozen):
     workload: dict[str, Any]  # the task's settings, dumped
-    space: Space
+    space: Space  # without a dimension where it is to be chosen
+    auto: bool = False  # it is
     world_size: int = 1  # of its trials
     prepared_dir: str
     fingerprint: str
@@ -42,10 +43,11 @@ def prepare(spec: PrepareSpec) -> Prepared:
     from transformers import AutoConfig
 
     from carbonopt.train import arguments, deepspeed_keys, model_check, ranks
+    from carbonopt.train.space_facts import chosen_space
 
     folder = PreparedFolder(Path(spec.prepared_dir))
     if (prepared := folder.made_for(spec.fingerprint)) is not None:
-        _load_ops(spec)
+        _load_ops(_chosen(spec, prepared))
         return prepared
     if folder.root.exists() and not folder.root.is_dir():
         raise BadInput(f"{folder.root} must be a folder, but is a file; move it away.")
@@ -62,7 +64,11 @@ def prepare(spec: PrepareSpec) -> Prepared:
         made = PreparedFolder(aside)
         prepared = task.prepare(spec.space, made, spec.fingerprint)
         if isinstance(task, TrainerTask):
-            model_check.check_model(task, AutoConfig.from_pretrained(made.model_config), spec.space, made)
+            config = AutoConfig.from_pretrained(made.model_config)
+            model_check.check_model(task, config, spec.space, made)
+            if spec.auto:
+                prepared = prepared.model_copy(update={"auto": chosen_space(task, config, prepared, spec.world_size)})
+                spec = _chosen(spec, prepared)
         write_json(made.workload, spec.workload)
         _load_ops(spec)
         update = {"files": made.sizes(), "memory": _memory(task, spec, made, prepared)}
@@ -75,6 +81,11 @@ def prepare(spec: PrepareSpec) -> Prepared:
         for rest in (aside, old):
             shutil.rmtree(rest, ignore_errors=True)
     return prepared
+
+
+def _chosen(spec: PrepareSpec, prepared: Prepared) -> PrepareSpec:
+    """With the space that was chosen, where one was."""
+    return spec if prepared.auto is None else spec.model_copy(update={"space": prepared.auto.space})
 
 
 def _memory(task: TrainingTask, spec: PrepareSpec, folder: PreparedFolder, prepared: Prepared) -> ModelMemory | None:

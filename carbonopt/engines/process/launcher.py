@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from carbonopt.core.config import LocalLaunch, StudyConfig
+from carbonopt.core.config import LocalLaunch, StudyConfig, UnchosenSpace
 from carbonopt.core.errors import BEFORE_FIRST_TRIAL, BadInput, CarbonoptError, StudyInterrupted
 from carbonopt.core.events import (
     FINGERPRINT,
@@ -50,6 +50,7 @@ class Preparation:
         self.is_needed = reads_data and (self._made_before is None or bool(missing_operators(self._operators)))
         workload, space = config.workload.model_dump(mode="json"), config.search.space.model_dump(mode="json")
         self._spec = {"workload": workload, "space": space, "world_size": launch.world_size}
+        self._spec["auto"] = isinstance(config.search.space, UnchosenSpace)
         self._spec |= {"prepared_dir": str(paths.prepared.resolve()), "fingerprint": fingerprint}
 
     def start(self) -> None:
