@@ -11,13 +11,14 @@ demo: .venv/installed
 # Three at a time, as many of them wait. Some measure times, which those beside them disturb: what failed is run again,
 # alone.
 PYTEST := $(BIN)/python -m pytest
+BESIDE := -n 3 --dist loadfile --no-loadscope-reorder
 TWICE := || $(PYTEST) --last-failed --last-failed-no-failures none
 
 test: .venv/installed-dev
-	$(PYTEST) -n 3 --dist loadfile -m "not slow" $(TWICE)
+	$(PYTEST) $(BESIDE) -m "not slow" $(TWICE)
 
 test-all: .venv/installed-dev
-	$(PYTEST) -n 3 --dist loadfile $(TWICE)
+	$(PYTEST) $(BESIDE) $(TWICE)
 
 check: lint types test-all
 

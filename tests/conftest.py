@@ -5,6 +5,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import hypothesis
@@ -29,6 +30,12 @@ hypothesis.settings.load_profile("beside_others")
 # would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first, those with most of them before all: a long file that began last would run alone."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.study import REPEAT_OF, SEED, StudyStorage, check_folder_is_free
 from carbonopt.storage.url import connect, remember_storage, storage_url
 from carbonopt.storage.workers import Lease, leased
-from carbonopt.study.check import Checked
+from carbonopt.study.check import Checked, as_prepared
 from carbonopt.study.inputs import check_unchanged, input_files, with_sha256, workload_fingerprint
 from carbonopt.study.supervisor import Rules, TrialObserver, TrialWatch
 from carbonopt.train.tasks.base import task_for
@@ -100,7 +100,7 @@ def run_study(
     with leased(database, checked.config.name) as lease, contextlib.closing(checked.engine):
         stored = StudyStorage.load(database, checked.config.name)
         where = str(paths.root) if url is None else "the storage"
-        config = (checked := _as_stored(checked, stored)).config
+        config = (checked := _as_stored(checked, stored, paths)).config
         if stored is not None:
             stored.check_same(config, where)
             if (data := _already_done(stored, checked, paths, as_step)) is not None:
@@ -129,10 +129,13 @@ def run_study(
         return storage.read(live=True)
 
 
-def _as_stored(checked: Checked, stored: StudyStorage | None) -> Checked:
+def _as_stored(checked: Checked, stored: StudyStorage | None, paths: StudyPaths) -> Checked:
     """With the space that an earlier call has chosen, by which a study goes on."""
-    if checked.is_settled or stored is None or (prepared := stored.read(live=False).prepared) is None:
+    if checked.is_settled or stored is None:
         return checked
+    prepared = stored.read(live=False).prepared
+    if prepared is None:  # killed as soon as there was a study
+        return as_prepared(checked, paths.prepared)
     return checked if prepared.auto is None else checked.settled(prepared.auto)
 
 

@@ -224,7 +224,7 @@ def test_adapters_and_the_whole_head_are_trained(headless):
 @pytest.mark.slow
 @pytest.mark.parametrize("study", ["studies/digits.yaml", "docs/examples/intents.yaml"])
 def test_a_shipped_study_meets_its_target(study, tmp_path):
-    done = carbonopt("run", ROOT / study, "--out", tmp_path / "out")
+    done = carbonopt("run", ROOT / study, "--out", tmp_path / "out", "--trials", "3")
     assert done.returncode == 0, done.stderr
     records = [
         json.loads(line) for line in carbonopt("export", tmp_path / "out", "--format", "jsonl").stdout.splitlines()
