@@ -2,12 +2,20 @@
 
 import argparse
 import json
+import tempfile
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from carbonopt.core.config import LocalLaunch, StudyConfig
+from carbonopt.core.space import SearchSpace
+from carbonopt.core.trial import Phase, QualityResult, TrialRecord, TrialSpec
 from carbonopt.energy.hardware import describe_hardware
+from carbonopt.engines.local import LocalEngine
+from carbonopt.storage.paths import StudyPaths
 from carbonopt.study.file import load_study
+from carbonopt.study.supervisor import Rules, TrialWatch
 
 HERE = Path(__file__).parent
 
@@ -23,6 +31,53 @@ def arguments(description: str) -> argparse.ArgumentParser:
 def study(file: Path, gpus: list[int]) -> StudyConfig:
     """A study file, on these GPUs."""
     return load_study(file).model_copy(update={"launch": LocalLaunch(gpus=tuple(gpus))})
+
+
+class Observer:
+    def warn(self, text: str) -> None:
+        print(text, flush=True)
+
+    def preparing(self, anything: bool) -> None:
+        print("preparing" if anything else "starting", flush=True)
+
+
+def trained(config: StudyConfig, runs: Iterable[tuple[dict[str, Any], int]]) -> Iterator[tuple[TrialRecord, list[Any]]]:
+    """Trains configurations of the study's space, by the values of its free dimensions and a seed, one after the other,
+    each in a trial's own fresh processes and to its end. Yields each record, and the idle power of each GPU."""
+    space = SearchSpace(config.search.space, config.launch.world_size, bool(config.launch.gpus))
+    rules = Rules(None, False, None, lambda energy_kwh: energy_kwh, lambda: False, lambda: False, 300.0)
+    quality = QualityResult.named(config.quality)
+    with tempfile.TemporaryDirectory() as folder:
+        paths = StudyPaths(Path(folder))
+        engine = LocalEngine(config)
+        try:
+            engine.begin(paths, "benchmark", Observer(), lambda: False)
+            engine.prepare(lambda: False)
+            for number, (values, seed) in enumerate(runs):
+                spec = TrialSpec(
+                    number=number,
+                    attempt=1,
+                    seed=seed,
+                    params=space.params(values),
+                    workload=config.workload.model_dump(mode="json"),
+                    prepared_dir=str(paths.prepared),
+                    trial_dir=str(paths.trial(number)),
+                )
+                engine.meter.enter(Phase.SETUP)
+                trial = engine.start(spec, paths.trial_log(number, 1))
+                watch = TrialWatch(
+                    spec,
+                    quality,
+                    trial,
+                    engine.meter,
+                    rules,
+                    [],
+                    lambda *_: engine.prepare_next(),
+                    lambda record: None,
+                )
+                yield watch.run(), [idle_power.model_dump() for idle_power in engine.meter.idle]
+        finally:
+            engine.close()
 
 
 def write(out: Path, gpus: list[int], results: dict) -> None:
