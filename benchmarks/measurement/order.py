@@ -3,9 +3,9 @@
     python benchmarks/measurement/order.py OUT.json --study STUDY.yaml [--gpus 0] [--rounds 8] [--seed 0]
 
 Trains all configurations of the study's space, a few that heat the GPU differently (by choices alone), in a random
-order, --rounds times. Then ln(J of the training) is explained by the configuration and by the mean power of the trial before,
-measured from the mean of all: by least squares, over all trials but the first. Prints what a trial before it that draws
-the most makes of a trial's joules, against one that draws the least, with a 95 % interval (Student's t).
+order, --rounds times. Then ln(J of the training) is explained by the configuration and by the mean power of the trial
+before: by least squares, over all trials but the first. Prints what a trial before it that draws the most makes of a
+trial's joules, against one that draws the least, with a 95 % interval (Student's t).
 """
 
 import math

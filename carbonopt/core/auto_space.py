@@ -247,6 +247,7 @@ def _choose_schedule(draft: Draft) -> None:
         draft.take("lr_scheduler", ("linear", STABLE_DECAY), why)
     else:
         draft.take("lr_scheduler", "linear", "down to zero (arXiv 2502.15938)")
+    draft.leave("weight_averaging", "beside a rate that decays it gave nothing (reports/performance.md)")
     draft.leave("decay_ratio", "0.2: a longer decay gains little (arXiv 2405.18392)")
     if facts.kind == "scratch":
         draft.take("warmup_ratio", 0.05, "short runs need a short one")

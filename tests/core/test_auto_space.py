@@ -180,8 +180,8 @@ def test_no_space_is_refused(task: str) -> None:
         assert not auto.why.keys() & auto.left_out.keys()
         of_rlhf = {"num_generations", "max_completion_length", "kl_coefficient"}
         of_dpo = set() if task == "dpo" else {"beta", "label_smoothing"}
-        without_dropout = {"dropout"} if task == "dpo" else set()
-        assert auto.why.keys() | auto.left_out.keys() == set(SEARCHED) - of_rlhf - of_dpo - without_dropout
+        without = {"dropout", "weight_averaging"} if task == "dpo" else set()
+        assert auto.why.keys() | auto.left_out.keys() == set(SEARCHED) - of_rlhf - of_dpo - without
         assert size_of(auto) <= 20_000
 
 
