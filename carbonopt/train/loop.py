@@ -31,7 +31,7 @@ from carbonopt.train.tasks.base import Trained, TrialRun
 from carbonopt.train.tasks.trainer_task import TrainerTask
 from carbonopt.train.whole_step import WholeStep, whole_step
 
-_PROBE_CHECKS = 10  # steps before a probe first looks at the clock, which waits for the GPU; then at twice as many
+_PROBE_CHECK = 2  # step at which a probe first looks at the clock, which waits for the GPU; then at twice as many
 _LOSS_CHECK_STEPS = 50  # reading the loss waits for the GPU; between two evaluations this often is enough
 
 
@@ -89,7 +89,7 @@ class Evaluations(TrainerCallback):
         # The trainer's engine exists when training begins; the speaker is rank 0's.
         self._task, self._run, self._trainer, self._speaker = task, run, trainer, speaker
         self._evaluation_steps = evaluation_steps(run.total_steps, run.workload.evaluations)
-        self._probe_check, self._first_step_at = _PROBE_CHECKS, math.inf
+        self._probe_check, self._first_step_at = _PROBE_CHECK, math.inf
         self._cores, self._spin_throttle = CpuWait(), SpinThrottle()
         self._average: WeightAverage | None = None
         self.last: EvalPoint | None = None
