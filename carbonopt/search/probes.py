@@ -26,7 +26,7 @@ class Probing:
     """What a study knows of its probes."""
 
     reuses: int  # runs of what is recommended, by which a cheaper step pays
-    cost: float | None  # of a probe, in the study's unit, the mean of those that ended; None: there is none yet
+    cost: float | None  # of a probe that compiles nothing, in the study's unit, the mean; None: none has ended yet
 
 
 def cheapest(configurations: Configurations, knowledge: Knowledge) -> int:

@@ -18,7 +18,7 @@ from carbonopt.core.config import Choices, StudyConfig
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.format import energy_text
 from carbonopt.core.space import SearchSpace, is_integer
-from carbonopt.core.trial import StopReason, TrialRecord
+from carbonopt.core.trial import Kernels, StopReason, TrialRecord
 from carbonopt.search.candidates import Distributions, draw
 from carbonopt.search.observation import of_probe
 from carbonopt.search.probes import Probing
@@ -146,8 +146,10 @@ class Strategy:
         """None: the study makes no probes."""
         if not self._config.probes or self._config.search.goal != "recommend":
             return None
-        spent_kwh = [record.spent_kwh for record in self._probes if record.stop_reason is StopReason.PROBE]
-        return Probing(self._config.budget.reuses, sum(spent_kwh) / len(spent_kwh) if spent_kwh else None)
+        ended = [record for record in self._probes if record.stop_reason is StopReason.PROBE]
+        compiled = (record.first_step_excess_kwh or 0.0 for record in ended if record.kernels is Kernels.COMPILED)
+        without_kwh = sum(record.spent_kwh for record in ended) - sum(compiled)
+        return Probing(self._config.budget.reuses, without_kwh / len(ended) if ended else None)
 
 
 def distributions(space: SearchSpace) -> Distributions:
