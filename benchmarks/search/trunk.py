@@ -3,7 +3,7 @@
     python benchmarks/search/trunk.py TABLE.jsonl [TABLE.jsonl ...] [--quality accuracy] [--seeds 5] [--json OUT]
 
 With a schedule that is constant and decays at its end (Hägele et al. 2024, arXiv 2405.18392), runs that differ by
-their length alone share a trunk: a later one branches off it, or goes on with it, and has only its decay to itself. Each
+their length alone share a trunk: a later one branches off it or goes on with it, with a decay of its own. Each
 search of `carbon` is counted twice, trial by trial: as it is, and as if each trial began at the end of the trunk that
 earlier ones with the same settings have trained. The bound is generous: to keep and to load a trunk costs nothing, and
 the runs' own schedules, which decay all along, are taken to lead to the same choices.
