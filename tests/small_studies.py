@@ -99,6 +99,26 @@ def pruned(number: int, last_perplexity: float | None = 12.0) -> TrialRecord:
     return trial(number, 2e-4, None, state=TrialState.PRUNED, stop_reason=StopReason.TARGET, evals=evals)
 
 
+def probe(number: int, joules: float = 200.0, **changes) -> TrialRecord:
+    """A first step that takes half of its energy, and 20 that take a hundredth each."""
+    energy_kwh = kwh_from_joules(joules)
+    stages = {
+        Stage.COMPILE: StageCost(duration_s=1.0, energy_kwh=0.5 * energy_kwh),
+        Stage.STEPS: StageCost(duration_s=2.0, energy_kwh=0.2 * energy_kwh),
+    }
+    values: dict[str, Any] = {
+        "state": TrialState.PRUNED,
+        "stop_reason": StopReason.PROBE,
+        "energy_kwh": Energy(train=0.7 * energy_kwh, setup=0.3 * energy_kwh, eval=0.0, total=energy_kwh),
+        "emissions_kg_co2e": None,
+        "evals": (),
+        "stages": stages,
+        "steps_done": 21,
+        "peak_memory_gib": 3.5,
+    }
+    return trial(number, 0.0, None, **{**values, **changes})
+
+
 def on_gpu(number: int, joules: float = 10e3, *, disagreement: float = 0.005, **changes) -> TrialRecord:
     """A trial whose GPU energy was read twice; its training took 30 s, in which the GPU uses 3 kJ idle."""
 

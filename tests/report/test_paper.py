@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from paper_facts import INFLUENCE, NOT_KNOWN, batch_effect, returns
-from small_studies import HACKED, HONEST, REPLAY, gpu_study, on_gpu, pruned, reward_study, study, trial
+from small_studies import HACKED, HONEST, REPLAY, gpu_study, on_gpu, probe, pruned, reward_study, study, trial
 
 from carbonopt import __version__
 from carbonopt.core.study import Hardware, Intensity, StudyData
@@ -48,6 +48,7 @@ STUDIES: dict[str, StudyData] = {
         raw={"confirm": {"seeds": 3, "runners_up": 2}},
     ),
     "identical trials": study(trial(0), trial(1), trial(2)),
+    "probes": study(trial(0), trial(1, 2e-3, 4.0), probes=(probe(0), probe(1, params={"zero_stage": 3}))),
     "no GPU": study(
         trial(0),
         raw={"launch": {"kind": "local", "gpus": [], "cpu_ranks": 2}, "budget": {"hours": 1}},

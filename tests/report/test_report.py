@@ -21,6 +21,7 @@ from small_studies import (
     TRACE,
     gpu_study,
     on_gpu,
+    probe,
     pruned,
     reward_study,
     study,
@@ -40,6 +41,7 @@ from carbonopt.report.study_view import StudyView
 
 EVIL = """<script>alert(1)</script> | `x` [a](javascript:b) "'&{{7*7}} </script>"""
 
+NO_STEPS = {"state": TrialState.FAILED, "stop_reason": None, "stages": None, "steps_done": None}
 ODD_STUDIES = {
     "no trials": study(),
     "one trial": study(trial(0)),
@@ -54,6 +56,7 @@ ODD_STUDIES = {
     "predictions": study(
         trial(0, predictions=(Prediction(source="How many?", expected="SELECT 1.50", predicted=""),)), trial(1)
     ),
+    "probes": study(trial(0), trial(1, 2e-3, 4.0), probes=(probe(0), probe(1, **NO_STEPS))),
     "infinite perplexity": study(trial(0, perplexity=math.inf), trial(1), pruned(2, None)),
     "far apart": study(trial(0, 1e-6, 5.9), trial(1, 1e2, 2.0), trial(2, 1.0, 1e30)),
     "as far apart as floats go": study(trial(0), trial(1, 2e-3, 1e300), trial(2, 1e-310, sys.float_info.max)),
