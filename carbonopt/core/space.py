@@ -21,6 +21,9 @@ _EXISTENCE = (  # in some rule
     "num_generations", "optimizer", "weight_averaging",
 )  # fmt: skip
 
+# Of these, the ones whose every choice needs a partner: of batch sizes one larger than others goes with few anyway.
+_PARTNERED = ("zero_stage", "offload", "precision", "output_layer", "optimizer", "weight_averaging")
+
 
 @dataclass(frozen=True)
 class SearchSpace:
@@ -127,19 +130,30 @@ class SearchSpace:
         return filled
 
     def _check_existence(self) -> None:
-        """Refuses a space in which nothing can exist. Only dimensions that a rule is about are gone through."""
+        """Refuses a space in which nothing can exist, or some choice can't, which would silently never be tried. Only
+        dimensions that a rule is about are gone through."""
         lists = {
             name: _values(name, domain) or [domain.high if isinstance(domain, Range) else domain.choices[0]]
             for name, domain in self.space.free().items()
         }
         some = {name: values[0] for name, values in lists.items() if name not in _EXISTENCE}
         candidates = _products({name: values for name, values in lists.items() if name in _EXISTENCE})
-        broken = None
+        alone = {(name, value): "" for name in _PARTNERED if name in lists for value in lists[name]}  # and the rule
+        broken, found = None, False
         for combination in itertools.islice(candidates, ENUMERATION_LIMIT):
             if (broken := self.rule_broken({**combination, **some})) is None:
-                return
-        if next(candidates, None) is None:
+                found = True
+                alone = {choice: rule for choice, rule in alone.items() if combination[choice[0]] != choice[1]}
+                if not alone:
+                    return
+            else:
+                alone |= {choice: broken for choice in alone if combination[choice[0]] == choice[1]}
+        if next(candidates, None) is not None:
+            return
+        if not found:
             raise BadInput(f"search.space holds no configuration that can exist: {broken}")
+        for (name, value), rule in alone.items():
+            raise BadInput(f"search.space.{name}: {value} goes with nothing else in search.space: {rule}")
 
     def _check_batches(self) -> None:
         """Every global batch that is named must be divisible by some micro batch × world size."""

@@ -140,9 +140,12 @@ def of_record(record: TrialRecord) -> Observation:
     )
 
 
-def of_probe(record: TrialRecord) -> Observation:
-    """What a probe has taught, which has no curve and no cost of a whole training."""
-    failed = record.state is TrialState.FAILED and record.stop_reason is not StopReason.INTERRUPTED
+def of_probe(record: TrialRecord) -> Observation | None:
+    """What a probe has taught, which has no curve and no cost of a whole training; None for one that runs, or was ended
+    before it had measured: that says nothing, and is made again."""
+    if record.state is TrialState.RUNNING or record.stop_reason not in (StopReason.PROBE, None):
+        return None
+    failed = record.state is not TrialState.INFEASIBLE and record.stop_reason is None
     return dataclasses.replace(of_record(record), overhead_cost=None, probe=True, broken=failed)
 
 

@@ -132,7 +132,7 @@ class Strategy:
             trials = [trial for trial in study.get_trials(deepcopy=False) if trial.number != number]
             told = (trial.user_attrs["record"] for trial in trials if "record" in trial.user_attrs)
             missed = refuted(map(TrialRecord.from_json, told), self._config)
-            probes = [of_probe(record) for record in self._probes]
+            probes = [taught for record in self._probes if (taught := of_probe(record)) is not None]
             if self._proposes:
                 plan = self._carbon.plan(trials, self._movable, number, missed, probes, self._probing)
             else:

@@ -26,6 +26,7 @@ from carbonopt.storage.url import RESTORE, first_line, stored_pointer, what_is_w
 COST = "emissions_kg_co2e"  # the first objective; the second one is the target's quality
 CONSTRAINT = "shortfall of the target"  # feasible at 0 and below (see `Target.shortfall`)
 REPEAT_OF, SEED = "repeat of", "seed"  # attributes of a trial that repeats another one's configuration
+_PROBE = "probe "  # attributes of the study, with a probe's number
 WORST_VIOLATION = 10.0  # for a trial that taught nothing about its quality; e^10 times a target perplexity
 
 
@@ -37,9 +38,17 @@ class StudyStorage:
 
     @classmethod
     def load(cls, storage: BaseStorage, name: str) -> "StudyStorage | None":
-        """The study of that name, or None."""
+        """The study of that name, or None, also for one that `create` was killed in."""
         with _readable(f"study {name!r}"):
-            return cls(storage, name) if name in optuna.get_all_study_names(storage) else None
+            if name not in optuna.get_all_study_names(storage):
+                return None
+            found = cls(storage, name)
+            return None if found._is_half_made else found
+
+    @property
+    def _is_half_made(self) -> bool:
+        own = (self.study.metric_names or [""])[0] == COST
+        return own and not self._trials and "provenance" not in self.study.user_attrs
 
     @classmethod
     def of_folder(cls, storage: BaseStorage, paths: StudyPaths) -> "StudyStorage":
@@ -62,7 +71,9 @@ class StudyStorage:
     @classmethod
     def create(cls, storage: BaseStorage, config: StudyConfig, provenance: Provenance) -> "StudyStorage":
         quality = config.quality
-        study = optuna.create_study(study_name=config.name, storage=storage, directions=["minimize", quality.direction])
+        study = optuna.create_study(
+            study_name=config.name, storage=storage, directions=["minimize", quality.direction], load_if_exists=True
+        )
         with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
             study.set_metric_names([COST, quality.name])
         made = cls(storage, config.name)
@@ -111,12 +122,12 @@ class StudyStorage:
 
     def set_probe(self, record: TrialRecord) -> None:
         """Of a probe, by its own number; again and again while it runs."""
-        self.study.set_user_attr(f"probe {record.trial}", record.as_json())
+        self.study.set_user_attr(f"{_PROBE}{record.trial}", record.as_json())
 
     def probes(self) -> tuple[TrialRecord, ...]:
-        """By number."""
-        records = [TrialRecord.from_json(own) for key, own in self.study.user_attrs.items() if key.startswith("probe ")]
-        return tuple(sorted(records, key=lambda record: record.trial))
+        """By number. Raises BadInput for a record that is damaged."""
+        told = {key: own for key, own in self.study.user_attrs.items() if key.startswith(_PROBE)}
+        return tuple(sorted((_probe(key, own) for key, own in told.items()), key=lambda record: record.trial))
 
     def read(self, *, live: bool) -> StudyData:
         """The whole study. `live`: whether a command works on it, so that a trial may be running. Raises BadInput if
@@ -309,6 +320,18 @@ def _record(trial: FrozenTrial, live: bool) -> TrialRecord | None:
     if trial.state.is_finished():
         _check_ended(record, trial)
     return _as_ended(record, live)
+
+
+def _probe(key: str, own: Any) -> TrialRecord:
+    try:
+        record = TrialRecord.from_json(own)
+    except (ValidationError, AttributeError, LookupError, TypeError) as error:
+        raise BadInput(f"{key}: {_reason(error)}") from error
+    if key != f"{_PROBE}{record.trial}":
+        raise BadInput(f"{key} has the record of probe {record.trial}")
+    if record.state is TrialState.COMPLETE or (record.stop_reason is StopReason.PROBE and record.energy_kwh is None):
+        raise BadInput(f"{key} can't have ended as its record says ({record.state.value}, without energy_kwh)")
+    return record
 
 
 def _as_ended(record: TrialRecord, live: bool) -> TrialRecord:

@@ -466,13 +466,14 @@ def _next_repeat(data: StudyData, engine: Engine, paths: StudyPaths, as_step: As
 
 def _always_the_same_failure(data: StudyData) -> str | None:
     """Why a study ends whose trials all failed in one and the same way: the next one would, too."""
-    over = [record for record in data.records if record.state is not TrialState.RUNNING]
-    failures = [record.failure for record in over if record.state is TrialState.FAILED and record.failure]
-    reasons = {(failure.kind, failure.text.partition("\n")[0]) for failure in failures}
-    if len(over) < _FAILURES or len(failures) < len(over) or len(reasons) > 1:
-        return None
-    ((_, text),) = reasons
-    return f"all {len(failures)} trials failed in the same way ({text.rstrip('.')}): mend that first"
+    for runs, name in ((data.records, "trials"), ((*data.probes, *data.records), "probes and trials")):
+        over = [record for record in runs if record.state is not TrialState.RUNNING]
+        failures = [record.failure for record in over if record.state is TrialState.FAILED and record.failure]
+        reasons = {(failure.kind, failure.text.partition("\n")[0]) for failure in failures}
+        if len(over) >= _FAILURES and len(failures) == len(over) and len(reasons) == 1:
+            ((_, text),) = reasons
+            return f"all {len(failures)} {name} failed in the same way ({text.rstrip('.')}): mend that first"
+    return None
 
 
 def _all_run(trials: int) -> str:

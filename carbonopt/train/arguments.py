@@ -70,6 +70,11 @@ def check_training_arguments(
         if (argument := DIMENSIONS[name].argument) in given:
             rule = f"{argument} must be in workload.training_arguments or, as {name}, in search.space"
             raise BadInput(f"{rule}, but is in both.")
+    if space["decay_ratio"] is not None and "lr_scheduler_kwargs" in given:
+        rule = (
+            "the decay must be in workload.training_arguments.lr_scheduler_kwargs or, as decay_ratio, in search.space"
+        )
+        raise BadInput(f"{rule}, but is in both.")
     with refused("workload.training_arguments is not what transformers takes: {}.", ValueError, TypeError, ImportError):
         kind(output_dir="unused", report_to="none", use_cpu=True, bf16=False, **given)
 

@@ -162,8 +162,12 @@ def test_settings_whose_probe_failed_are_left_out_and_an_interrupted_one_says_no
     assert failed_by(CHOSEN, [failed])
     assert failed_by({**CHOSEN, "learning_rate": 5e-3, "epochs": 4}, [failed])
     assert not failed_by({**CHOSEN, "zero_stage": 2}, [failed])
-    interrupted = of_probe(record(state=TrialState.FAILED, stop_reason=StopReason.INTERRUPTED))
-    assert not failed_by(CHOSEN, [interrupted])
+    for ended in (
+        {"state": TrialState.FAILED, "stop_reason": StopReason.INTERRUPTED, "steps_done": 1},
+        {"stop_reason": StopReason.BUDGET},
+        {"state": TrialState.RUNNING, "stop_reason": None},
+    ):
+        assert of_probe(record(**ended)) is None, "it is made again"
 
 
 def test_a_run_pays_for_loading_kernels_and_the_study_for_compiling_them() -> None:

@@ -16,15 +16,17 @@ import yaml
 from commands import free_port, within
 from replays import study_over, write_table
 from search.test_study import Silent
+from small_studies import probe
 
 from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import PERPLEXITY, Target
 from carbonopt.core.space import SearchSpace
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import EvalPoint, QualityResult, StopReason, TrialRecord, TrialState
 from carbonopt.search.strategy import Strategy
 from carbonopt.storage.paths import StudyPaths
-from carbonopt.storage.study import CONSTRAINT, WORST_VIOLATION, violation
+from carbonopt.storage.study import CONSTRAINT, COST, WORST_VIOLATION, StudyStorage, violation
 from carbonopt.storage.url import connect
 from carbonopt.study.check import check
 from carbonopt.study.file import load_study, parse_study
@@ -235,3 +237,42 @@ def test_a_storage_whose_writer_was_killed_opens_again(tmp_path: Path) -> None:
     assert connect(f"sqlite:///{file}", must_exist=True).get_all_studies()[0].study_name == "kept"
     with closing(sqlite3.connect(file)) as database:
         assert database.execute("SELECT name FROM sqlite_master WHERE name = 'half'").fetchall() == []
+
+
+@pytest.mark.parametrize("attributes", [[], ["config"]])
+def test_a_study_that_was_killed_as_it_was_made_begins_again(
+    attributes: list[str], whole: Path, tmp_path: Path
+) -> None:
+    shutil.copy(whole.parent / "study.yaml", tmp_path / "study.yaml")
+    (tmp_path / "out").mkdir()
+    config = load_study(tmp_path / "study.yaml")
+    database = connect(f"sqlite:///{StudyPaths(tmp_path / 'out').storage}")
+    directions = ["minimize", config.quality.direction]
+    made = optuna.create_study(study_name=config.name, storage=database, directions=directions)
+    made.set_metric_names([COST, config.quality.name])
+    for name in attributes:
+        made.set_user_attr(name, config.model_dump(mode="json"))
+    data = ran(tmp_path / "study.yaml", tmp_path / "out", trials=2)
+    assert len(data.records) == 2 and data.ended is not None
+
+
+@pytest.mark.parametrize(
+    ("key", "changes", "says"),
+    [
+        ("probe 1", {}, "probe 1 has the record of probe 0"),
+        ("probe x", {}, "probe x has the record of probe 0"),
+        ("probe 0", {"state": "complete"}, "probe 0 can't have ended as its record says"),
+        ("probe 0", {"energy_kwh": None}, "probe 0 can't have ended as its record says"),
+        ("probe 0", {"evals": None}, "probe 0: "),
+        ("probe 0", {"hello": 1}, "probe 0: unknown key hello"),
+        ("probe 0", None, "probe 0: "),
+    ],
+)
+def test_a_damaged_probe_is_named(key: str, changes: dict | None, says: str, whole: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(whole, tmp_path / "out")
+    paths = StudyPaths(folder)
+    study = optuna.load_study(study_name="replayed", storage=f"sqlite:///{paths.storage}")
+    study.set_user_attr(key, None if changes is None else probe(0).as_json() | changes)
+    storage = StudyStorage.of_folder(connect(f"sqlite:///{paths.storage}"), paths)
+    with pytest.raises(BadInput, match=says):
+        storage.read(live=False)

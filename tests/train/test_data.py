@@ -395,6 +395,12 @@ def test_refuses_training_arguments(given, says):
         check_training_arguments(given, SPACE.model_copy(update={"lr_scheduler": Fixed(value="linear")}))
 
 
+def test_a_decay_is_given_once():
+    space = SPACE.model_copy(update={"decay_ratio": Fixed(value=0.3)})
+    with pytest.raises(BadInput, match="the decay must be in .* or, as decay_ratio, in search.space, but is in both"):
+        check_training_arguments({"lr_scheduler_kwargs": {"num_decay_steps": 4}}, space)
+
+
 def test_takes_training_arguments():
     check_training_arguments({"weight_decay": 0.1, "max_grad_norm": 0.5, "adam_beta2": 0.95}, SPACE)
 
