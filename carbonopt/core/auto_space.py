@@ -106,6 +106,8 @@ def _choose_batch(draft: Draft, passes: Passes) -> tuple[int, ...]:
         why = "LoRA bears large batches less well than all weights do (thinkingmachines.ai/blog/lora)"
     ranks = facts.world_size
     most = (facts.train_examples or math.inf) / _FEWEST_STEPS
+    if sizes[-1] > most:
+        why += f"; none above 1/{_FEWEST_STEPS} of the examples"
     each = tuple(sorted({max(1, _octave(size / ranks)) for size in sizes if size <= most})) or (1,)
     draft.take(
         "global_batch_size",
@@ -141,7 +143,11 @@ def _choose_rate(draft: Draft, passes: Passes) -> None:
         if facts.task == "dpo":
             low, high = low * _PREFERENCE_RATE, high * _PREFERENCE_RATE
             why += ", a tenth of that for preferences (arXiv 2305.18290)"
-    high = min(high, _HIGHEST_RATE)
+    if high > _HIGHEST_RATE:
+        high, why = (
+            _HIGHEST_RATE,
+            f"{why}; none above {_HIGHEST_RATE:g}, the size of random weights, and a decade at least",
+        )
     low = min(low, high / _LEAST_SPAN)
     start = min(law[1], high / _AROUND_THE_LAW) if facts.kind == "scratch" and law else math.sqrt(low * high)
     low, high, start = (_rounded(rate) for rate in (low, high, start))

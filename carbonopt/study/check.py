@@ -53,14 +53,16 @@ def as_prepared(checked: Checked, folder: Path) -> Checked:
     return checked if prepared is None or prepared.auto is None else checked.settled(prepared.auto)
 
 
-def check(config: StudyConfig) -> Checked:
-    """All checks that start nothing and write nothing. Raises BadInput."""
+def check(config: StudyConfig, *, gets_weights: bool = False) -> Checked:
+    """All checks that start nothing and write nothing. Raises BadInput. `gets_weights`: of a pipeline's step that
+    trains on, whatever its own file says of the model."""
     task = None if config.workload is None else task_for(config.workload.model_dump(mode="json"))
     own = task is not None and task.own_dimensions
     dimensions, ranks, on_gpu, auto = config.search.space, config.launch.world_size, bool(config.launch.gpus), None
     if isinstance(dimensions, UnchosenSpace):
         assert config.workload is not None
-        auto = choose(known_facts(config.workload, ranks, on_gpu))
+        facts = known_facts(config.workload, ranks, on_gpu)
+        auto = choose(facts.model_copy(update={"pretrained": facts.pretrained or gets_weights}))
         dimensions = auto.space
     space = SearchSpace(dimensions, ranks, on_gpu, own)
     start = None if config.search.start is None else space.start_values(config.search.start)

@@ -131,6 +131,8 @@ class PipelineFile:
 
 
 def _piece(value: Any, folder: Path, name: str) -> Any:
+    if name == "search.space" and isinstance(value, str) and value != AUTO and value.strip().lower() == AUTO:
+        raise BadInput(f"search.space must be {AUTO}, a file or the dimensions, but got {value!r}.")
     is_path = isinstance(value, str) and (name, value) != ("search.space", AUTO)
     return read_mapping(folder / Path(value).expanduser(), name) if is_path else value
 

@@ -29,7 +29,10 @@ _POSITIONS = ("max_position_embeddings", "n_positions")  # names of it in models
 def check_pipeline(file: PipelineFile) -> dict[str, Checked]:
     """Each step's study as its own file has it, by step. Raises BadInput for what is wrong with one of them or with
     their order, as far as that can be known before anything is started."""
-    studies = {step.step: check(load_study(file.study(step))) for step in file.pipeline.pipeline}
+    studies = {
+        step.step: check(load_study(file.study(step)), gets_weights="model" in step.needs)
+        for step in file.pipeline.pipeline
+    }
     first = file.pipeline.pipeline[0].step
     for place, step in enumerate(file.pipeline.pipeline):
         config, where = studies[step.step].config, f"{file.path}: pipeline.{place}"

@@ -240,9 +240,7 @@ def test_a_storage_whose_writer_was_killed_opens_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("attributes", [[], ["config"]])
-def test_a_study_that_was_killed_as_it_was_made_begins_again(
-    attributes: list[str], whole: Path, tmp_path: Path
-) -> None:
+def test_a_study_that_was_killed_as_it_was_made_begins_again(attributes: list, whole: Path, tmp_path: Path) -> None:
     shutil.copy(whole.parent / "study.yaml", tmp_path / "study.yaml")
     (tmp_path / "out").mkdir()
     config = load_study(tmp_path / "study.yaml")

@@ -397,7 +397,7 @@ def test_refuses_training_arguments(given, says):
 
 def test_a_decay_is_given_once():
     space = SPACE.model_copy(update={"decay_ratio": Fixed(value=0.3)})
-    with pytest.raises(BadInput, match="the decay must be in .* or, as decay_ratio, in search.space, but is in both"):
+    with pytest.raises(BadInput, match=r"the decay must be in .* or, as decay_ratio, in search.space, but is in both"):
         check_training_arguments({"lr_scheduler_kwargs": {"num_decay_steps": 4}}, space)
 
 
