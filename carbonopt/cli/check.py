@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from carbonopt.core.auto_facts import AutoSpace
+from carbonopt.core.auto_space import known_before
 from carbonopt.core.config import Confirm, StudyConfig
 from carbonopt.core.format import count_text
 from carbonopt.core.space import SearchSpace, describe
@@ -10,8 +11,6 @@ from carbonopt.report.study_text import budget_text, goal_text, pruning_text, sa
 from carbonopt.study.check import Checked
 
 _INDENT = "\n" + " " * 14  # of the lines below a label's first
-
-_BY_DATA = ("global_batch_size", "learning_rate", "epochs")
 
 
 def describe_study(checked: Checked) -> str:
@@ -29,7 +28,7 @@ def describe_study(checked: Checked) -> str:
         "sampler": sampler_text(search),
         "prunes": pruning_text(search),
         "space": _space(checked.space, checked.auto, is_settled=checked.is_settled),
-        "left out": _left_out(checked.auto),
+        "left out": _left_out(checked.auto, is_settled=checked.is_settled),
         "stops": f"{budget_text(config.budget)}; earlier if {nothing_left}",
         "confirms": _confirmation(config.confirm) if config.confirm else "",
         "begins with": ", ".join(f"{name} {value}" for name, value in (checked.start or {}).items()),
@@ -77,14 +76,18 @@ def _space(space: SearchSpace, auto: AutoSpace | None, *, is_settled: bool) -> s
     chosen = [f"{name}: {describe(space.space[name])} ({why})" for name, why in auto.why.items()]
     if is_settled:
         return _INDENT.join([f"{count}, chosen by carbonopt", *chosen])
-    shown = [line for line in chosen if not line.startswith(_BY_DATA)]
-    found = "the training tokens and the model's parameters, which the preparation of `carbonopt run` counts"
-    rest = "`check` shows them then. The rest, as far as it is known before"
-    return _INDENT.join([f"chosen by carbonopt: {', '.join(_BY_DATA)} by {found}; {rest}:", *shown])
+    sure = known_before(auto.facts)
+    shown = [line for name, line in zip(auto.why, chosen, strict=True) if name in sure]
+    later = ", ".join(name for name in (*auto.why, *auto.left_out) if name not in sure)
+    found = "data, model and GPUs, which the preparation of `carbonopt run` looks at"
+    return _INDENT.join([f"chosen by carbonopt: {later} by {found}; `check` shows them then. The rest:", *shown])
 
 
-def _left_out(auto: AutoSpace | None) -> str:
-    return "" if auto is None else _INDENT.join(f"{name}: {why}" for name, why in auto.left_out.items())
+def _left_out(auto: AutoSpace | None, *, is_settled: bool) -> str:
+    if auto is None:
+        return ""
+    sure = auto.left_out.keys() if is_settled else known_before(auto.facts)
+    return _INDENT.join(f"{name}: {why}" for name, why in auto.left_out.items() if name in sure)
 
 
 def _confirmation(confirm: Confirm) -> str:

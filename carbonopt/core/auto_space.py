@@ -3,10 +3,12 @@ published or measured. The same facts give the same space."""
 
 import math
 from collections.abc import Sequence
+from itertools import product
+from typing import Any
 
 from carbonopt.core.auto_facts import AutoSpace, Draft, Facts
 from carbonopt.core.config import Range
-from carbonopt.core.dimensions import STABLE_DECAY
+from carbonopt.core.dimensions import SEARCHED, STABLE_DECAY
 from carbonopt.core.units import BYTES_PER_GIB
 
 _TOKENS_A_PARAMETER = 20  # of the least compute for a loss: Hoffmann et al. 2022, arXiv 2203.15556
@@ -60,6 +62,34 @@ def choose(facts: Facts) -> AutoSpace:
     _choose_kernels(draft, passes)
     _choose_task(draft)
     return draft.finished()
+
+
+# What a preparation can find out, at its ends: models, data sets and GPUs.
+_MODELS: tuple[dict[str, Any], ...] = (
+    {"parameters": 10**4, "layers": 1, "width": 16, "vocab_size": 50},
+    {"parameters": 5 * 10**8, "layers": 24, "width": 1024, "vocab_size": 10**5},
+    {"parameters": 10**12, "layers": 100, "width": 10**4, "vocab_size": 10**6},
+)
+_DATA: tuple[dict[str, Any], ...] = tuple(
+    {"train_examples": tokens // 100, "train_tokens": tokens} for tokens in (10**4, 10**7, 10**13)
+)
+_GPUS: tuple[dict[str, Any], ...] = (
+    {"gpu_memory_gib": 16.0, "has_bf16": False},
+    {"gpu_memory_gib": 141.0, "has_float8": True},
+)
+
+
+def known_before(facts: Facts) -> frozenset[str]:
+    """Dimensions that are chosen, or left out, alike whatever the preparation finds out."""
+
+    def decided(auto: AutoSpace, name: str) -> tuple[Any, ...]:
+        return auto.space[name], auto.why.get(name), auto.left_out.get(name)
+
+    ends = product(_MODELS, _DATA, _GPUS)
+    spaces = [choose(facts.model_copy(update=model | data | gpus)) for model, data, gpus in ends]
+    return frozenset(
+        name for name in SEARCHED if all(decided(auto, name) == decided(spaces[0], name) for auto in spaces)
+    )
 
 
 Passes = tuple[float, ...]  # over the training data, rising
