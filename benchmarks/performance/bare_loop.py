@@ -52,7 +52,7 @@ def main() -> None:
 def of_a_trial(folder: Path) -> float:
     """Tokens a second of a study's only trial, its first step left out."""
     raw = common.read(ROOT / "studies" / "quickstart.yaml")
-    raw["search"]["start"] = START | {"offload": "none"}
+    raw["search"]["start"] = START | {"offload": "none", "optimizer": "adamw"}
     raw["budget"] = {"trials": 1}
     raw["workload"]["evaluations"] = 1
     raw["search"]["space"]["epochs"] = {"choices": [1]}

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from carbonopt.core.auto_facts import AutoSpace, Facts
-from carbonopt.core.auto_space import best_batch_tokens, best_learning_rate, choose
+from carbonopt.core.auto_space import best_batch_tokens, best_learning_rate, choose, known_before
 from carbonopt.core.config import Choices, Domain, Fixed, Range, values_of
 from carbonopt.core.dimensions import SEARCHED
 from carbonopt.core.space import SearchSpace
@@ -201,3 +201,12 @@ def test_the_same_facts_give_the_same_space_and_json_keeps_it() -> None:
     auto = of()
     assert of() == auto
     assert AutoSpace.model_validate_json(auto.model_dump_json()) == auto
+
+
+def test_before_the_data_is_prepared_only_what_nothing_can_change_is_known() -> None:
+    tuned = known_before(Facts(task="causal_lm", pretrained=True, on_gpu=True))
+    assert {"warmup_ratio", "lr_scheduler", "weight_averaging"} <= tuned
+    by_size = {"global_batch_size", "learning_rate", "zero_stage", "offload", "lora_rank", "optimizer", "output_layer"}
+    assert not tuned & (by_size | {"micro_batch_size_per_gpu", "torch_compile", "gradient_checkpointing", "precision"})
+    scratch = known_before(Facts(task="causal_lm", pretrained=False, on_gpu=False))
+    assert {"lora_rank", "torch_compile", "weight_decay"} <= scratch and not scratch & {"epochs", "dropout"}

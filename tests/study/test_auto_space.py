@@ -38,7 +38,7 @@ def test_a_study_chooses_its_space_and_goes_on_with_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     study, folder = write_study(auto_study), tmp_path / "runs" / "tiny"
-    assert "chosen by carbonopt: global_batch_size, learning_rate, epochs by the" in within("check", study).stdout
+    assert "chosen by carbonopt: global_batch_size, learning_rate, epochs, zero_stage" in within("check", study).stdout
     assert carbonopt("run", study, "--trials", 1).returncode in (0, 3)
     data = read(folder)
     assert data.prepared is not None
