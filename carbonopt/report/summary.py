@@ -12,6 +12,8 @@ from carbonopt.report.study_view import StudyView
 SPREAD_UNKNOWN = "run-to-run spread not known"
 AT_LEVEL = f"with {fmt.percent_text(LEVEL)} confidence"
 
+_OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon"}
+
 
 def headline(study: StudyView) -> str:
     """One number, and at most one qualification."""
@@ -105,7 +107,8 @@ def baseline_text(baseline: Baseline) -> str:
 
 
 def short_params(params: TrialParams) -> str:
-    """What decides most, with two digits of the learning rate: `batch 64, lr 1.3e-3, 25 epochs, ZeRO 0`."""
+    """What decides most, with two digits of the learning rate: `batch 64, lr 1.3e-3, 25 epochs, ZeRO 0`, and the
+    optimizer where the study chooses it."""
     batch, rate, epochs, stage = params.global_batch_size, params.learning_rate, params.epochs, params.zero_stage
     parts = [] if batch is None else [f"batch {fmt.value_text(batch)}"]
     if rate is not None:
@@ -114,6 +117,7 @@ def short_params(params: TrialParams) -> str:
     if epochs is not None:
         parts.append(f"{fmt.value_text(epochs)} epoch{'' if epochs == 1 else 's'}")
     parts += [] if stage is None else [f"ZeRO {stage}"]
+    parts += [] if params.optimizer is None else [_OPTIMIZERS[params.optimizer]]
     return ", ".join([*parts, *(f"{name} {fmt.value_text(value)}" for name, value in params.own.items())])
 
 

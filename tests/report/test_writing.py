@@ -17,7 +17,7 @@ from small_studies import HACKED, HONEST, gpu_study, on_gpu, pruned, reward_stud
 
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import replaced
-from carbonopt.core.format import emissions_text, energy_text, number_from, plus_minus_text
+from carbonopt.core.format import emissions_text, energy_text, number_from, params_text, plus_minus_text
 from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.study import StudyData
 from carbonopt.report.assemble import whole
@@ -25,6 +25,7 @@ from carbonopt.report.build import NAMES, write_report
 from carbonopt.report.paper.files import NAMES as PAPER_NAMES
 from carbonopt.report.paper.files import paper_files
 from carbonopt.report.study_view import StudyView
+from carbonopt.report.summary import short_params
 
 MET = study(trial(0), trial(1, 2e-3, 4.0))
 # A process that fills the folder of its first argument again and again, or dies over it at the second.
@@ -233,6 +234,13 @@ FIGURES = {
 @pytest.mark.parametrize(("text", "expected"), FIGURES.items())
 def test_figures(text, expected):
     assert text == expected
+
+
+def test_a_searched_optimizer_is_named_with_what_decides_most():
+    params = trial(0, params={"optimizer": "muon", "zero_stage": 0}).params
+    assert short_params(params) == "batch 16, lr 1e-3, 2 epochs, ZeRO 0, Muon"
+    assert params_text(params).endswith("ZeRO 0, optimizer muon")
+    assert short_params(trial(0).params) == "batch 16, lr 1e-3, 2 epochs, ZeRO 1"
 
 
 def test_impossible_batches_are_damage_and_said_with_their_trial():
