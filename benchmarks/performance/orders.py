@@ -45,6 +45,7 @@ Trials = list[tuple[str, float]]  # configuration and joules, in their order
 
 def of_order(raw: dict[str, Any], options: argparse.Namespace, probes: bool, seed: int) -> Trials:
     space: dict[str, Any] = {
+        **common.fixed(raw),
         "global_batch_size": {"choices": options.batches},
         "learning_rate": {"choices": list(RATES)},
         "epochs": options.epochs,

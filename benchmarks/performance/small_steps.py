@@ -1,6 +1,6 @@
 """Time and energy of a step of a small model: trials of a study beside a bare loop of the same shape, in one run.
 
-    python benchmarks/performance/small_steps.py STUDY.yaml FOLDER [--batches 16 32 64 128] [--steps 400] [--device cpu]
+    python benchmarks/performance/small_steps.py STUDY.yaml FOLDER [--batches 16 32 64 128] [--epochs 6] [--device cpu]
 
 The study's model has to be a GPT-2 from its configuration, as in studies/shakespeare-char.yaml. A trial of each batch
 runs with ZeRO 0 and in bf16, with `torch_compile` and without; the bare loop is a transformer of the same sizes in
@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("study", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--batches", type=common.at_least(1), nargs="+", default=[16, 32, 64, 128])
-    parser.add_argument("--steps", type=common.at_least(20), default=400, help="of a trial")
+    parser.add_argument("--epochs", type=float, default=6.0, help="of each trial")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--bare", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -38,7 +38,7 @@ def main() -> None:
         return
     options.folder.mkdir(parents=True, exist_ok=True)
     raw = common.read(options.study)
-    trials = {batch: of_trials(raw, options, batch) for batch in options.batches}
+    trials = of_trials(raw, options)
     model, length = raw["workload"]["model"]["from_config"], raw["workload"]["sequence_length"]
     print("| batch | | ms a step | of the bare loop's | J a step | of the bare loop's | first step (s) |")
     print("| ---: | --- | ---: | ---: | ---: | ---: | ---: |")
@@ -53,30 +53,28 @@ def main() -> None:
             print(row(batch, "trial, compiled" if record["params"]["torch_compile"] else "trial", of(record), bare))
 
 
-def of_trials(raw: dict[str, Any], options: argparse.Namespace, batch: int) -> list[dict[str, Any]]:
-    """The records of one trial with torch_compile and one without."""
-    prepared = options.folder / "prepared.json"
-    examples = json.loads(prepared.read_text())["train_examples"] if prepared.exists() else None
+def of_trials(raw: dict[str, Any], options: argparse.Namespace) -> dict[int, list[dict[str, Any]]]:
+    """Of each batch, the records of one trial with torch_compile and one without."""
     space: dict[str, Any] = {
-        "global_batch_size": batch,
+        **common.fixed(raw),
+        "global_batch_size": {"choices": options.batches},
         "learning_rate": 1e-3,
+        "epochs": options.epochs,
         "zero_stage": 0,
         "torch_compile": {"choices": [False, True]},
     }
-    space["epochs"] = 1 if examples is None else options.steps * batch / examples
     if options.device == "cuda":
         space["precision"] = "bf16"
     search = {"space": space, "sampler": "grid", "pruning": {"target": False, "cap": False}}
-    made = {**raw, "search": search, "budget": {"trials": 2}, "workload": {**raw["workload"], "evaluations": 1}}
+    budget = {"trials": 2 * len(options.batches)}
+    made = {**raw, "search": search, "budget": budget, "workload": {**raw["workload"], "evaluations": 1}}
     made.pop("confirm", None)
     made["launch"] = {"gpus": [0] if options.device == "cuda" else []}
     if options.device == "cuda":
         made["carbon"] = {**raw["carbon"], "objective": "gpu"}
-    folder = options.folder / f"batch-{batch}"
-    common.run(made, options.study, folder, quiet=True)
-    if examples is None:
-        prepared.write_text((folder / "prepared" / "prepared.json").read_text())
-    return common.records(folder)
+    common.run(made, options.study, options.folder / "trials", quiet=True)
+    records = common.records(options.folder / "trials")
+    return {batch: [r for r in records if r["params"]["global_batch_size"] == batch] for batch in options.batches}
 
 
 def of(record: dict[str, Any]) -> dict[str, float | None]:

@@ -1,9 +1,10 @@
 """What is to be repeated with other seeds once the search has ended: a pure function of the records.
 
-One configuration is settled after the other: the search's winner first, and while the last one doesn't hold the target
-after its repeats, the next cheapest. Once one holds, its runners-up by emissions are repeated: 1 + confirm.runners_up
-configurations at most. A choice knows what those before it have found, so that an interrupted study goes on as if it
-had never stopped."""
+One configuration is settled after the other: the search's winner first, and while the last one doesn't hold the target,
+the next cheapest; one whose mean misses it has no further runs. Once one holds, its runners-up by emissions are
+repeated. There are the runs of 1 + confirm.runners_up configurations at most. A choice knows what those before it have
+found, so that an interrupted study goes on as if it had never stopped. Last comes the start configuration, where
+confirm.baseline asks for it."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -33,20 +34,32 @@ def plan(data: StudyData, available: Available) -> ConfirmationProgress:
     """What has been chosen to be repeated, and which run is due next. The study must have `confirm`."""
     confirm, target = data.config.confirm, data.config.target.at()
     assert confirm is not None
-    seeds, most = confirm.seeds, 1 + confirm.runners_up
     tried = configurations(data.records)
+    most = 1 + confirm.runners_up
+    left = most * (confirm.seeds - 1)
     chosen: list[Configuration] = []
     not_recorded: list[Repeat] = []
     due: Repeat | None = None
-    while not due and len(chosen) < most and (following := _following(tried, chosen, target, seeds)):
-        chosen.append(following)
-        for seed in _missing_seeds(data, following.first, seeds):
-            repeat = Repeat(trial=following.trial, seed=seed)
-            if available(seed, following.first.params):
-                due = repeat
-                break
+
+    def repeated(config: Configuration) -> Repeat | None:
+        """Its next run; None: it has none."""
+        for seed in _missing_seeds(data, config.first, confirm.seeds):
+            repeat = Repeat(trial=config.trial, seed=seed)
+            if available(seed, config.first.params):
+                return repeat
             not_recorded.append(repeat)
-    trials = tuple(config.trial for config in chosen)
+        return None
+
+    while due is None and most > 0 and left > 0 and (following := _following(tried, chosen, target, confirm.seeds)):
+        chosen.append(following)
+        left -= following.n - 1
+        if not _is_refuted(following, target):
+            most -= 1
+            due = repeated(following) if left > 0 else None
+    if due is None and confirm.baseline and chosen and tried[0].trial == 0:
+        chosen.append(tried[0])
+        due = repeated(tried[0])
+    trials = tuple(dict.fromkeys(config.trial for config in chosen))
     return ConfirmationProgress(trials=trials, next=due, not_recorded=tuple(not_recorded))
 
 
@@ -80,6 +93,11 @@ def refuted(records: Iterable[TrialRecord], config: StudyConfig) -> frozenset[in
     repeated = [tried for tried in evidence.configurations if tried.repeated]
     missing = [tried for tried in repeated if evidence.standing(tried) is Standing.REJECTED]
     return frozenset(run.trial for tried in missing for run in tried.runs)
+
+
+def _is_refuted(config: Configuration, target: Target) -> bool:
+    """Whether its runs so far miss the target, on average, or it failed with another seed."""
+    return config.failed_replicate or (config.n > 1 and not target.is_met_by(config.value))
 
 
 def _following(

@@ -10,7 +10,7 @@ class ProbeResult(Frozen):
     probe: int
     params: TrialParams
     became: str  # "measured", or the state and reason it ended in
-    step_kwh: float | None  # mean of its steps after the first; None: it made none
+    step_kwh: float | None  # mean of its steps after the first; None: it made the first alone
     first_step_excess_kwh: float | None  # what the first took beyond that
     kernels: Kernels | None
     peak_memory_gib: float | None

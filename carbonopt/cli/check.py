@@ -92,8 +92,10 @@ def _left_out(auto: AutoSpace | None, *, is_settled: bool) -> str:
 
 def _confirmation(confirm: Confirm) -> str:
     runners_up = {0: "", 1: " and its runner-up"}.get(confirm.runners_up, f" and {confirm.runners_up} runners-up")
-    runs = f"{(1 + confirm.runners_up) * (confirm.seeds - 1)} runs more, for which budget.trials does not count"
-    return f"the winner{runners_up} with {confirm.seeds} seeds each: {runs}"
+    baseline = ", and the start configuration," if confirm.baseline else ""
+    more = (1 + confirm.runners_up + confirm.baseline) * (confirm.seeds - 1)
+    runs = f"{more} runs more, for which budget.trials does not count"
+    return f"the winner{runners_up}{baseline} with {confirm.seeds} seeds each: {runs}"
 
 
 def _cost(checked: Checked) -> str:

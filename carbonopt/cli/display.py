@@ -191,7 +191,9 @@ def _trial_line(record: TrialRecord) -> str:
 def _probe_line(record: TrialRecord) -> str:
     reached = record.state.value if record.stop_reason is None else record.stop_reason.value
     if record.stop_reason is StopReason.PROBE:
-        reached = "" if record.step_kwh is None else f"{energy_text(record.step_kwh)} a step"
+        # One that compiles for its trial makes the first step alone.
+        made = "" if record.kernels is None else record.kernels.value
+        reached = made if record.step_kwh is None else f"{energy_text(record.step_kwh)} a step"
     elif record.failure:
         reached += f" — {record.failure.text.splitlines()[0]} (log: {record.failure.log})"
     return f"probe {record.trial:>3}  {reached}  {short(record.params)}"

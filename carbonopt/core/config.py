@@ -350,6 +350,7 @@ class Confirm(Frozen):
 
     seeds: int = Field(default=3, ge=2, le=100)  # runs of each configuration, the search's own included
     runners_up: int = Field(default=2, ge=0, le=100)  # configurations beside the winner
+    baseline: bool = False  # the start configuration, too
 
 
 class Carbon(Frozen):
@@ -455,7 +456,9 @@ class StudyConfig(Frozen):
             f"something of the next trial, but got {sampler} and {goal}; give budget.trials or another limit"
         )
         uncounted = self.carbon.objective == "gpu" and launch.trains and not launch.gpus
+        no_baseline = "confirm.baseline repeats search.start, but there is none; give one or leave it out"
         return {
+            no_baseline: self.confirm is not None and self.confirm.baseline and not self.search.start,
             "workload is missing; only a replay can do without": self.workload is None and launch.trains,
             unexpecting: self.budget.until is not None and (sampler, goal) != ("carbon", "recommend"),
             "carbon.objective: gpu needs GPUs to count, but launch.gpus is []": uncounted,

@@ -109,7 +109,7 @@ class TrialSpec(Frozen):
     prepared_dir: str  # the tokenized, memory-mapped data set and its tokenizer
     trial_dir: str  # for what the trial writes: log, DeepSpeed configuration, optionally its model
     saves_model: bool = False  # it does, into `model`
-    probe_s: float | None = None  # a probe: ends after so many seconds of steps, the first not counted; None: a trial
+    probe_s: float | None = None  # a probe: ends after so many seconds of steps beside the first; None: a trial
     program: Program | None = None  # None: carbonopt trains
 
 
@@ -332,8 +332,9 @@ class TrialRecord(Frozen):
     @property
     def first_step_excess_kwh(self) -> float | None:
         """What the first step took beyond a mean one: kernels that were compiled or loaded, memory, libraries. At least
-        0, as short stages are no sharper than the meter's readings."""
-        if self.stages is None or Stage.COMPILE not in self.stages or (step_kwh := self.step_kwh) is None:
+        0, as short stages are no sharper than the meter's readings. Of a probe that made one step alone, all of it."""
+        step_kwh = 0.0 if (self.stop_reason, self.steps_done) == (StopReason.PROBE, 1) else self.step_kwh
+        if self.stages is None or Stage.COMPILE not in self.stages or step_kwh is None:
             return None
         return max(0.0, self.stages[Stage.COMPILE].energy_kwh - step_kwh)
 

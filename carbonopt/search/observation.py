@@ -146,7 +146,14 @@ def of_probe(record: TrialRecord) -> Observation | None:
     if record.state is TrialState.RUNNING or record.stop_reason not in (StopReason.PROBE, None):
         return None
     failed = record.state is not TrialState.INFEASIBLE and record.stop_reason is None
-    return dataclasses.replace(of_record(record), overhead_cost=None, probe=True, broken=failed)
+    return dataclasses.replace(
+        of_record(record),
+        cost_per_step=record.step_kwh,
+        first_cost=record.first_step_excess_kwh,
+        overhead_cost=None,
+        probe=True,
+        broken=failed,
+    )
 
 
 def examples(point: EvalPoint, quality: Quality) -> float:

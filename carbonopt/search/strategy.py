@@ -146,7 +146,7 @@ class Strategy:
         """None: the study makes no probes."""
         if not self._config.probes or self._config.search.goal != "recommend":
             return None
-        ended = [record for record in self._probes if record.stop_reason is StopReason.PROBE]
+        ended = [record for record in self._probes if record.stop_reason is StopReason.PROBE and record.step_kwh]
         compiled = (record.first_step_excess_kwh or 0.0 for record in ended if record.kernels is Kernels.COMPILED)
         without_kwh = sum(record.spent_kwh for record in ended) - sum(compiled)
         return Probing(self._config.budget.reuses, without_kwh / len(ended) if ended else None)

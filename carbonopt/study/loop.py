@@ -239,7 +239,7 @@ class _Call:
                 except BadInput as error:  # not before anything was started
                     raise CarbonoptError(str(error)) from error
             if (probed := self.strategy.probe(storage.study, number := storage.next_number())) is not None:
-                self._run_probe(probed)
+                self._run_probe(probed, PROBE_S)
                 continue
             storage.study.sampler = self.strategy.sampler(storage.study, number)
             self._run_trial(storage.study.ask(self.strategy.distributions))
@@ -257,10 +257,11 @@ class _Call:
         }
         return TrialSpec(**own | more)
 
-    def _run_probe(self, params: TrialParams) -> None:
-        """Measures a few steps. What they take is a part of the study of its own, stored while they run."""
+    def _run_probe(self, params: TrialParams, steps_s: float) -> None:
+        """Makes a first step and others for so long. What they take is a part of the study of its own, stored while
+        they run."""
         number = len(self.storage.probes())
-        spec = self._spec(number, self.paths.probe(number), params, probe_s=PROBE_S)
+        spec = self._spec(number, self.paths.probe(number), params, probe_s=steps_s)
         self.display.probe_started(spec)
 
         def store(record: TrialRecord) -> None:
@@ -302,7 +303,7 @@ class _Call:
             task = task_for(config.workload.model_dump(mode="json"))
             spec = spec.model_copy(update={"program": task.program(spec, config.quality)})
         if self._compiles_first(params):
-            self._run_probe(params)
+            self._run_probe(params, 0.0)  # its trial tells what a step takes
         for observer in self.observers:
             observer.trial_started(spec)
         # The start is the baseline, a repeat says how far runs differ: only whole ones can be compared.

@@ -89,7 +89,8 @@ class Evaluations(TrainerCallback):
         # The trainer's engine exists when training begins; the speaker is rank 0's.
         self._task, self._run, self._trainer, self._speaker = task, run, trainer, speaker
         self._evaluation_steps = evaluation_steps(run.total_steps, run.workload.evaluations)
-        self._probe_check, self._first_step_at = _PROBE_CHECK, math.inf
+        self._probe_check = _PROBE_CHECK if run.spec.probe_s else 1
+        self._first_step_at = math.inf
         self._cores, self._spin_throttle = CpuWait(), SpinThrottle()
         self._average: WeightAverage | None = None
         self.last: EvalPoint | None = None

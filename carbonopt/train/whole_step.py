@@ -4,10 +4,13 @@ kernels for longer than they run."""
 
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+from transformers import masking_utils
 
 from carbonopt.core.dimensions import TrainingParams
 from carbonopt.train import ranks
@@ -58,7 +61,8 @@ class WholeStep:
 
     def _step(self, inputs: Inputs) -> torch.Tensor:
         # Without the hooks that DeepSpeed's engine has on its module: one waits for the GPU.
-        loss: torch.Tensor = self._trainer.compute_loss(self._engine.module.forward, dict(inputs))
+        with masks_by_shape(inputs):
+            loss: torch.Tensor = self._trainer.compute_loss(self._engine.module.forward, dict(inputs))
         loss.backward()  # type: ignore[no-untyped-call]
         self._clip()
         self._engine.optimizer.step()
@@ -111,6 +115,25 @@ class WholeStep:
         self._graph.replay()
         self._trainer.last_loss = self._loss
         return self._loss
+
+
+@contextmanager
+def masks_by_shape(inputs: Inputs) -> Iterator[None]:
+    """Has a model choose its attention masks by shapes alone, where inputs are tokens without padding and positions.
+    Otherwise transformers reads at each step, waiting for the GPU, whether the model's own positions have gaps; and as
+    it can't read them in a capture, it makes a mask there that no step before had."""
+    if "attention_mask" in inputs or "position_ids" in inputs:
+        yield
+        return
+    decided = {"find_packed_sequence_indices": lambda positions: None, "is_tracing": lambda tensor=None: False}
+    theirs = {name: getattr(masking_utils, name) for name in decided}
+    for name, function in decided.items():
+        setattr(masking_utils, name, function)
+    try:
+        yield
+    finally:
+        for name, function in theirs.items():
+            setattr(masking_utils, name, function)
 
 
 def _host_generators() -> list[bytes]:

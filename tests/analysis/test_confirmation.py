@@ -163,14 +163,33 @@ def test_words_without_a_recommendation_that_holds(tmp_path: Path) -> None:
     assert ", not confirmed: batch 8, " in text.splitlines()[0]
     above = [rows(2**k, 100 * k, s0=9.9, s1=10.4, s2=10.1) for k in (3, 4, 5, 6)]
     text, keys = shown("above", *above[:3])
-    assert "the closest had 10.13" in text and "mean of 3 seeds" in text and "target_missed" in keys
-    assert "single_run" in shown("more", *above)[1]
+    assert "the closest had 10.15" in text and "mean of 2 seeds" in text and "target_missed" in keys
+    more = [rows(2**k, 100 * k, s0=9.9, s1=10.4, s2=10.1) for k in range(3, 10)]
+    assert "single_run" in shown("more", *more)[1]
 
 
-@pytest.mark.parametrize("confirm", [{"seeds": 1}, {"runners_up": -1}, {"seeds": 2.5}, {"runs": 3}])
+@pytest.mark.parametrize("confirm", [{"seeds": 1}, {"runners_up": -1}, {"seeds": 2.5}, {"runs": 3}, {"baseline": True}])
 def test_an_impossible_confirmation_is_refused(confirm: dict, replay_study: dict) -> None:
     with pytest.raises(BadInput, match=r"confirm\."):
         parse_study({**replay_study, "confirm": confirm}, "test")
+
+
+def test_the_baseline_is_repeated_last(tmp_path: Path) -> None:
+    study = Replayed(tmp_path, *CLEAR[:2], rows(128, 400, s0=9.00, s1=9.2, s2=9.1))
+    study.study["confirm"] = {"seeds": 3, "runners_up": 0, "baseline": True}
+    study.study["search"]["start"] = {"global_batch_size": 128, "learning_rate": 1e-3}
+    data = study.run()
+    assert repeats(data) == [(16, 1), (16, 2), (128, 1), (128, 2)]
+    rec = recommend(data)
+    assert rec.baseline is not None and rec.baseline.trial == 0
+    assert rec.baseline.value == pytest.approx((9.00 * 9.2 * 9.1) ** (1 / 3))
+
+
+def test_a_baseline_that_is_the_winner_is_repeated_once(tmp_path: Path) -> None:
+    study = Replayed(tmp_path, *CLEAR[:2])
+    study.study["confirm"] = {"seeds": 3, "runners_up": 1, "baseline": True}
+    study.study["search"]["start"] = {"global_batch_size": 16, "learning_rate": 1e-3}
+    assert repeats(study.run()) == [(16, 1), (16, 2), (32, 1), (32, 2)]
 
 
 def test_without_confirm_nothing_is_repeated(tmp_path: Path) -> None:
@@ -190,18 +209,18 @@ def test_a_winner_that_was_lucky_gives_way_to_the_next(tmp_path: Path) -> None:
         rows(128, 400, s0=9.00, s1=9.0, s2=9.0),
     )
     data = Replayed(tmp_path, *lucky).run()
-    assert repeats(data) == [(16, 1), (16, 2), (32, 1), (32, 2), (64, 1), (64, 2)]
+    assert repeats(data) == [(16, 1), (32, 1), (32, 2), (64, 1), (64, 2), (128, 1)]
     rec = recommend(data)
     assert batch(rec) == 64 and rec.confidence.confirmed and rec.ties == ()
 
 
-def test_the_number_of_configurations_is_bounded(tmp_path: Path) -> None:
-    none_holds = [rows(2**k, 100 * k, s0=9.9, s1=10.4, s2=10.1) for k in (3, 4, 5, 6)]
+def test_the_number_of_repeats_is_bounded(tmp_path: Path) -> None:
+    none_holds = [rows(2**k, 100 * k, s0=9.9, s1=10.4, s2=10.1) for k in range(3, 10)]
     data = Replayed(tmp_path, *none_holds).run()
-    assert repeats(data) == [(8, 1), (8, 2), (16, 1), (16, 2), (32, 1), (32, 2)]
+    assert repeats(data) == [(2**k, 1) for k in range(3, 9)], "as many as of three configurations that hold"
     assert "none of them was confirmed" in data.ended
     rec = recommend(data)
-    assert batch(rec) == 64, "of the others nothing speaks against it"
+    assert batch(rec) == 512, "of the others nothing speaks against it"
     assert not rec.confidence.confirmed and rec.confidence.seeds == 1 and rec.confidence.value_bound is None
 
 
@@ -374,6 +393,6 @@ def test_a_refuted_winner_does_not_end_the_search(tmp_path: Path) -> None:
     rec = recommend(data)
     assert batch(rec) == 32 and rec.confidence is not None and rec.confidence.confirmed, data.ended
     assert (16, 1) in repeats(data) and (32, 2) in repeats(data)
-    assert [(configuration.trial, configuration.seeds) for configuration in rec.rejected] == [(0, 3)]
-    assert rec.rejected[0].value == pytest.approx((9.9 * 10.2 * 10.2) ** (1 / 3))
+    assert [(configuration.trial, configuration.seeds) for configuration in rec.rejected] == [(0, 2)]
+    assert rec.rejected[0].value == pytest.approx((9.9 * 10.2) ** (1 / 2))
     assert numbers_of(data, "rejected") == {"trials": [0]}
