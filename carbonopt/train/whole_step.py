@@ -1,6 +1,6 @@
-"""An optimizer step of a trial as one piece: forward and backward pass, clipping, optimizer. It leaves out what a
-DeepSpeed engine does around them, and is one CUDA graph on a GPU: of a small model the host otherwise launches the
-kernels for longer than they run."""
+"""An optimizer step of a trial as one piece: forward and backward pass, mean over ranks, clipping, optimizer. It leaves
+out what a DeepSpeed engine does around them, and is one CUDA graph on a GPU: of a small model the host otherwise
+launches the kernels for longer than they run."""
 
 import random
 import sys
@@ -21,13 +21,13 @@ _MEMORY_SHARE = 4  # a graph's activations stay beside an evaluation's: more tha
 
 
 def whole_step(trainer: Any, params: TrainingParams) -> "WholeStep | None":
-    """For a Trainer whose engine is there and has its `fast_step`. None where a step is more than this: several ranks
-    or micro batches, ZeRO, a scaled loss, a search for infinite gradients, an optimizer that isn't torch's."""
+    """For a Trainer whose engine is there and has its `fast_step`. None where a step is more than this: several micro
+    batches, ZeRO, a scaled loss, a search for infinite gradients, an optimizer that isn't torch's."""
     engine = trainer.model_wrapped
     bf16 = engine._config.bfloat16_config
     optimizer = engine.optimizer.optimizer if bf16.enabled else engine.optimizer
-    alone = params.world_size == 1 and params.gradient_accumulation_steps == 1 and params.zero_stage == 0
-    if not alone or params.precision == "fp16" or not isinstance(optimizer, torch.optim.AdamW):
+    plain = params.gradient_accumulation_steps == 1 and params.zero_stage == 0
+    if not plain or params.precision == "fp16" or not isinstance(optimizer, torch.optim.AdamW):
         return None
     return None if bf16.enabled and bf16.check_grad_overflow else WholeStep(trainer, engine, optimizer)
 
@@ -37,6 +37,7 @@ class WholeStep:
 
     def __init__(self, trainer: Any, engine: Any, optimizer: torch.optim.AdamW) -> None:
         self._trainer, self._engine, self._optimizer = trainer, engine, optimizer
+        self._average = engine.buffered_allreduce_fallback if ranks.world_size() > 1 else lambda: None
         # In bf16 DeepSpeed's optimizer clips.
         clips = engine.gradient_clipping() > 0 and not engine._config.bfloat16_config.enabled
         self._clip = engine.clip_fp32_gradients if clips else lambda: None
@@ -64,6 +65,7 @@ class WholeStep:
         with masks_by_shape(inputs):
             loss: torch.Tensor = self._trainer.compute_loss(self._engine.module.forward, dict(inputs))
         loss.backward()  # type: ignore[no-untyped-call]
+        self._average()
         self._clip()
         self._engine.optimizer.step()
         self._engine.zero_grad()

@@ -188,14 +188,22 @@ def test_a_probe_makes_steps_alone(seconds, params, trial):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [{"precision": "bf16"}, {"precision": "bf16", "optimizer": "muon"}, {"lora_rank": 4}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"precision": "bf16"},
+        {"precision": "bf16", "optimizer": "muon"},
+        {"lora_rank": 4},
+        {"precision": "bf16", "world_size": 2, "micro_batch_size_per_gpu": 4},
+        {"world_size": 2, "micro_batch_size_per_gpu": 4},
+    ],
+)
 def test_a_whole_step_is_the_engines(more, trial):
     """The engine makes one that searches for infinite gradients or has two micro batches."""
     searching = {**WORKLOAD, "deepspeed": {"bf16": {"check_grad_overflow": True}}}
+    halved = {"micro_batch_size_per_gpu": more.get("micro_batch_size_per_gpu", 8) // 2}
     engines = (
-        trial(searching, zero_stage=0, **more)
-        if "precision" in more
-        else trial(zero_stage=0, micro_batch_size_per_gpu=4, **more)
+        trial(searching, zero_stage=0, **more) if "precision" in more else trial(zero_stage=0, **{**more, **halved})
     )
     assert trial(zero_stage=0, **more).values == pytest.approx(
         engines.values, rel=2e-3 if "precision" in more else 1e-6
