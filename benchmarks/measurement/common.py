@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from carbonopt.core.config import LocalLaunch, StudyConfig
 from carbonopt.core.space import SearchSpace
@@ -41,9 +41,15 @@ class Observer:
         print("preparing" if anything else "starting", flush=True)
 
 
-def trained(config: StudyConfig, runs: Iterable[tuple[dict[str, Any], int]]) -> Iterator[tuple[TrialRecord, list[Any]]]:
-    """Trains configurations of the study's space, by the values of its free dimensions and a seed, one after the other,
-    each in a trial's own fresh processes and to its end. Yields each record, and the idle power of each GPU."""
+class Run(NamedTuple):
+    values: dict[str, Any]  # of the space's free dimensions
+    seed: int
+    probe_s: float | None = None  # as a TrialSpec's
+
+
+def trained(config: StudyConfig, runs: Iterable[Run]) -> Iterator[tuple[TrialRecord, list[Any]]]:
+    """Trains configurations of the study's space one after the other, each in a trial's own fresh processes and to its
+    end. Yields each record, and the idle power of each GPU."""
     space = SearchSpace(config.search.space, config.launch.world_size, bool(config.launch.gpus))
     rules = Rules(None, False, None, lambda energy_kwh: energy_kwh, lambda: False, lambda: False, 300.0)
     quality = QualityResult.named(config.quality)
@@ -53,15 +59,16 @@ def trained(config: StudyConfig, runs: Iterable[tuple[dict[str, Any], int]]) -> 
         try:
             engine.begin(paths, "benchmark", Observer(), lambda: False)
             engine.prepare(lambda: False)
-            for number, (values, seed) in enumerate(runs):
+            for number, run in enumerate(runs):
                 spec = TrialSpec(
                     number=number,
                     attempt=1,
-                    seed=seed,
-                    params=space.params(values),
+                    seed=run.seed,
+                    params=space.params(run.values),
                     workload=config.workload.model_dump(mode="json"),
                     prepared_dir=str(paths.prepared),
                     trial_dir=str(paths.trial(number)),
+                    probe_s=run.probe_s,
                 )
                 engine.meter.enter(Phase.SETUP)
                 trial = engine.start(spec, paths.trial_log(number, 1))

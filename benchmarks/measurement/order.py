@@ -31,7 +31,7 @@ def main() -> None:
     rounds = np.tile(np.arange(len(combinations)), options.rounds)
     order = np.random.default_rng(options.seed).permutation(rounds).tolist()
     records, joules, power_w = [], [], []
-    runs = [(dict(combinations[index]), seed) for seed, index in enumerate(order)]
+    runs = [common.Run(dict(combinations[index]), seed) for seed, index in enumerate(order)]
     for record, idle in common.trained(config, runs):
         if record.failure is not None:
             raise SystemExit(record.failure.text)
