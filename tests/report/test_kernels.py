@@ -134,7 +134,7 @@ def test_a_probe_compiles_and_trials_find_the_kernels(tmp_path: Path, tiny_study
     assert {record.kernels for record in data.records if not record.params.torch_compile} == {None}
     (probe,) = data.probes
     assert (probe.kernels, probe.stop_reason, probe.params.torch_compile) == (Kernels.COMPILED, StopReason.PROBE, True)
-    assert probe.step_kwh is not None and probe.first_step_excess_kwh is not None
+    assert (probe.steps_done, probe.step_kwh) == (1, None) and probe.first_step_excess_kwh is not None
     warm = [record.first_step_excess_kwh for record in data.records if record.kernels]
     assert probe.first_step_excess_kwh > 2 * max(excess for excess in warm if excess is not None)
     # Charged to the study and shown, and in no trial.

@@ -156,6 +156,14 @@ def test_a_probe_tells_steps_first_step_and_memory() -> None:
     assert out.out_of_memory and not out.broken and out.cost_per_step is None
 
 
+def test_a_probe_of_one_step_tells_what_compiling_took_and_nothing_of_the_others() -> None:
+    stages = {Stage.COMPILE: StageCost(duration_s=1, energy_kwh=5.0), Stage.STEPS: StageCost()}
+    taught = of_probe(record(steps_done=1, stages=stages, kernels=Kernels.COMPILED))
+    assert (taught.cost_per_step, taught.first_cost, taught.peak_memory_gib) == (None, 5.0, 9.0)
+    whole = record(steps_done=1, stages=stages, state=TrialState.COMPLETE, stop_reason=None)
+    assert whole.first_step_excess_kwh is None, "a training of one step is no compiling alone"
+
+
 def test_settings_whose_probe_failed_are_left_out_and_an_interrupted_one_says_nothing() -> None:
     failure = Failure(kind="crash", text="no such kernel")
     failed = of_probe(record(state=TrialState.FAILED, stop_reason=None, failure=failure))
