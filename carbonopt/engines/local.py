@@ -8,6 +8,7 @@ from pathlib import Path
 
 from carbonopt.core.config import REWARDS, LocalLaunch, StudyConfig
 from carbonopt.core.errors import BEFORE_FIRST_TRIAL, BadInput, StudyInterrupted
+from carbonopt.core.format import count_text
 from carbonopt.core.space import SearchSpace
 from carbonopt.core.trial import Node, Prepared, TrialSpec
 from carbonopt.energy.hardware import describe_hardware, gpu_uuids
@@ -30,7 +31,8 @@ class LocalEngine(Engine):
         assert isinstance(config.launch, LocalLaunch) and config.workload is not None
         self._config, self._launch, self._workload = config, config.launch, config.workload
         gpus = self._launch.gpus
-        devices = f"GPUs {', '.join(map(str, gpus))}" if gpus else f"CPU, {self._launch.cpu_ranks} rank(s)"
+        ranks = count_text(self._launch.cpu_ranks, "rank")
+        devices = f"GPU{'s'[: len(gpus) > 1]} {', '.join(map(str, gpus))}" if gpus else f"CPU, {ranks}"
         self.description = f"this machine's {devices}"
         self.max_power_w = _GPU_POWER_W * len(gpus) if gpus else None
         self._begun = ExitStack()

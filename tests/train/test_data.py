@@ -388,6 +388,7 @@ def test_a_local_folder_is_a_data_set(tmp_path, monkeypatch):
         ({"report_to": "all"}, "use track"),
         ({"optim": "adamm"}, "not what transformers takes"),
         ({"lr_scheduler_type": "cosine"}, "but is in both"),
+        ({"lr_scheduler_kwargs": {"min_lr_rate": 0.1}}, r"min_lr_rate is nothing that lr_scheduler linear takes"),
     ],
 )
 def test_refuses_training_arguments(given, says):
@@ -403,6 +404,8 @@ def test_a_decay_is_given_once():
 
 def test_takes_training_arguments():
     check_training_arguments({"weight_decay": 0.1, "max_grad_norm": 0.5, "adam_beta2": 0.95}, SPACE)
+    floor = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}}
+    check_training_arguments(floor, SPACE)
 
 
 @pytest.mark.parametrize(
