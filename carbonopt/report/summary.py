@@ -85,7 +85,8 @@ def runs_text(interval: tuple[int, int | None] | None) -> str:
     if interval is None:
         return ""
     fewest, most = interval
-    return f"{fewest:,} {'or more' if most is None else f'to {most:,}'} {AT_LEVEL}"
+    to_most = " or more" if most is None else f" to {most:,}" if most > fewest else ""
+    return f"{fewest:,}{to_most} {AT_LEVEL}"
 
 
 def is_within_noise(interval: tuple[float, float] | None) -> bool:

@@ -86,13 +86,18 @@ def _text(study: StudyView, answer: TargetRange) -> str:
         f"{quality.name} {quality.text(answer.value)}, {runs}",
         f"{fmt.emissions_text(answer.emissions_kg_co2e)} a run ({fmt.energy_text(answer.energy_kwh)})",
     ]
-    if answer.saving_fraction is not None and answer.trial != answer.baseline_trial:
-        saves = f"saves {fmt.percent_text(answer.saving_fraction)} against trial {answer.baseline_trial}"
-        parts.append(f"{saves} ({confidence_text(answer.saving_interval)})")
+    if (saving := answer.saving_fraction) is not None and answer.trial != answer.baseline_trial:
+        interval = answer.saving_interval
+        if saving < 0:
+            interval = (-interval[1], -interval[0]) if interval else None
+            of_it = f"emits {fmt.percent_text(-saving)} more than trial {answer.baseline_trial}"
+        else:
+            of_it = f"saves {fmt.percent_text(saving)} against trial {answer.baseline_trial}"
+        parts.append(f"{of_it} ({confidence_text(interval)})")
     if answer.break_even_runs is not None:
-        interval = runs_text(answer.break_even_interval)
+        likely = runs_text(answer.break_even_interval)
         after = f"pays back after {fmt.count_text(answer.break_even_runs, 'run')}"
-        parts.append(f"{after} ({interval})" if interval else after)
+        parts.append(f"{after} ({likely})" if likely else after)
     return " · ".join(parts)
 
 
