@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from carbonopt.core.config import LocalLaunch, StudyConfig
 from carbonopt.core.space import SearchSpace
 from carbonopt.core.trial import Phase, QualityResult, TrialRecord, TrialSpec
+from carbonopt.core.units import JOULES_PER_KWH
 from carbonopt.energy.hardware import describe_hardware
 from carbonopt.engines.local import LocalEngine
 from carbonopt.storage.paths import StudyPaths
@@ -85,6 +86,12 @@ def trained(config: StudyConfig, runs: Iterable[Run]) -> Iterator[tuple[TrialRec
                 yield watch.run(), [idle_power.model_dump() for idle_power in engine.meter.idle]
         finally:
             engine.close()
+
+
+def train_joules(record: TrialRecord) -> float:
+    """By the GPUs' own counters, where there are any; else as modelled."""
+    counted = record.gpu_energy_kwh
+    return JOULES_PER_KWH * (record.energy_kwh.train if counted is None else counted["train"].counter)
 
 
 def write(out: Path, gpus: list[int], results: dict) -> None:

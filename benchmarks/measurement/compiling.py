@@ -23,8 +23,6 @@ import numpy as np
 
 from carbonopt.core.config import Space
 
-J_PER_KWH = 3.6e6
-
 Values = dict[str, Any]
 Order = list[tuple[str, float]]  # configurations and the joules of their trainings
 
@@ -68,19 +66,15 @@ def measured(options: Any, cache: Path) -> tuple[list[Values], list[Order]]:
     ]
     orders = [[both[i] for i in rng.permutation(len(both))] for _ in range(options.orders + options.without)]
     records: list[Values] = []
-    measured_orders: list[Order] = []
+    trainings: Order = []
     for record, _ in common.trained(config, runs(orders, options.orders, cache)):
         if record.failure is not None:
             raise SystemExit(record.failure.text)
         records.append(record.as_json())
         if record.stop_reason is None:
-            counted = record.gpu_energy_kwh
-            used_kwh = record.energy_kwh.train if counted is None else counted["train"].counter
-            if not measured_orders or len(measured_orders[-1]) == len(both):
-                measured_orders.append([])
-            measured_orders[-1].append((name_of(record.params), used_kwh * J_PER_KWH))
-            print(f"order {len(measured_orders)}: {measured_orders[-1][-1]}", flush=True)
-    return records, measured_orders
+            trainings.append((name_of(record.params), common.train_joules(record)))
+            print(f"{len(trainings)} of {len(both) * len(orders)}: {trainings[-1]}", flush=True)
+    return records, [trainings[first : first + len(both)] for first in range(0, len(trainings), len(both))]
 
 
 def runs(orders: list[list[Values]], with_probes: int, cache: Path) -> Iterator[common.Run]:

@@ -16,8 +16,6 @@ from scipy import stats
 
 from carbonopt.core.space import SearchSpace
 
-J_PER_KWH = 3.6e6
-
 
 def main() -> None:
     parser = common.arguments(__doc__)
@@ -35,9 +33,7 @@ def main() -> None:
     for record, idle in common.trained(config, runs):
         if record.failure is not None:
             raise SystemExit(record.failure.text)
-        counted = record.gpu_energy_kwh
-        used_kwh = record.energy_kwh.train if counted is None else counted["train"].counter
-        joules.append(used_kwh * J_PER_KWH)
+        joules.append(common.train_joules(record))
         power_w.append(joules[-1] / record.duration_s.train)
         print(f"{len(joules)} of {len(order)}: {joules[-1]:.1f} J, {power_w[-1]:.0f} W", flush=True)
         records.append(record.as_json())

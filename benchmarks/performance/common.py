@@ -31,11 +31,6 @@ def read(study: Path) -> dict[str, Any]:
     return raw
 
 
-def fixed(raw: dict[str, Any]) -> dict[str, Any]:
-    """What the space of a study has one value of."""
-    return {name: value for name, value in raw["search"]["space"].items() if not isinstance(value, dict)}
-
-
 def run(raw: dict[str, Any], study: Path, folder: Path, *, quiet: bool = False) -> None:
     """Runs the study `raw` in `folder`. `study` is the file that it came from, or goes to: its paths are relative to
     that file's folder.

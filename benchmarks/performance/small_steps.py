@@ -56,7 +56,7 @@ def main() -> None:
 def of_trials(raw: dict[str, Any], options: argparse.Namespace) -> dict[int, list[dict[str, Any]]]:
     """Of each batch, the records of one trial with torch_compile and one without."""
     space: dict[str, Any] = {
-        **common.fixed(raw),
+        **{name: value for name, value in raw["search"]["space"].items() if not isinstance(value, dict)},
         "global_batch_size": {"choices": options.batches},
         "learning_rate": 1e-3,
         "epochs": options.epochs,

@@ -89,10 +89,8 @@ def refuted(records: Iterable[TrialRecord], config: StudyConfig) -> frozenset[in
     """Trials, repeats among them, of configurations whose repeats with other seeds missed the target, on average."""
     if config.confirm is None:
         return frozenset()
-    evidence = Evidence(configurations(records), config.target.at(), config.confirm.seeds)
-    repeated = [tried for tried in evidence.configurations if tried.repeated]
-    missing = [tried for tried in repeated if evidence.standing(tried) is Standing.REJECTED]
-    return frozenset(run.trial for tried in missing for run in tried.runs)
+    target = config.target.at()
+    return frozenset(run.trial for tried in configurations(records) if _is_refuted(tried, target) for run in tried.runs)
 
 
 def _is_refuted(config: Configuration, target: Target) -> bool:

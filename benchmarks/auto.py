@@ -1,6 +1,6 @@
 """What `space: auto` finds of a fine-tuning, beside a space that was written by hand, for the same study energy.
 
-    python benchmarks/search/auto.py FOLDER --pretrain TEXT... --tune TEXT [--seeds 0 1 2] [--trials 12] [--gpus 0]
+    python benchmarks/auto.py FOLDER --pretrain TEXT... --tune TEXT [--seeds 0 1 2] [--trials 12] [--gpus 0]
 
 A GPT-2 of bytes is pretrained on some text and fine-tuned on another. The first fine-tuning, with what BERT's authors
 advise, sets the target: its perplexity. Then, for each seed, a study of the hand-written space runs --trials trials;
@@ -12,14 +12,14 @@ import argparse
 import json
 import statistics
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
+from performance import common
 
-J_PER_KWH = 3.6e6
-FINISHED = (0, 3)  # with a recommendation or without
+from carbonopt.core.units import JOULES_PER_KWH
+
 ADVISED = {"global_batch_size": 32, "learning_rate": 5e-5, "epochs": 3}  # Devlin et al. 2018, arXiv 1810.04805
 HAND_WRITTEN = {
     "global_batch_size": {"choices": [8, 16, 32, 64]},
@@ -97,8 +97,8 @@ def pretrained(options: argparse.Namespace) -> tuple[Path, float]:
         {"step": "pretrain", "study": "pretrain.yaml"},
         {"step": "advised", "study": "advised.yaml", "needs": {"model": "pretrain"}},
     ]
-    (options.folder / "first.yaml").write_text(yaml.safe_dump({"name": "first", "pipeline": steps}))
-    run(options.folder / "first.yaml", options.folder / "first")
+    pipeline = {"name": "first", "pipeline": steps}
+    common.run(pipeline, options.folder / "first.yaml", options.folder / "first", quiet=True)
     (model,) = (options.folder / "first" / "pretrain" / "trials").glob("*/model")
     best = recommended(options.folder / "first" / "advised")["perplexity"]
     return model, float(f"{best:.4g}")
@@ -112,29 +112,20 @@ def searched(options: argparse.Namespace, model: Path, target: float, space: Any
     if space != "auto":
         raw["search"]["start"] = {**ADVISED, "zero_stage": 0}
     raw["budget"] = {"trials": options.trials, **budget}
-    path = options.folder / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(raw))
-    run(path, options.folder / name)
+    common.run(raw, options.folder / f"{name}.yaml", options.folder / name, quiet=True)
     return recommended(options.folder / name)
 
 
-def run(file: Path, out: Path) -> None:
-    command = [sys.executable, "-m", "carbonopt", "run", str(file), "--out", str(out)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode not in FINISHED:
-        raise SystemExit(f"{done.stdout}{done.stderr}{file} ended with code {done.returncode}")
-
-
 def recommended(folder: Path) -> Raw:
-    command = [sys.executable, "-m", "carbonopt", "recommend", str(folder), "--json"]
+    command = [*common.COMMAND, "recommend", str(folder), "--json"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     answer: Raw = json.loads(done.stdout)
     return answer
 
 
 def row(seed: int, name: str, answer: Raw, ratio: float | None) -> str:
-    joules = "–" if answer["energy_kwh"] is None else f"{answer['energy_kwh'] * J_PER_KWH:,.0f}"
-    study_kj, trials = answer["study"]["energy_kwh"] * J_PER_KWH / 1e3, sum(answer["study"]["trials"].values())
+    joules = "–" if answer["energy_kwh"] is None else f"{answer['energy_kwh'] * JOULES_PER_KWH:,.0f}"
+    study_kj, trials = answer["study"]["energy_kwh"] * JOULES_PER_KWH / 1e3, sum(answer["study"]["trials"].values())
     params = answer["params"] or {}
     names = ("global_batch_size", "learning_rate", "epochs", "zero_stage", "torch_compile")
     settings = ", ".join(f"{key} {params[key]:.3g}" for key in names if key in params)
