@@ -194,6 +194,21 @@ class Evidence:
         bound = config.quality.unscaled(statistics.fmean(config.scaled_values) + noise.margin(config.n))
         return bound if math.isfinite(bound) and not config.quality.beyond(bound) else None
 
+    def chance(self, config: Configuration) -> float:
+        """That it is confirmed once it has run with all its seeds, of one that hasn't. Until then nothing else is known
+        of its true mean: given that of n runs, the mean of k more is normal with variance deviation² × (1 ÷ n + 1 ÷ k).
+        1 where nothing was repeated, and no deviation is known."""
+        from scipy.special import ndtr  # as in `Pooled.margin`
+
+        if self.scaled_value is None or self._target is None:
+            return 1.0
+        more = self._seeds - config.n
+        noise = self.scaled_value.at_least(config.scaled_values)
+        needed = replace(noise, freedom=noise.freedom + more).margin(self._seeds)
+        slack = -self._target.shortfall(config.value) - needed
+        deviation = noise.deviation * more / self._seeds * math.sqrt(1 / config.n + 1 / more)
+        return float(ndtr(slack / deviation)) if deviation > 0 else float(slack >= 0)
+
     def confidence(self, config: Configuration) -> Confidence:
         noise, emissions = self._noise(config), self.emissions and self.emissions.at_least(config.emissions_of_runs)
         return Confidence(

@@ -1,12 +1,10 @@
 """What is to be repeated with other seeds once the search has ended: a pure function of the records.
 
-One configuration is settled after the other: the search's winner first, and while the last one doesn't hold the target,
-the next cheapest; one whose mean misses it has no further runs. Once one holds, its runners-up by emissions are
-repeated. There are the runs of 1 + confirm.runners_up configurations at most. A choice knows what those before it have
-found, so that an interrupted study goes on as if it had never stopped. Last comes the start configuration, where
-confirm.baseline asks for it."""
+Each run goes to the cheapest configuration that may well be confirmed (`Evidence.chance`), until the cheapest that is
+confirmed has run with all its seeds; then to its runners-up by emissions. There are the runs of 1 + confirm.runners_up
+configurations at most. Last comes the start configuration, where confirm.baseline asks for it."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from carbonopt.analysis.confidence import Configuration, Evidence, Standing, configurations
 from carbonopt.core.config import StudyConfig
@@ -15,6 +13,10 @@ from carbonopt.core.quality import Target
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import StopReason, TrialRecord
 from carbonopt.core.values import Frozen
+
+# In simulated studies (docs/confirmation.md) 1/5 confirms fewer, and 1/2 dearer ones.
+_MAY_WELL = 1 / 3
+_NOT_ENDED = (StopReason.INTERRUPTED, StopReason.BUDGET)
 
 Available = Callable[[int, TrialParams], bool]  # whether a configuration can be run with a seed
 
@@ -34,15 +36,17 @@ def plan(data: StudyData, available: Available) -> ConfirmationProgress:
     """What has been chosen to be repeated, and which run is due next. The study must have `confirm`."""
     confirm, target = data.config.confirm, data.config.target.at()
     assert confirm is not None
-    tried = configurations(data.records)
-    most = 1 + confirm.runners_up
-    left = most * (confirm.seeds - 1)
+    evidence = Evidence.of(data, target)
+    first_is_baseline = confirm.baseline and bool(evidence.configurations) and evidence.configurations[0].trial == 0
+    of_baseline = 0 if first_is_baseline else None
+    spent = sum(record.repeat_of not in (None, of_baseline) for record in _ended(data.records))
     chosen: list[Configuration] = []
     not_recorded: list[Repeat] = []
     due: Repeat | None = None
 
     def repeated(config: Configuration) -> Repeat | None:
         """Its next run; None: it has none."""
+        chosen.append(config)
         for seed in _missing_seeds(data, config.first, confirm.seeds):
             repeat = Repeat(trial=config.trial, seed=seed)
             if available(seed, config.first.params):
@@ -50,17 +54,15 @@ def plan(data: StudyData, available: Available) -> ConfirmationProgress:
             not_recorded.append(repeat)
         return None
 
-    while due is None and most > 0 and left > 0 and (following := _following(tried, chosen, target, confirm.seeds)):
-        chosen.append(following)
-        left -= following.n - 1
-        if not _is_refuted(following, target):
-            most -= 1
-            due = repeated(following) if left > 0 else None
-    if due is None and confirm.baseline and chosen and tried[0].trial == 0:
-        chosen.append(tried[0])
-        due = repeated(tried[0])
-    trials = tuple(dict.fromkeys(config.trial for config in chosen))
-    return ConfirmationProgress(trials=trials, next=due, not_recorded=tuple(not_recorded))
+    if spent < (1 + confirm.runners_up) * (confirm.seeds - 1):
+        while due is None and (following := _following(evidence, chosen, target, confirm.seeds)):
+            due = repeated(following)
+    had_repeats = {record.repeat_of for record in data.records}
+    trials = {config.trial for config in chosen} | {number for number in had_repeats if number is not None}
+    if due is None and trials and first_is_baseline:
+        due = repeated(evidence.configurations[0])
+        trials.add(0)
+    return ConfirmationProgress(trials=tuple(sorted(trials)), next=due, not_recorded=tuple(not_recorded))
 
 
 def outcome(data: StudyData, available: Available) -> str:
@@ -98,21 +100,24 @@ def _is_refuted(config: Configuration, target: Target) -> bool:
     return config.failed_replicate or (config.n > 1 and not target.is_met_by(config.value))
 
 
-def _following(
-    tried: Sequence[Configuration], chosen: Sequence[Configuration], target: Target, seeds: int
-) -> Configuration | None:
-    """The configuration to repeat after these, by what the search and their repeats say; None: none is left."""
-    known = [config if config in chosen else Configuration(runs=(config.first,)) for config in tried]
-    evidence = Evidence(known, target, seeds)
-    others = [config for config in known if config not in chosen]
-    may_hold = [config for config in others if evidence.standing(config) is Standing.UNREPLICATED]
-    winner = min(filter(evidence.confirmed, known), key=lambda config: config.mean_rank, default=None)
-    following = min(may_hold, key=lambda config: config.rank, default=None)
-    if winner is not None and (following is None or winner.rank < following.rank):
-        winner_kg = winner.rank[0]
-        may_hold += [near for near in others if near.rank < winner.rank and _nearly_meets(near, evidence, target)]
-        following = min(may_hold, key=lambda config: (abs(config.rank[0] - winner_kg), config.rank), default=None)
-    return next((config for config in tried if following and config.first is following.first), None)
+def _following(evidence: Evidence, but: Collection[Configuration], target: Target, seeds: int) -> Configuration | None:
+    """The configuration that the next run belongs to, but none of these; None: none is left."""
+    tried = evidence.configurations
+    winner = min(filter(evidence.confirmed, tried), key=lambda config: config.mean_rank, default=None)
+    unfinished = [config for config in tried if config.n < seeds and config not in but]
+    may_hold = [config for config in unfinished if evidence.standing(config) is not Standing.REJECTED]
+    cheaper = [config for config in may_hold if winner is None or config.mean_rank < winner.mean_rank]
+    likely = [config for config in cheaper if evidence.chance(config) >= _MAY_WELL]
+    if likely:
+        return min(likely, key=lambda config: config.mean_rank)
+    if winner is None:
+        return max(cheaper, key=lambda config: (evidence.chance(config), -config.rank[0], -config.trial), default=None)
+    if winner in may_hold:
+        return winner
+    winner_kg = winner.emissions_kg_co2e
+    near = [config for config in unfinished if config.n == 1 and config.mean_rank < winner.mean_rank]
+    may_hold += [config for config in near if _nearly_meets(config, evidence, target)]
+    return min(may_hold, key=lambda config: (abs(config.emissions_kg_co2e - winner_kg), config.mean_rank), default=None)
 
 
 def _nearly_meets(config: Configuration, evidence: Evidence, target: Target) -> bool:
@@ -124,8 +129,11 @@ def _nearly_meets(config: Configuration, evidence: Evidence, target: Target) -> 
 
 def _missing_seeds(data: StudyData, first: TrialRecord, seeds: int) -> list[int]:
     """Those that a trial's configuration is still to be run with: of search.seed, search.seed + 1 and so on."""
-    own, not_ended = data.config.search.seed, (StopReason.INTERRUPTED, StopReason.BUDGET)
+    own = data.config.search.seed
     wanted = [seed for seed in range(own, own + seeds) if seed != first.seed][: seeds - 1]
-    repeats = [record for record in data.records if record.repeat_of == first.trial]
-    ran = {record.seed for record in repeats if record.stop_reason not in not_ended}
+    ran = {record.seed for record in _ended(data.records) if record.repeat_of == first.trial}
     return [seed for seed in wanted if seed not in ran]
+
+
+def _ended(records: Iterable[TrialRecord]) -> Iterator[TrialRecord]:
+    return (record for record in records if record.stop_reason not in _NOT_ENDED)

@@ -27,6 +27,7 @@ from carbonopt.train.data.packing import PrefetchLoader, evaluation_steps
 from carbonopt.train.deepspeed_config import deepspeed_config
 from carbonopt.train.failures import Diverged
 from carbonopt.train.fast_step import install_fast_step
+from carbonopt.train.imports import load_compiler
 from carbonopt.train.tasks.base import Trained, TrialRun
 from carbonopt.train.tasks.trainer_task import TrainerTask
 from carbonopt.train.whole_step import WholeStep, whole_step
@@ -223,6 +224,8 @@ def train(task: TrainerTask, run: TrialRun, speaker: Speaker | None) -> Trained:
     arguments = training_arguments(
         params, workload, run.total_steps, spec.seed, on_gpu, spec.trial_dir, settings, *of_task
     )
+    if arguments.torch_compile:
+        load_compiler()
     if model is None:
         model = models.pretrained_model(kind, workload.model, config, attention, spec.seed)
     if params.has_fused_output_layer:
