@@ -19,8 +19,8 @@ from carbonopt.core.trial import TrialRecord
 from carbonopt.core.units import BYTES_PER_GIB
 from carbonopt.core.values import Frozen, Scalar
 
-# For cuBLAS on Hopper, which PyTorch allocates once for each thread that uses it, the forward and the backward pass's,
-# and keeps (aten/src/ATen/cuda/CublasHandlePool.cpp).
+# For cuBLAS on Hopper, which PyTorch allocates once for each stream and each thread that uses it, the forward and the
+# backward pass's, and keeps (aten/src/ATen/cuda/CublasHandlePool.cpp). Whole steps have a stream of their own.
 _MATRIX_PRODUCTS_BYTES = 2 * 32 * 2**20
 _ALL_REDUCED_ELEMENTS = 500_000_000  # at once, without ZeRO: DeepSpeed's MEMORY_OPT_ALLREDUCE_SIZE
 # The rest of a GPU's memory is CUDA's, the allocator's reserve, and the next trial's process that waits beside.
@@ -96,12 +96,13 @@ def estimate(params: TrainingParams, memory: ModelMemory) -> MemoryEstimate | No
     optimizer = layout.optimizer + _MASTER_BYTES * averaged
     evaluating = step.evaluation_bytes + _bytes_of(params) * averaged  # the model's own weights lie aside
     at_once = max(running, layout.at_end, layout.in_step - layout.gathered, evaluating)
+    products = _MATRIX_PRODUCTS_BYTES * (2 if params.allows_whole_step else 1)
     return MemoryEstimate(
         parameters_gib=weights / BYTES_PER_GIB,
         gradients_gib=(layout.always + max(layout.at_end, layout.in_step)) / BYTES_PER_GIB,
         optimizer_gib=optimizer / BYTES_PER_GIB,
         activations_gib=activations / BYTES_PER_GIB,
-        peak_gib=(weights + optimizer + layout.always + at_once + _MATRIX_PRODUCTS_BYTES) / BYTES_PER_GIB,
+        peak_gib=(weights + optimizer + layout.always + at_once + products) / BYTES_PER_GIB,
     )
 
 
@@ -220,13 +221,19 @@ def _unpartitioned(params: TrainingParams, memory: ModelMemory, profile: MemoryP
     accumulated = gradients + each * profile.largest_parameter  # one that is added, and all to which it is
     accumulates = params.gradient_accumulation_steps > 1
     all_reduced = each * min(trained, _ALL_REDUCED_ELEMENTS) if params.world_size > 1 else 0
+    by_muon, in_muons_step = (
+        (0, 0) if params.optimizer != "muon" else (profile.hidden_parameters, profile.muon_step_bytes)
+    )
+    by_other = trained - by_muon
+    states = _MASTER_BYTES * by_muon + memory.optimizer_bytes_per_parameter * by_other
+    in_step = max(in_muons_step, memory.optimizer_step_bytes_per_parameter * by_other)
     return _Layout(
         parameters=each * number,
-        optimizer=copies + memory.optimizer_bytes_per_parameter * trained,
+        optimizer=copies + states,
         held=accumulated if accumulates else 0,
         per_gradient=0 if accumulates else each,
         at_end=gradients + all_reduced,
-        in_step=gradients + copies + memory.optimizer_step_bytes_per_parameter * trained,
+        in_step=gradients + copies + in_step,
     )
 
 

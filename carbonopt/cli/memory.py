@@ -5,9 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from carbonopt.analysis.memory import USABLE_SHARE, MemoryEstimate, MemoryNeed, needs_by_gpus
 from carbonopt.core import format as fmt
-from carbonopt.core.dimensions import DIMENSIONS
+from carbonopt.core.dimensions import DIMENSIONS, affecting
 from carbonopt.core.errors import CarbonoptError
-from carbonopt.core.memory import PROFILED
 from carbonopt.core.space import SearchSpace
 from carbonopt.energy.hardware import describe_hardware
 from carbonopt.study.check import Checked
@@ -16,6 +15,8 @@ from carbonopt.study.memory import ask_memory
 _LABEL, _INDENT = "  memory      ", " " * 14
 _SHOWN_GPUS = 8  # and the launch's own; more are only asked for whether they would do
 _TOO_MUCH = "*"
+_ALWAYS_SHOWN = ("zero_stage", "offload")
+_COLUMNS = ("world_size", "micro_batch_size_per_gpu")  # have columns of their own
 _NEEDS_GIB = "give --gpu-memory GIB"
 _ON_CPU = f"a CPU's memory, with libraries and all else in it, is another matter: to ask for GPUs, {_NEEDS_GIB}"
 
@@ -49,8 +50,9 @@ def _table(by_gpus: ByGpus, space: SearchSpace, gpu_memory_gib: float | None) ->
     """A row for each number of GPUs, ZeRO stage and offload, and what else differs, but the micro batch: each has a
     column with the most that is needed at once."""
     every = [need for needs in by_gpus.values() for need in needs]
-    others = (*PROFILED, "weight_averaging")
-    names = ["zero_stage", "offload", *(name for name in others if len({getattr(n.params, name) for n in every}) > 1)]
+    others = [name for name in affecting("memory") if name not in (*_ALWAYS_SHOWN, *_COLUMNS)]
+    differing = [name for name in others if len({getattr(need.params, name) for need in every}) > 1]
+    names = [*_ALWAYS_SHOWN, *differing]
     sizes = sorted({need.params.micro_batch_size_per_gpu for need in every})
     grouped: defaultdict[tuple[str, ...], list[MemoryNeed]] = defaultdict(list)
     for gpus, needs in by_gpus.items():

@@ -143,7 +143,7 @@ class TrialParams(Frozen, extra="allow"):
         # The Trainer makes AdamW, and is given the other.
         Dimension(
             "optimizer",
-            ("quality", "cost"),
+            ("quality", "cost", "memory"),
             get_args(Optimizer),
             argument="optim",
             to_argument=lambda value, steps: "adamw_torch_fused",
@@ -261,6 +261,11 @@ class TrainingParams(TrialParams, extra="forbid"):
         steps = super().gradient_accumulation_steps
         assert steps is not None
         return steps
+
+    @property
+    def allows_whole_step(self) -> bool:
+        """Whether a step can be one piece (`train.whole_step`), as far as that depends on the configuration."""
+        return self.zero_stage == 0 and self.gradient_accumulation_steps == 1 and self.precision != "fp16"
 
 
 SEARCHED = tuple(name for name in DIMENSIONS if name != "world_size")  # that one is the launch's

@@ -36,6 +36,7 @@ from carbonopt.core.memory import (
 )
 from carbonopt.core.values import Scalar
 from carbonopt.train import model as models
+from carbonopt.train import muon
 from carbonopt.train.failures import reason, refused
 from carbonopt.train.tasks.base import SMALLEST_EVAL_BATCH, task_for
 from carbonopt.train.tasks.trainer_task import TrainerTask
@@ -293,11 +294,14 @@ def _profile(
             compile_regions_deepspeed(model)
         activations = tuple(_activations(task, model, live, size, eval_size, compiles, folder) for size in sizes)
     trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+    hidden = [torch.empty(matrix.shape, device="meta") for matrix in muon.hidden_matrices(model)]
     return MemoryProfile(
         settings=settings,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         trained_parameters=sum(trained),
         largest_parameter=max(trained),
+        hidden_parameters=sum(matrix.numel() for matrix in hidden),
+        muon_step_bytes=_muon_step_bytes(hidden),
         buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
         activations=activations,
     )
@@ -374,6 +378,16 @@ def _optimizer_bytes(given: dict[str, Any]) -> tuple[float, float]:
         with live:
             optimizer.step()
     return sum(state.nbytes for state in states) / _ELEMENTS, 0.0 if fused else live.peak_bytes / _ELEMENTS
+
+
+def _muon_step_bytes(matrices: list[Tensor]) -> int:
+    """Beside these, their gradients and momenta."""
+    gradients, momenta = ([torch.empty_like(matrix) for matrix in matrices] for _ in range(2))
+    live = LiveMemory()
+    live.begin((*matrices, *gradients, *momenta))
+    with live:
+        muon.step(matrices, gradients, momenta, torch.zeros((), device="meta"), weight_decay=0.1)
+    return live.peak_bytes
 
 
 def expected_memory(spec: MemorySpec) -> ModelMemory:

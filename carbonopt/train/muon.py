@@ -47,20 +47,26 @@ class Muon(torch.optim.AdamW):
             if not self.state[weight]:
                 self.state[weight]["momentum"] = torch.zeros_like(weight)
         momenta = [self.state[weight]["momentum"] for weight in weights]
-        gradients = [weight.grad for weight in weights]
-        torch._foreach_lerp_(momenta, gradients, 1 - _MOMENTUM)
-        ahead = list(torch._foreach_lerp(gradients, momenta, _MOMENTUM))  # Nesterov's
-        rate = group["lr"]  # a number, or a tensor without dimensions where a CUDA graph reads it
-        torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
-        by_shape: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        for place, weight in enumerate(weights):
-            by_shape[tuple(sorted(weight.shape))].append(place)
-        for shape, places in by_shape.items():
-            wide = torch.stack([_wide(ahead[place]) for place in places])
-            updates = orthogonalized(wide).to(wide.dtype) * (-rate * _RMS * math.sqrt(max(shape)))
-            for place, update in zip(places, updates, strict=True):
-                ahead[place] = update if _is_wide(ahead[place]) else update.mT
-        torch._foreach_add_(weights, ahead)
+        step(weights, [weight.grad for weight in weights], momenta, group["lr"], group["weight_decay"])
+
+
+def step(
+    weights: list[Tensor], gradients: list[Tensor], momenta: list[Tensor], rate: float | Tensor, weight_decay: float
+) -> None:
+    """Changes matrices and their momenta. `rate`: a number, or a tensor without dimensions where a CUDA graph reads
+    it."""
+    torch._foreach_lerp_(momenta, gradients, 1 - _MOMENTUM)
+    ahead = list(torch._foreach_lerp(gradients, momenta, _MOMENTUM))  # Nesterov's
+    torch._foreach_mul_(weights, 1 - rate * weight_decay)
+    by_shape: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for place, weight in enumerate(weights):
+        by_shape[tuple(sorted(weight.shape))].append(place)
+    for shape, places in by_shape.items():
+        wide = torch.stack([_wide(ahead[place]) for place in places])
+        updates = orthogonalized(wide).to(wide.dtype) * (-rate * _RMS * math.sqrt(max(shape)))
+        for place, update in zip(places, updates, strict=True):
+            ahead[place] = update if _is_wide(ahead[place]) else update.mT
+    torch._foreach_add_(weights, ahead)
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
@@ -71,7 +77,7 @@ def orthogonalized(matrices: Tensor) -> Tensor:
         matrices: [count, rows, columns], with no more rows than columns.
     """
     a, b, c = _POLYNOMIAL
-    x = matrices.bfloat16() if matrices.is_cuda else matrices
+    x = matrices if matrices.is_cpu else matrices.bfloat16()
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # then no singular value is above 1
     for _ in range(_ITERATIONS):
         gram = x @ x.mT
@@ -90,7 +96,7 @@ def _wide(matrix: Tensor) -> Tensor:
 def groups_of(model: Any, decayed: list[str], weight_decay: float) -> list[dict[str, Any]]:
     """A model's trained parameters for `Muon`: those of `decayed` with weight decay. Raises BadInput where none is a
     hidden matrix."""
-    matrices = {id(matrix) for matrix in _hidden_matrices(model)}
+    matrices = {id(matrix) for matrix in hidden_matrices(model)}
     parts: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -103,8 +109,8 @@ def groups_of(model: Any, decayed: list[str], weight_decay: float) -> list[dict[
     ]
 
 
-def _hidden_matrices(model: Any) -> Iterator[Tensor]:
-    """Those of linear layers, but for the one that makes the outputs."""
+def hidden_matrices(model: Any) -> Iterator[Tensor]:
+    """Those of linear layers that are trained, but for the one that makes the outputs."""
     whole: PreTrainedModel = model.get_base_model() if hasattr(model, "get_base_model") else model
     outer = [whole.get_submodule(name) for name in head_names(whole)]
     if (output_layer := whole.get_output_embeddings()) is not None:

@@ -26,8 +26,7 @@ def whole_step(trainer: Any, params: TrainingParams) -> "WholeStep | None":
     engine = trainer.model_wrapped
     bf16 = engine._config.bfloat16_config
     optimizer = engine.optimizer.optimizer if bf16.enabled else engine.optimizer
-    plain = params.gradient_accumulation_steps == 1 and params.zero_stage == 0
-    if not plain or params.precision == "fp16" or not isinstance(optimizer, torch.optim.AdamW):
+    if not params.allows_whole_step or not isinstance(optimizer, torch.optim.AdamW):
         return None
     return None if bf16.enabled and bf16.check_grad_overflow else WholeStep(trainer, engine, optimizer)
 

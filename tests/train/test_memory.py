@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, GPT2Config
 from trial_processes import start
 
 from carbonopt.analysis import memory as analysis
-from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.dimensions import TrainingParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.events import FINISHED_EXIT
 from carbonopt.core.memory import MemorySpec
@@ -123,7 +123,7 @@ def test_what_cannot_be_estimated_says_why(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("study", "report", "gpu_gib", "within", "measured"),
     [
-        ("shakespeare-char", "shakespeare-char", 140, 0.05, 28),
+        ("shakespeare-char", "shakespeare-char", 79, 0.05, 26),
         ("sft-dialogue-batch-sweep", "sft-dialogue-batch-sweep", 79, 0.05, 12),
         ("sft-dialogue", "sft-dialogue", 79, 0.05, 19),
         ("digits", "digits-h100", 79, 0.1, 14),
@@ -132,7 +132,8 @@ def test_what_cannot_be_estimated_says_why(tmp_path: Path) -> None:
 def test_estimates_are_near_what_the_trials_of_shipped_reports_needed(
     study: str, report: str, gpu_gib: int, within: float, measured: int
 ) -> None:
-    """On an H200 and H100s, each trial with the GPU memory that it needed, before any data is prepared."""
+    """On H100s, each trial with the GPU memory that it needed, before any data is prepared. All but the first study ran
+    when whole steps had no stream, and so no matrix products' memory, of their own."""
     shipped = load_study(ROOT / "studies" / f"{study}.yaml")
     workload = shipped.workload.model_dump(mode="json")
     if study == "shakespeare-char":
@@ -148,10 +149,13 @@ def test_estimates_are_near_what_the_trials_of_shipped_reports_needed(
     for trial in trials:
         sizes = ("global_batch_size", "micro_batch_size_per_gpu", "zero_stage")
         given = {name: int(trial[f"params.{name}"]) for name in sizes}
-        precision = trial.get("params.precision") or None
-        params = TrialParams(**given, learning_rate=1e-3, epochs=1, precision=precision)
-        ratio = analysis.estimate(params, found).peak_gib / float(trial["peak_memory_gib"])
-        assert abs(ratio - 1) < within
+        given |= {name: trial[f"params.{name}"] for name in ("precision", "optimizer") if trial.get(f"params.{name}")}
+        given |= {"torch_compile": True} if trial.get("params.torch_compile") == "True" else {}
+        params = TrainingParams(**given, learning_rate=1e-3, epochs=1)
+        peak_gib = analysis.estimate(params, found).peak_gib
+        if study != "shakespeare-char" and params.allows_whole_step:
+            peak_gib -= analysis._MATRIX_PRODUCTS_BYTES / BYTES_PER_GIB
+        assert abs(peak_gib / float(trial["peak_memory_gib"]) - 1) < within
 
 
 def test_attention_whose_mask_has_gaps_takes_what_it_takes_with_numbers() -> None:
@@ -190,7 +194,7 @@ def test_estimates_are_within_5_percent_of_gpt2_on_an_h200(settings: dict, measu
     """reports/performance.md: 2^16 tokens in a micro batch, sequences of 512, ZeRO 1."""
     values = {"micro_batch_size_per_gpu": 128, "global_batch_size": 1024, "precision": "bf16", **settings}
     workload = {**GPT2, "sequence_length": 512, "eval_batch_size_per_gpu": 8}
-    params = TrialParams(learning_rate=1e-4, epochs=1, zero_stage=1, **values)
+    params = TrainingParams(learning_rate=1e-4, epochs=1, zero_stage=1, **values)
     estimated = analysis.estimate(params, memory_of(workload, **values))
     assert estimated.peak_gib == pytest.approx(measured_gib, rel=0.05)
 
@@ -202,7 +206,7 @@ def prepared(tmp_path_factory) -> Path:
     return folder
 
 
-def most_live_gib(prepared: Path, folder: Path, params: TrialParams, workload: dict) -> float:
+def most_live_gib(prepared: Path, folder: Path, params: TrainingParams, workload: dict) -> float:
     """Of rank 0 of a real trial on the CPU."""
     spec = {
         "number": 0, "attempt": 1, "seed": 0, "params": params.model_dump(), "workload": workload,
@@ -234,6 +238,7 @@ SMALL = {"global_batch_size": 1, "micro_batch_size_per_gpu": 1, "epochs": 0.002}
         {"zero_stage": 0, "precision": "bf16", "weight_averaging": 0.1, **SMALL},
         {"zero_stage": 1, "precision": "bf16", "weight_averaging": 0.1, "world_size": 2, "global_batch_size": 16},
         {"zero_stage": 0, "weight_averaging": 0.1, **SMALL},
+        {"zero_stage": 0, "precision": "bf16", "optimizer": "muon", **SMALL},
         {"zero_stage": 2, "precision": "bf16", "lora_rank": 4},
         {"zero_stage": 0, "precision": "bf16", "gradient_checkpointing": True},
     ],
@@ -244,10 +249,11 @@ def test_estimates_are_what_a_real_trial_allocates(settings: dict, prepared: Pat
     monkeypatch.setattr(analysis, "_MATRIX_PRODUCTS_BYTES", 0)
     workload = {**WORKLOAD, "deepspeed": {"zero_optimization": {"reduce_bucket_size": 1_000_000}}}
     values = {"global_batch_size": 8, "micro_batch_size_per_gpu": 8, "epochs": 0.015, "learning_rate": 1e-3, **settings}
-    params = TrialParams(**values)
+    params = TrainingParams(**values)
     profiled = {
         name: settings[name] for name in ("precision", "lora_rank", "gradient_checkpointing") if name in settings
     }
     found = memory_of(workload, micro_batch_size_per_gpu=params.micro_batch_size_per_gpu, **profiled)
     measured = most_live_gib(prepared, tmp_path / "trial", params, workload)
-    assert analysis.estimate(params, found).peak_gib == pytest.approx(measured, rel=0.03)
+    within = 0.05 if params.optimizer else 0.03  # Muon has bf16 on the GPUs that are estimated, float32 here
+    assert analysis.estimate(params, found).peak_gib == pytest.approx(measured, rel=within)

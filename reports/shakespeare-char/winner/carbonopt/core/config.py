@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from carbonopt.core import values
-from carbonopt.core.dimensions import DIMENSIONS, SEARCHED
+from carbonopt.core.dimensions import DIMENSIONS, SEARCHED, TrialParams
 from carbonopt.core.quality import QUALITIES, Quality, quality_of
 from carbonopt.core.quality import Target as QualityTarget
 from carbonopt.core.values import Given, Scalar
@@ -170,6 +170,9 @@ class ModelWorkload(Workload):
 # ------------------------------------------------------------------------------------------------------------ search
 
 
+AUTO = "auto"  # in the place of a space
+
+
 class Choices(Frozen):
     choices: tuple[Given, ...]
 
@@ -263,6 +266,14 @@ class Space(create_model("Space", __base__=Frozen, **{name: _space_field(name) f
         return {name: domain for name, domain in self.domains().items() if not isinstance(domain, Fixed)}
 
 
+class UnchosenSpace(Space):
+    """`space: auto`, until the data is prepared and the space is chosen by it (`core.auto_space`)."""
+
+
+def _space(raw: Any) -> Any:
+    return UnchosenSpace() if raw == AUTO else raw
+
+
 class Pruning(Frozen):
     # Stop a trial that can't reach the target, by its curve and by what the others have taught. None: as the quality
     # says (Quality.stops_for_target).
@@ -272,10 +283,11 @@ class Pruning(Frozen):
 
 
 class Search(Frozen):
-    space: Space
+    space: Annotated[Space, BeforeValidator(_space)]
     sampler: Literal["carbon", "tpe", "nsga2", "gp", "random", "grid"] = "carbon"
     goal: Literal["recommend", "front"] = "recommend"  # the cheapest that meets the target, or the whole front
     pruning: Pruning = Pruning()
+    probes: bool = True  # measure settings that leave the quality alone by a few steps, and compile before a trial
     start: dict[str, Given] | None = None  # a known configuration: the first trial, never pruned, and the baseline
     seed: int = Field(default=0, ge=0, lt=2**31)
 
@@ -338,6 +350,7 @@ class Confirm(Frozen):
 
     seeds: int = Field(default=3, ge=2, le=100)  # runs of each configuration, the search's own included
     runners_up: int = Field(default=2, ge=0, le=100)  # configurations beside the winner
+    baseline: bool = False  # the start configuration, too
 
 
 class Carbon(Frozen):
@@ -421,6 +434,10 @@ class Track(Frozen):
     tensorboard: bool = False
 
 
+# Any of these arguments of Hugging Face's switches compilation on.
+_COMPILING_ARGUMENTS = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
+
+
 class StudyConfig(Frozen):
     name: Annotated[Name, AfterValidator(_not_dots_only)]
     workload: Workload | None = None  # a replay needs none
@@ -439,7 +456,9 @@ class StudyConfig(Frozen):
             f"something of the next trial, but got {sampler} and {goal}; give budget.trials or another limit"
         )
         uncounted = self.carbon.objective == "gpu" and launch.trains and not launch.gpus
+        no_baseline = "confirm.baseline repeats search.start, but there is none; give one or leave it out"
         return {
+            no_baseline: self.confirm is not None and self.confirm.baseline and not self.search.start,
             "workload is missing; only a replay can do without": self.workload is None and launch.trains,
             unexpecting: self.budget.until is not None and (sampler, goal) != ("carbon", "recommend"),
             "carbon.objective: gpu needs GPUs to count, but launch.gpus is []": uncounted,
@@ -449,6 +468,19 @@ class StudyConfig(Frozen):
     def quality(self) -> Quality:
         """By which trials are judged."""
         return self.target.at().quality
+
+    @property
+    def probes(self) -> bool:
+        """Whether settings can be measured by a few steps of a trial: not of a table's, nor of a user's script."""
+        return self.search.probes and self.workload is not None and self.launch.trains and not self.workload.is_script
+
+    def compiles(self, params: TrialParams) -> bool:
+        """Whether a trial's first step compiles kernels, or loads those that were compiled before it."""
+        given = self.workload.training_arguments if self.workload else {}
+        if params.torch_compile or any(given.get(name) for name in _COMPILING_ARGUMENTS):
+            return True
+        on_gpu = bool(self.launch.gpus)
+        return params.attention_implementation == "flex_attention" or (params.has_fused_output_layer and on_gpu)
 
     def identity(self) -> dict[str, Any]:
         """What makes two study files the same study: all but budget, confirmation, trackers, trace and warm start."""

@@ -87,7 +87,7 @@ _MICRO_BATCH_KEYS, _ZERO_KEYS = ("train_micro_batch_size_per_gpu",), ("zero_opti
 _OFFLOADS = ("offload_optimizer.device", "offload_param.device", "cpu_offload", "cpu_offload_param")
 _OFFLOAD_KEYS = tuple(f"zero_optimization.{key}" for key in _OFFLOADS)
 _DPO, _RLHF = ("dpo",), ("rlhf",)
-_WITH_DROPOUT = ("causal_lm", "sft", "reward", "seq2seq", "classification")  # others compare a model with itself
+_NOT_COMPARED = ("causal_lm", "sft", "reward", "seq2seq", "classification")  # others compare a model with itself
 _of_steps = partial(Dimension, argument="warmup_steps", to_argument=lambda ratio, steps: math.ceil(ratio * steps))
 
 
@@ -143,7 +143,7 @@ class TrialParams(Frozen, extra="allow"):
         # The Trainer makes AdamW, and is given the other.
         Dimension(
             "optimizer",
-            ("quality", "cost"),
+            ("quality", "cost", "memory"),
             get_args(Optimizer),
             argument="optim",
             to_argument=lambda value, steps: "adamw_torch_fused",
@@ -151,7 +151,23 @@ class TrialParams(Frozen, extra="allow"):
     ] = None
     dropout: Annotated[  # in all places where the model has it; None: as its configuration says
         float | None,
-        Dimension("dropout", ("quality", "cost"), highest=0.9, feature=lambda value: 10 * value, tasks=_WITH_DROPOUT),
+        Dimension(
+            "dropout",
+            ("quality", "cost", "kernels"),
+            highest=0.9,
+            feature=lambda value: 10 * value,
+            tasks=_NOT_COMPARED,
+        ),
+    ] = None
+    weight_averaging: Annotated[  # mean age of the judged ones, as a share of the steps so far; 0: they are the last
+        float | None,
+        Dimension(
+            "averaging",
+            ("quality", "cost", "memory"),
+            highest=0.5,
+            feature=lambda value: math.log(value + 0.01),
+            tasks=_NOT_COMPARED,
+        ),
     ] = None
     torch_compile: Annotated[bool | None, Dimension("torch.compile", _SYSTEM, _ON_OFF, argument="torch_compile")] = None
     attention_implementation: Annotated[str | None, Dimension("attention", _SYSTEM, ATTENTION)] = None
@@ -245,6 +261,11 @@ class TrainingParams(TrialParams, extra="forbid"):
         steps = super().gradient_accumulation_steps
         assert steps is not None
         return steps
+
+    @property
+    def allows_whole_step(self) -> bool:
+        """Whether a step can be one piece (`train.whole_step`), as far as that depends on the configuration."""
+        return self.zero_stage == 0 and self.gradient_accumulation_steps == 1 and self.precision != "fp16"
 
 
 SEARCHED = tuple(name for name in DIMENSIONS if name != "world_size")  # that one is the launch's

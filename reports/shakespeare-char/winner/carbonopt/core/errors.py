@@ -39,7 +39,7 @@ def first_fault(error: ValidationError, known: _KnownKeys = lambda place: (), un
         case "missing":
             return f"{where} is missing."
         case "value_error":
-            return f"{where}: {message}."
+            return f"{where}: {message}." if loc else f"{message}."
         case "union_tag_invalid":
             return f"{where}: kind must be one of {first['ctx']['expected_tags']}, but got {first['ctx']['tag']!r}."
         case "tuple_type":

@@ -55,6 +55,16 @@ class Evaluated(Frozen):
     cpu_wait_fraction: float | None = None  # as a trial's record has it
 
 
+class Probed(Frozen):
+    """A probe's last step is done, its device idle."""
+
+    step: Whole
+    total_steps: Whole
+    peak_memory_gib: float  # as `Evaluated` has them
+    rank_peak_memory_gib: tuple[float, ...]
+    cpu_wait_fraction: float | None = None
+
+
 class Finished(Frozen):
     summary: dict[str, Any]
 
@@ -71,7 +81,7 @@ class Exited(Frozen):
     code: int
 
 
-Event = PhaseChanged | StageBegun | Progress | Evaluated | Finished | Failed | Exited
+Event = PhaseChanged | StageBegun | Progress | Evaluated | Probed | Finished | Failed | Exited
 
 SPOKEN: dict[str, type[Frozen]] = {event.__name__: event for event in get_args(Event) if event is not Exited}
 

@@ -171,8 +171,8 @@ def value_text(value: object) -> str:
 
 def params_text(params: TrialParams) -> str:
     """The settings that decide the outcome most, on one line."""
-    fields = ("global_batch_size", "learning_rate", "epochs", "zero_stage")
-    names = ("global batch", "learning rate", "epochs", "ZeRO")
+    fields = ("global_batch_size", "learning_rate", "epochs", "zero_stage", "optimizer")
+    names = ("global batch", "learning rate", "epochs", "ZeRO", "optimizer")
     settings = {name: getattr(params, field) for name, field in zip(names, fields, strict=True)} | params.own
     return ", ".join(f"{name} {value_text(value)}" for name, value in settings.items() if value is not None)
 

@@ -13,9 +13,10 @@ from carbonopt.core.values import Frozen, Whole
 REDUCE_BUCKET_ELEMENTS = 50_000_000
 LIVE_PARAMETERS = 1_000_000_000  # as many as ZeRO 3 keeps gathered: DeepSpeed's stage3_max_live_parameters
 
-_DIVIDED = ("zero_stage", "offload", "world_size")
+# By `analysis.memory`, for each parameter.
+_COUNTED = ("zero_stage", "offload", "world_size", "optimizer", "weight_averaging")
 # Dimensions by which the memory of a step differs beside these and the micro batch.
-PROFILED = tuple(name for name in affecting("memory") if name not in (*_DIVIDED, "micro_batch_size_per_gpu"))
+PROFILED = tuple(name for name in affecting("memory") if name not in (*_COUNTED, "micro_batch_size_per_gpu"))
 
 
 class Moment(Frozen):
@@ -40,6 +41,8 @@ class MemoryProfile(Frozen):
     parameters: Whole
     trained_parameters: Whole  # fewer with LoRA
     largest_parameter: Whole  # elements of the largest trained one
+    hidden_parameters: Whole = 0  # the trained ones that Muon has orthogonal steps for
+    muon_step_bytes: Whole = 0  # that such a step needs beside weights, gradients and momenta
     buffer_bytes: Whole  # that the model has beside its parameters
     activations: tuple[Activations, ...]  # of the smallest and the largest micro batch
 

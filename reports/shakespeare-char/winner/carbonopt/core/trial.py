@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from carbonopt.core.auto_facts import AutoSpace
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.memory import ModelMemory
 from carbonopt.core.quality import PERPLEXITY, QUALITIES, Quality, Target, quality_of
@@ -29,6 +30,7 @@ class StopReason(StrEnum):
     TARGET = "target"  # by its curve and by what the others have taught it can't reach the target
     CAP = "cap"  # its emissions have passed, or are sure to pass, those of the best trial that meets the target
     BUDGET = "budget"  # the study's budget ended while it ran
+    PROBE = "probe"  # it has measured its steps, which is all that it was for
     INTERRUPTED = "interrupted"  # the study was ended from outside
 
 
@@ -81,6 +83,7 @@ class Prepared(Frozen):
     versions: dict[str, str]  # of the packages that trials run on
     eval_batch_size_per_gpu: int | None = None  # by the GPU's memory; None: the study file or the micro batch says
     memory: ModelMemory | None = None  # of the model on a GPU; None: on a CPU, or it could not be told
+    auto: AutoSpace | None = None  # what was chosen where the study file says `space: auto`
     files: dict[str, int] = Field(default_factory=dict)  # bytes of each, by its name in the folder, to see damage
 
 
@@ -106,6 +109,7 @@ class TrialSpec(Frozen):
     prepared_dir: str  # the tokenized, memory-mapped data set and its tokenizer
     trial_dir: str  # for what the trial writes: log, DeepSpeed configuration, optionally its model
     saves_model: bool = False  # it does, into `model`
+    probe_s: float | None = None  # a probe: ends after so many seconds of steps beside the first; None: a trial
     program: Program | None = None  # None: carbonopt trains
 
 
@@ -315,6 +319,24 @@ class TrialRecord(Frozen):
     @property
     def value(self) -> float | None:
         return self.quality.value
+
+    @property
+    def step_kwh(self) -> float | None:
+        """Mean energy of the training's steps after the first; None where it is not known."""
+        others = (self.steps_done or 0) - 1
+        if self.stages is None or others < 1 or Stage.STEPS not in self.stages:
+            return None
+        steps = self.stages[Stage.STEPS] + self.stages.get(Stage.GENERATION, StageCost())
+        return steps.energy_kwh / others
+
+    @property
+    def first_step_excess_kwh(self) -> float | None:
+        """What the first step took beyond a mean one: kernels that were compiled or loaded, memory, libraries. At least
+        0, as short stages are no sharper than the meter's readings. Of a probe that made one step alone, all of it."""
+        step_kwh = 0.0 if (self.stop_reason, self.steps_done) == (StopReason.PROBE, 1) else self.step_kwh
+        if self.stages is None or Stage.COMPILE not in self.stages or step_kwh is None:
+            return None
+        return max(0.0, self.stages[Stage.COMPILE].energy_kwh - step_kwh)
 
     def meets(self, target: Target) -> bool:
         """Whether it ran to its end and reached the target."""

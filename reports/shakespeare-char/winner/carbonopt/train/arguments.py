@@ -1,6 +1,7 @@
 """transformers.TrainingArguments of one trial: the study's own, checked, and what carbonopt sets."""
 
 import dataclasses
+import inspect
 import math
 import os
 from collections.abc import Mapping
@@ -8,9 +9,10 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any
 
-from transformers import Trainer, TrainingArguments
+from transformers import SchedulerType, Trainer, TrainingArguments
+from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 
-from carbonopt.core.config import Space, Workload
+from carbonopt.core.config import Space, Workload, values_of
 from carbonopt.core.dimensions import DIMENSIONS, TrainingParams, scheduler_arguments
 from carbonopt.core.errors import BadInput, hint
 from carbonopt.train.failures import refused
@@ -49,6 +51,9 @@ _WHY_OWNED = {
 }
 
 
+_OF_EACH_SCHEDULER = ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch")  # which the Trainer gives
+
+
 def check_training_arguments(
     given: dict[str, Any], space: Space, kind: type[TrainingArguments] = TrainingArguments
 ) -> None:
@@ -70,8 +75,30 @@ def check_training_arguments(
         if (argument := DIMENSIONS[name].argument) in given:
             rule = f"{argument} must be in workload.training_arguments or, as {name}, in search.space"
             raise BadInput(f"{rule}, but is in both.")
+    if space["decay_ratio"] is not None and "lr_scheduler_kwargs" in given:
+        rule = (
+            "the decay must be in workload.training_arguments.lr_scheduler_kwargs or, as decay_ratio, in search.space"
+        )
+        raise BadInput(f"{rule}, but is in both.")
     with refused("workload.training_arguments is not what transformers takes: {}.", ValueError, TypeError, ImportError):
-        kind(output_dir="unused", report_to="none", use_cpu=True, bf16=False, **given)
+        made = kind(output_dir="unused", report_to="none", use_cpu=True, bf16=False, **given)
+    of_scheduler: Any = made.lr_scheduler_kwargs or {}
+    for scheduler in values_of(space["lr_scheduler"]) or (made.lr_scheduler_type,):
+        _check_scheduler(SchedulerType(scheduler), of_scheduler)
+
+
+def _check_scheduler(scheduler: SchedulerType, given: Mapping[str, Any]) -> None:
+    """Raises BadInput for an argument that the scheduler doesn't have."""
+    schedule: Any = TYPE_TO_SCHEDULER_FUNCTION[scheduler]
+    parameters = inspect.signature(schedule).parameters.values()
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    own = [parameter.name for parameter in parameters if parameter.name not in _OF_EACH_SCHEDULER]
+    for key in given:
+        if key not in own:
+            place, takes = "workload.training_arguments.lr_scheduler_kwargs", ", ".join(own) or "it takes none"
+            rule = f"{place}.{key} is nothing that lr_scheduler {scheduler.value} takes ({takes})"
+            raise BadInput(f"{rule}; leave it out, or choose another scheduler.")
 
 
 def _why_owned(key: str) -> str | None:

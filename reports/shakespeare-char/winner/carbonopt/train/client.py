@@ -51,6 +51,9 @@ class Speaker:
         reason = self._answer().get("stop")
         return StopReason(reason) if reason else None
 
+    def probed(self, probed: events.Probed) -> None:
+        self._say(probed)
+
     def finished(self, summary: dict[str, Any]) -> None:
         self._say(events.Finished(summary=summary))
 

@@ -5,6 +5,8 @@ import math
 import os
 import shutil
 import sys
+import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +14,25 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import AutoConfig, Trainer, TrainerCallback, TrainerControl, TrainerState, set_seed
 
-from carbonopt.core.events import Evaluated
+from carbonopt.core.events import Evaluated, Probed
 from carbonopt.core.files import PreparedFolder, write_json
 from carbonopt.core.trial import EvalPoint, Kernels, Phase, Stage
 from carbonopt.train import model as models
 from carbonopt.train import ranks
 from carbonopt.train.arguments import chosen_optimizer, training_arguments
+from carbonopt.train.averaging import WeightAverage
 from carbonopt.train.client import Speaker
 from carbonopt.train.cpu_wait import CpuWait, SpinThrottle
 from carbonopt.train.data.packing import PrefetchLoader, evaluation_steps
 from carbonopt.train.deepspeed_config import deepspeed_config
 from carbonopt.train.failures import Diverged
 from carbonopt.train.fast_step import install_fast_step
+from carbonopt.train.imports import load_compiler
 from carbonopt.train.tasks.base import Trained, TrialRun
 from carbonopt.train.tasks.trainer_task import TrainerTask
+from carbonopt.train.whole_step import WholeStep, whole_step
 
+_PROBE_CHECK = 2  # step at which a probe first looks at the clock, which waits for the GPU; then at twice as many
 _LOSS_CHECK_STEPS = 50  # reading the loss waits for the GPU; between two evaluations this often is enough
 
 
@@ -34,6 +40,22 @@ class TrialTrainer(Trainer):
     """The Trainer with the trial's own order of data, which already is this rank's part, batch by batch."""
 
     last_loss: torch.Tensor | None = None  # of this rank's last micro batch, still on its device
+    whole_step: WholeStep | None = None  # in the place of DeepSpeed's, where there can be one
+
+    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        if self.whole_step is None:
+            return super().training_step(model, inputs, *args, **kwargs)
+        return self.whole_step(self._prepare_inputs(inputs))
+
+    # The Trainer reads these at each step, for a log that nobody keeps: to read a norm it waits for the GPU.
+
+    def _clip_grad_norm(self, model: Any) -> None:
+        """DeepSpeed clips."""
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> None: ...
+
+    def _get_learning_rate(self) -> float:
+        return 0.0
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         data: Any = self.train_dataset
@@ -68,12 +90,19 @@ class Evaluations(TrainerCallback):
         # The trainer's engine exists when training begins; the speaker is rank 0's.
         self._task, self._run, self._trainer, self._speaker = task, run, trainer, speaker
         self._evaluation_steps = evaluation_steps(run.total_steps, run.workload.evaluations)
+        self._probe_check = _PROBE_CHECK if run.spec.probe_s else 1
+        self._first_step_at = math.inf
         self._cores, self._spin_throttle = CpuWait(), SpinThrottle()
+        self._average: WeightAverage | None = None
         self.last: EvalPoint | None = None
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         """Model, engine and optimizer are ready, and no step was made yet."""
         install_fast_step(self._trainer.model_wrapped, ranks.world_size())
+        if isinstance(self._trainer, TrialTrainer):
+            self._trainer.whole_step = whole_step(self._trainer, self._run.params)
+        if reach := self._run.params.weight_averaging:
+            self._average = WeightAverage(self._trainer.model_wrapped, reach)
         if ranks.device().type == "cpu":
             self._spin_throttle.start()
         self._task.before_training(self._run, self._trainer)
@@ -82,10 +111,14 @@ class Evaluations(TrainerCallback):
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
         step = state.global_step
+        if self._average is not None:
+            self._average.update(step)
+        if step == 1:
+            self._first_step_ended()
+        if self._run.spec.probe_s is not None:
+            control.should_training_stop |= self._probed(step, self._run.spec.probe_s)
+            return control
         if self._speaker is not None:
-            if step == 1:
-                ranks.wait_for_device()  # or what the first step has begun would be counted with the others
-                self._speaker.stage(Stage.STEPS, _kernels())
             # The evaluations say it of all ranks; but a trial can be stopped before the first.
             told_later = step >= self._evaluation_steps[0]
             self._speaker.progress(step, self._run.total_steps, None if told_later else self._cores.end)
@@ -97,6 +130,37 @@ class Evaluations(TrainerCallback):
         if evaluates:
             control.should_training_stop |= self._evaluated(step)
         return control
+
+    def _first_step_ended(self) -> None:
+        ranks.wait_for_device()  # or what the first step has begun would be counted with the others
+        self._first_step_at = time.monotonic()
+        if self._speaker is not None:
+            self._speaker.stage(Stage.STEPS, _kernels())
+
+    def _probed(self, step: int, seconds: float) -> bool:
+        """Whether a probe has made steps for so long, on the slowest rank, or all that there are; it is told then."""
+        total_steps = self._run.total_steps
+        if step not in (self._probe_check, total_steps):
+            if self._speaker is not None:
+                self._speaker.progress(step, total_steps)
+            return False
+        ranks.wait_for_device()
+        if step < total_steps and ranks.largest(time.monotonic() - self._first_step_at) < seconds:
+            self._probe_check *= 2
+            return False
+        ranks.together()
+        waited = self._cores.end()
+        peaks_gib = ranks.of_each(ranks.peak_memory_gib())
+        if self._speaker is not None:
+            peaks: dict[str, Any] = {"peak_memory_gib": max(peaks_gib), "rank_peak_memory_gib": tuple(peaks_gib)}
+            probed = Probed(step=step, total_steps=total_steps, cpu_wait_fraction=waited, **peaks)
+            self._speaker.probed(probed)
+        return True
+
+    @property
+    def judged_weights(self) -> AbstractContextManager[None]:
+        """Within it the model has those that are evaluated and saved."""
+        return nullcontext() if self._average is None else self._average.applied()
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         self._spin_throttle.end()
@@ -116,7 +180,8 @@ class Evaluations(TrainerCallback):
         """Evaluates; returns whether to stop."""
         total_steps, stop = self._run.total_steps, False
         self._enter(Phase.EVAL)
-        evaluation = self._task.evaluate(self._run, self._trainer)
+        with self.judged_weights:
+            evaluation = self._task.evaluate(self._run, self._trainer)
         ranks.together()
         peaks_gib = ranks.of_each(ranks.peak_memory_gib())
         measured: dict[str, Any] = {"peak_memory_gib": max(peaks_gib), "rank_peak_memory_gib": tuple(peaks_gib)}
@@ -159,6 +224,8 @@ def train(task: TrainerTask, run: TrialRun, speaker: Speaker | None) -> Trained:
     arguments = training_arguments(
         params, workload, run.total_steps, spec.seed, on_gpu, spec.trial_dir, settings, *of_task
     )
+    if arguments.torch_compile:
+        load_compiler()
     if model is None:
         model = models.pretrained_model(kind, workload.model, config, attention, spec.seed)
     if params.has_fused_output_layer:
@@ -173,12 +240,14 @@ def train(task: TrainerTask, run: TrialRun, speaker: Speaker | None) -> Trained:
     evaluations = Evaluations(task, run, trainer, speaker)
     trainer.add_callback(evaluations)
     trainer.train()
-    assert evaluations.last is not None  # there is one at the last step, and none is stopped elsewhere
-    return Trained(evaluations.last, functools.partial(_save_model, trainer, run.folder))
+    # There is one at the last step, and none is stopped elsewhere.
+    assert evaluations.last is not None or spec.probe_s is not None
+    return Trained(evaluations.last, functools.partial(_save_model, trainer, evaluations, run.folder))
 
 
-def _save_model(trainer: TrialTrainer, folder: PreparedFolder, target: Path) -> None:
-    trainer.save_model(str(target))  # on every rank: ZeRO-3 gathers
+def _save_model(trainer: TrialTrainer, evaluations: Evaluations, folder: PreparedFolder, target: Path) -> None:
+    with evaluations.judged_weights:
+        trainer.save_model(str(target))  # on every rank: ZeRO-3 gathers
     if ranks.rank() == 0:
         (target / "training_args.bin").unlink()  # a pickle, which nobody should have to trust
         for inputs in (folder.tokenizer, folder.image_processor):  # what makes the model's inputs; some tasks have both

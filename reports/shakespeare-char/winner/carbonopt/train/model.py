@@ -32,7 +32,7 @@ _DROPOUTS = (  # likewise, by which a model has dropout; heads' and whole layers
     "attention_probs_dropout_prob", "activation_dropout", "embed_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop",
     "embedding_dropout", "mlp_dropout", "residual_dropout",
 )  # fmt: skip
-_FLOAT8_CAPABILITY = (8, 9)
+FLOAT8_CAPABILITY = (8, 9)
 _MOST_PREFETCHED = 250_000_000  # parameters in float32, 1 GB of the host's memory, beside another trial that runs
 
 # The next trial's random model, of this folder and seed, and how Python's, NumPy's and torch's generators then stood.
@@ -238,10 +238,10 @@ def check_output_layer(kind: ModelKind, config: PreTrainedConfig, layer: str, tr
     output layer of this kind can't replace the model's own, or the GPU has no float8 products."""
     if layer == "standard":
         return
-    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else _FLOAT8_CAPABILITY
-    if layer == "fused_fp8" and capability < _FLOAT8_CAPABILITY:
+    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else FLOAT8_CAPABILITY
+    if layer == "fused_fp8" and capability < FLOAT8_CAPABILITY:
         rule = "output_layer: fused_fp8 needs a GPU of compute capability {}.{} (Ada, Hopper) or above, but got {}.{}"
-        raise BadInput(f"{rule.format(*_FLOAT8_CAPABILITY, *capability)}; use fused.")
+        raise BadInput(f"{rule.format(*FLOAT8_CAPABILITY, *capability)}; use fused.")
     given, model_type = [], config.model_type
     untold = f"output_layer: whether {model_type} can have a fused one can't be told, since the model doesn't run"
     unrunnable = (ValueError, TypeError, KeyError, AttributeError, RuntimeError)

@@ -47,8 +47,8 @@ def rerun(folder: Path, places: dict[str, str]) -> None:
     if int(os.environ.get("RANK", "0")) != 0:
         return
     last, quality, with_seed = trained.last, recorded["quality"], f"with seed {recorded['seed']}"
+    assert last is not None and last.value is not None  # it is no probe, and has not diverged
     value = last.value
-    assert value is not None  # else it had diverged
     reached = {"name": quality, "value": value, "sum": last.sum, "count": last.count}
     result = {"quality": reached, "steps": last.step}
     if quality == PERPLEXITY.name:  # as in records, for those who read them from before there were other qualities

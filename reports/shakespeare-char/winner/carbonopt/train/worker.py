@@ -48,7 +48,7 @@ def main(spec_json: str) -> int:
         trained = run_trial(spec, speaker)
         if spec.saves_model or os.environ.get("CARBONOPT_SAVE_MODEL") == "1":
             trained.save_model(Path(spec.trial_dir) / "model")
-        if speaker is not None:
+        if speaker is not None and trained.last is not None:
             reached = {"step": trained.last.step, "tokens": trained.last.tokens}
             speaker.finished({**reached, "versions": package_versions()})
 

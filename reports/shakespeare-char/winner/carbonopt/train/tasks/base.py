@@ -99,7 +99,7 @@ class TrialRun:
 
 @dataclass(frozen=True)
 class Trained:
-    last: EvalPoint  # the evaluation at its end
+    last: EvalPoint | None  # the evaluation at its end; None: it was a probe
     save_model: Callable[[Path], None]  # writes model and tokenizer into a folder; to be called on every rank
 
 
