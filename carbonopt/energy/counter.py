@@ -5,10 +5,11 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 from carbonopt.core.errors import BEFORE_FIRST_TRIAL, MeasurementError, StudyInterrupted
 from carbonopt.core.study import IdlePower
-from carbonopt.energy.hardware import answering, open_gpus
+from carbonopt.energy.hardware import Gpu, answering, open_gpus
 
 _IDLE_WINDOWS, _IDLE_WINDOW_S = 5, 1.0
 _SHORTEST_WINDOW_S = 0.95  # ten ticks are a little less than a second as often as a little more
@@ -50,14 +51,24 @@ class EnergyCounters:
     def utilisation(self) -> float | None:
         """The share of NVML's last sampling period in which a kernel ran, mean of the GPUs; None where one of them
         doesn't tell. That is no error: no figure of energy depends on it."""
+        rates = self._told(lambda gpu: getattr(gpu.nvml.nvmlDeviceGetUtilizationRates(gpu.handle), "gpu", None), 0, 100)
+        return None if rates is None else rates / 100
+
+    def temperature_c(self) -> float | None:
+        """Mean of the GPUs; None where one of them doesn't tell, which is no error, as in `utilisation`."""
+        coldest_c, hottest_c = -50, 200
+        sensor = 0  # NVML_TEMPERATURE_GPU, the only one
+        return self._told(lambda gpu: gpu.nvml.nvmlDeviceGetTemperature(gpu.handle, sensor), coldest_c, hottest_c)
+
+    def _told(self, ask: Callable[[Gpu], Any], lowest: int, highest: int) -> float | None:
+        """Mean of whole numbers within these limits, one of each GPU."""
         try:
             with answering():
-                rates = [gpu.nvml.nvmlDeviceGetUtilizationRates(gpu.handle) for gpu in self._gpus]
+                answers = [ask(gpu) for gpu in self._gpus]
         except MeasurementError:
             return None
-        percents = [getattr(rate, "gpu", None) for rate in rates]
-        known = [percent for percent in percents if isinstance(percent, int) and 0 <= percent <= 100]
-        return statistics.fmean(known) / 100 if known and len(known) == len(percents) else None
+        known = [answer for answer in answers if isinstance(answer, int) and lowest <= answer <= highest]
+        return statistics.fmean(known) if known and len(known) == len(answers) else None
 
     def close(self) -> None:
         self._nvml.close()

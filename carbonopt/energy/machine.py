@@ -12,16 +12,20 @@ from carbonopt.core.trial import Phase
 from carbonopt.core.units import kwh_from_joules
 from carbonopt.energy.codecarbon import FRESH_AFTER_S, CodeCarbonTotals, has_rapl, power_models
 from carbonopt.energy.counter import EnergyCounters, measure_idle
-from carbonopt.energy.meter import OF_GPUS, EnergyWindows, Objective, Reading, disagreement
+from carbonopt.energy.meter import (
+    OF_GPUS,
+    UTILISATION_EVERY_S,
+    EnergyWindows,
+    Objective,
+    Reading,
+    disagreement,
+)
 
 if TYPE_CHECKING:
     from codecarbon.output_methods.emissions_data import EmissionsData
 
 # A component without any energy in so long can only be a dead sensor.
 _LONGEST_ZERO_S = 1.0
-# NVML's utilisation is that of the last 1/6 to 1 s, by product. So far apart from each other and from the window's
-# beginning, no reading tells of another one's time or of what was before the window; and they cost next to nothing.
-_UTILISATION_EVERY_S = 1.0
 
 
 class CounterSnapshot(NamedTuple):
@@ -66,12 +70,15 @@ class MachineMeter(EnergyWindows):
             self._instruments = opened.pop_all()
         # The last known power of each GPU, for windows that are too short to tell their own.
         self._powers_w = [idle.power_w for idle in self.idle]
-        self._utilisations: list[float] = []  # of the open window
+        self._start_temperature_c: float | None = None  # of the open window
+        self._utilisations: list[float] = []  # likewise
         self._utilisation_at_s = 0.0  # when it was last asked for
 
     def enter(self, phase: Phase) -> None:
         self._close_window()
         self._open = phase
+        # Of a training: how hot its GPUs were from what was before it.
+        self._start_temperature_c = self._counters.temperature_c() if phase is Phase.TRAIN else None
 
     def running(self, phase: Phase) -> Reading:
         if phase is not self._open:
@@ -103,7 +110,7 @@ class MachineMeter(EnergyWindows):
         now_s = self._read().at_s
         # Only while trials train: what they are compared by. A window that is shorter than a second has none.
         asked_s = max(self._opened.at_s, self._utilisation_at_s)
-        if self._open is Phase.TRAIN and now_s - asked_s >= _UTILISATION_EVERY_S:
+        if self._open is Phase.TRAIN and now_s - asked_s >= UTILISATION_EVERY_S:
             self._utilisation_at_s = now_s
             if (utilisation := self._counters.utilisation()) is not None:
                 self._utilisations.append(utilisation)
@@ -137,7 +144,7 @@ class MachineMeter(EnergyWindows):
         variance_kwh2 = kwh_from_joules(kwh_from_joules(variance_j2))
         update = {"idle_gpu_kwh": kwh_from_joules(idle_j), "gpu_variance_kwh2": variance_kwh2}
         update |= {"utilisation_sum": math.fsum(self._utilisations), "utilisation_readings": len(self._utilisations)}
-        return window.model_copy(update=update)
+        return window.model_copy(update={**update, "start_temperature_c": self._start_temperature_c})
 
     def _between(self, start: CounterSnapshot, end: CounterSnapshot) -> Reading:
         before, after = start.codecarbon, end.codecarbon

@@ -2,6 +2,7 @@
 
 import math
 import operator
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -15,6 +16,10 @@ from carbonopt.core.trial import COMPARED_FROM_S, TRIAL_PHASES, GpuEnergy, Node,
 from carbonopt.core.values import Frozen
 
 Objective = Literal["all", "gpu"]
+
+# NVML's utilisation is that of the last 1/6 to 1 s, by product. So far apart from each other and from the window's
+# beginning, no reading tells of another one's time or of what was before the window; and they cost next to nothing.
+UTILISATION_EVERY_S = 1.0
 
 
 class Reading(Frozen):
@@ -32,11 +37,14 @@ class Reading(Frozen):
     disagreement: float | None = None
     utilisation_sum: float = 0.0  # of the GPUs' utilisation as it was read, 0 to 1
     utilisation_readings: int = 0
+    start_temperature_c: float | None = None  # of the GPUs as the first of these windows began, their mean
     nodes: dict[Node, "Reading"] = Field(default_factory=dict)  # each node's part, where nodes have meters of their own
 
     @property
     def gpu_utilisation(self) -> float | None:
-        """Mean of its readings; None where there is none."""
+        """Mean of its readings; None where they tell of less than half of the time: of a first step alone, say."""
+        if self.utilisation_readings * UTILISATION_EVERY_S < self.duration_s / 2:
+            return None
         return self.utilisation_sum / self.utilisation_readings if self.utilisation_readings else None
 
     @property
@@ -57,6 +65,8 @@ class Reading(Frozen):
         shared = {node: self.nodes[node] + part for node, part in other.nodes.items() if node in self.nodes}
         sums: dict[str, Any] = {name: _sum(getattr(self, name), getattr(other, name)) for name in _SUMMED}
         sums |= {"disagreement": largest((self.disagreement, other.disagreement)), "objective": self.objective}
+        starts_c = (self.start_temperature_c, other.start_temperature_c)
+        sums["start_temperature_c"] = next((degrees_c for degrees_c in starts_c if degrees_c is not None), None)
         return Reading(**sums, nodes=self.nodes | other.nodes | shared)
 
     def since(self, earlier: "Reading") -> "Reading":
@@ -70,7 +80,7 @@ class Reading(Frozen):
 
 OF_GPUS = ("gpu_kwh", "codecarbon_gpu_kwh", "idle_gpu_kwh", "gpu_variance_kwh2")
 _RUNNING = ("gpu_kwh", "cpu_kwh", "ram_kwh", "duration_s")
-_SUMMED = Reading.model_fields.keys() - {"objective", "disagreement", "nodes"}
+_SUMMED = Reading.model_fields.keys() - {"objective", "disagreement", "start_temperature_c", "nodes"}
 
 
 def _sum(mine: float | None, theirs: float | None) -> float | None:
@@ -193,7 +203,9 @@ def _across(readings: Mapping[Node, Reading]) -> Reading:
     """What several nodes used in the same time: energies add up, the seconds don't."""
     total = reduce(operator.add, readings.values())
     duration_s = max(reading.duration_s for reading in readings.values())
-    return total.model_copy(update={"duration_s": duration_s, "nodes": dict(readings)})
+    starts_c = [degrees_c for reading in readings.values() if (degrees_c := reading.start_temperature_c) is not None]
+    together = {"duration_s": duration_s, "start_temperature_c": statistics.fmean(starts_c) if starts_c else None}
+    return total.model_copy(update={**together, "nodes": dict(readings)})
 
 
 class MeterInTurn:

@@ -314,6 +314,7 @@ class TrialWatch:
             "nodes": tuple({**vars(node), "readings": _energy(parts)} for node, parts in nodes.items()),
             "gpu_energy_kwh": gpu_energy if len(gpu_energy) == len(TRIAL_PHASES) else None,
             "gpu_disagreement": largest((whole.disagreement, disagreement(whole.gpu, whole.duration_s))),
+            "gpu_start_temperature_c": train.start_temperature_c,
             "gpu_utilisation": train.gpu_utilisation,
         }
         if state != TrialState.RUNNING:

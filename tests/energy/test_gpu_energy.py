@@ -336,12 +336,20 @@ spend(Phase.SETUP, 1.2, 7, 7)
 spend(Phase.TRAIN, 1.5, 80, 40)
 spend(None, 1.0, 100, 60)
 spend(Phase.EVAL, 1.2, 7, 7)
-spend(Phase.TRAIN, 0.8, 7, 7)
+spend(Phase.TRAIN, 0.2, 7, 7)
 spend(Phase.EVAL, 0.3, 7, 7)
-spend(Phase.TRAIN, 1.2, 7, None)
+spend(Phase.TRAIN, 1.1, 7, None)
+meter.enter(Phase.EVAL)
+taken = meter.take(*(phase for phase in Phase if phase is not Phase.EVAL))
+spend(Phase.TRAIN, 1.1, 0, 0)
+spend(Phase.EVAL, 0.1, 7, 7)
+spend(Phase.TRAIN, 0.95, 100, 100)
+spend(Phase.EVAL, 0.1, 7, 7)
+spend(Phase.TRAIN, 0.95, 100, 100)
 meter.close()
-taken = meter.take(*Phase)
-print(json.dumps([[one.gpu_utilisation, one.utilisation_readings] for one in map(taken.get, Phase)]))
+taken |= meter.take(Phase.EVAL)
+short = meter.take(Phase.TRAIN)[Phase.TRAIN]
+print(json.dumps([[one.gpu_utilisation, one.utilisation_readings] for one in (*map(taken.get, Phase), short)]))
 """
 
 
@@ -349,11 +357,29 @@ print(json.dumps([[one.gpu_utilisation, one.utilisation_readings] for one in map
 def test_utilisation_is_the_mean_of_readings_a_second_apart_while_it_trains(tmp_path: Path) -> None:
     """None within a window's first second, which would tell of what was before, and none where a GPU doesn't tell."""
     (measured,) = with_gpus([100, 300], UTILISATION, tmp_path, LAUNCH="[0, 1]")
+    assert measured.pop() == [None, 1], "of a third of the time"
     train = list(Phase).index(Phase.TRAIN)
     assert measured.pop(train) == [pytest.approx((0.6 + 0.8) / 2), 2]
     assert measured == [[None, 0]] * (len(Phase) - 1)
     (none,) = with_gpus([100, 300], UTILISATION, tmp_path, LAUNCH="[]")
-    assert none == [[None, 0]] * len(Phase)
+    assert none == [[None, 0]] * (len(Phase) + 1)
+
+
+def test_the_temperature_is_that_of_the_trainings_begin(tmp_path: Path) -> None:
+    script = """
+meter = MachineMeter([0, 1])
+for phase, *degrees in ((Phase.SETUP, 30, 30), (Phase.TRAIN, 40, 50), (Phase.EVAL, 60, 60), (Phase.TRAIN, 70, 70)):
+    pynvml.celsius[:] = degrees
+    meter.enter(phase)
+    time.sleep(0.2)
+meter.close()
+train = meter.take(Phase.TRAIN)[Phase.TRAIN]
+print(json.dumps([train.start_temperature_c, meter.take(Phase.EVAL)[Phase.EVAL].start_temperature_c]))
+pynvml.celsius[:] = [40, None]
+print(json.dumps(EnergyCounters([0, 1]).temperature_c()))
+"""
+    script = f"from carbonopt.energy.counter import EnergyCounters\n{script}"
+    assert with_gpus([100, 300], script, tmp_path) == [[45.0, None], None]
 
 
 def test_utilisation_that_is_none_is_not_used(tmp_path: Path) -> None:

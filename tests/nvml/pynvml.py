@@ -62,6 +62,7 @@ _gpus = [
     Recording(*gpu.split(":")[:1], int(gpu.split(":")[1])) if isinstance(gpu, str) else Steady(gpu)
     for gpu in json.loads(os.environ.get("STAND_IN_GPUS", "[]"))
 ]
+celsius: list = [40 + handle for handle in range(len(_gpus))]  # for a test to set
 busy_percent: list = [50 for _ in _gpus]  # for a test to set; None: the GPU doesn't tell
 
 
@@ -118,14 +119,15 @@ def nvmlDeviceGetPowerUsage(handle: int) -> int:
     return 100_000
 
 
+def nvmlDeviceGetTemperature(handle: int, sensor: int) -> int:
+    assert sensor == 0
+    return celsius[handle]
+
+
 def nvmlDeviceGetUtilizationRates(handle: int) -> SimpleNamespace:
     if busy_percent[handle] is None:
         raise NVMLError_NotSupported("Not Supported")
     return SimpleNamespace(gpu=busy_percent[handle])
-
-
-def nvmlDeviceGetTemperature(handle: int, sensor: int) -> int:
-    return 40
 
 
 def nvmlDeviceGetComputeMode(handle: int) -> int:
