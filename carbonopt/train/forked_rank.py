@@ -16,6 +16,7 @@ from transformers import AutoConfig
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 from carbonopt.core.events import (
+    COMPILES,
     CRASH_EXIT,
     FINGERPRINT,
     GATE_FD,
@@ -29,7 +30,7 @@ from carbonopt.core.events import (
 from carbonopt.core.files import PreparedFolder
 from carbonopt.core.trial import Prepared
 from carbonopt.train import prepare, worker
-from carbonopt.train.imports import import_all
+from carbonopt.train.imports import import_all, practise_compiling
 from carbonopt.train.model import parameter_count, prefetch_model
 from carbonopt.train.tasks.base import task_class, training_task
 from carbonopt.train.tasks.trainer_task import TrainerTask
@@ -84,6 +85,8 @@ def _prepared(folder: PreparedFolder, gate: int) -> Prepared | None:
 def _prefetch(folder: PreparedFolder, prepared: Prepared, device: torch.device) -> None:
     """Loads the kernels, and draws the random model that the trial will most likely train."""
     try:
+        if os.environ[COMPILES]:
+            practise_compiling(device)
         task = training_task(json.loads(folder.workload.read_text(encoding="utf-8")))
         if isinstance(task, TrainerTask):
             _warm_up_kernels(task, folder, device)

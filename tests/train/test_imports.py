@@ -1,0 +1,31 @@
+"""What is done ahead of a trial's first step."""
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import sys
+import torch
+from carbonopt.train import imports
+from carbonopt.train.loop import _kernels
+
+imports.load_compiler()
+imports.practise_compiling(torch.device("cpu"))
+assert _kernels() is None
+loaded = set(sys.modules)
+layer = torch.compile(torch.nn.Linear(4, 4))
+layer(torch.ones(1, 4)).sum().backward()
+assert _kernels() is not None
+late = {name for name in sys.modules.keys() - loaded if name.startswith("torch.") and "compile_tasks" not in name}
+print(len(late), sorted(late))
+"""
+
+
+@pytest.mark.slow
+def test_the_compilers_modules_are_loaded_ahead_and_practice_is_not_counted() -> None:
+    """Three hundred modules otherwise, in the first step."""
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.splitlines()[-1].split()[0]) < 5, done.stdout
