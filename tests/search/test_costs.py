@@ -61,8 +61,12 @@ def test_settings_that_leave_the_cost_alone_are_one_setting() -> None:
 
 
 def test_with_nothing_known_larger_batches_cost_more_but_less_than_in_proportion() -> None:
-    model = SettingModel(np.zeros((0, 2)), np.zeros(0))
-    mean, spread = model.predict(np.log([[16.0, 1.0], [32.0, 1.0]]))
+    model = SettingModel(np.zeros((0, 3)), np.zeros(0))
+    mean, spread = model.predict(
+        ENCODER.system_rows(
+            [{**EVERY[0], "global_batch_size": batch, "micro_batch_size_per_gpu": batch} for batch in (16, 32)]
+        )
+    )
     assert 0 < mean[1] - mean[0] < math.log(2)
     assert (spread > 0).all()
 

@@ -228,5 +228,5 @@ def test_of_two_equal_claims_the_higher_number_withdraws() -> None:
 
 def test_unnamed_dimensions_on_a_log_scale_are_seen_on_it() -> None:
     encoder = Encoder({"my_width": FloatDistribution(1.0, 100.0, log=True)})
-    low, middle, high = (encoder.system_rows([{"my_width": width}])[0, 1] for width in (1.0, 10.0, 100.0))
+    low, middle, high = (encoder.system_rows([{"my_width": width}])[0, 2] for width in (1.0, 10.0, 100.0))
     assert middle == pytest.approx((low + high) / 2)

@@ -10,8 +10,6 @@ from scipy.special import ndtr
 
 from carbonopt.core.arrays import Array, Indices
 
-# Before anything is known: a step's cost goes with the batch to this power, since a small batch leaves a GPU idle.
-_BATCH_POWER = 0.7
 _SPREAD = 0.5  # of ln(cost) between settings
 _NOISE = 0.02  # of a measurement; 1 % between identical runs on an H200
 _FIT_FROM = 4  # different settings; fewer say nothing about how fast the cost changes
@@ -20,10 +18,10 @@ _BEYOND_CAPACITY = 0.3
 
 
 class SettingModel:
-    """ln of a positive quantity over system settings: Gaussian process over what the batch's power does not explain.
+    """ln of a positive quantity over system settings: Gaussian process over what is not as expected.
 
     Args:
-        rows: (n, columns), ln(global batch) first.
+        rows: (n, 1 + columns), first what is expected of the logarithm, but for a constant.
         values: (n,), positive.
     """
 
@@ -38,32 +36,32 @@ class SettingModel:
 
         settings, which = distinct(rows)
         self.known = len(settings)
-        y = np.log(values) - _BATCH_POWER * rows[:, 0]
+        y = np.log(values) - rows[:, 0]
         means = np.array([y[which == index].mean() for index in range(self.known)])
         self._level = means.mean()
-        kernel = ConstantKernel(_SPREAD**2, (0.05, 4.0)) * Matern(np.full(rows.shape[1], 2.0), (0.3, 30.0), nu=2.5)
+        kernel = ConstantKernel(_SPREAD**2, (0.05, 4.0)) * Matern(np.full(rows.shape[1] - 1, 2.0), (0.3, 30.0), nu=2.5)
         optimizer = "fmin_l_bfgs_b" if self.known >= _FIT_FROM else None
         self._process = GaussianProcessRegressor(kernel, alpha=_NOISE**2 / np.bincount(which), optimizer=optimizer)
         # A length scale at its bound is an answer, too.
         with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
-            self._process.fit(settings, means - self._level)
+            self._process.fit(settings[:, 1:], means - self._level)
 
     def predict(self, rows: Array) -> tuple[Array, Array]:
         """Mean and standard deviation of the logarithm; with nothing known, of the ratio between settings."""
         if not self.known:
-            return _BATCH_POWER * rows[:, 0], np.full(len(rows), _SPREAD)
-        mean, spread = self._process.predict(rows, return_std=True)
-        return mean + self._level + _BATCH_POWER * rows[:, 0], spread
+            return rows[:, 0], np.full(len(rows), _SPREAD)
+        mean, spread = self._process.predict(rows[:, 1:], return_std=True)
+        return mean + self._level + rows[:, 0], spread
 
     def sample(self, rows: Array, count: int, rng: np.random.Generator) -> Array:
         """Joint draws of the logarithm, (rows, count)."""
         settings, which = distinct(rows)
         if not self.known:
-            return np.asarray(_SPREAD * rng.standard_normal((len(settings), count))[which] + _BATCH_POWER * rows[:, :1])
-        mean, covariance = self._process.predict(settings, return_cov=True)
+            return np.asarray(_SPREAD * rng.standard_normal((len(settings), count))[which] + rows[:, :1])
+        mean, covariance = self._process.predict(settings[:, 1:], return_cov=True)
         root = np.linalg.cholesky(covariance + 1e-8 * np.eye(len(settings)))
         drawn = mean[:, None] + root @ rng.standard_normal((len(settings), count))
-        return np.asarray(drawn[which] + self._level + _BATCH_POWER * rows[:, :1])
+        return np.asarray(drawn[which] + self._level + rows[:, :1])
 
 
 def distinct(rows: Array) -> tuple[Array, Indices]:

@@ -2,7 +2,7 @@
 Micro batch, ZeRO stage and the like leave the quality alone: each model learns from all that share its settings."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -26,6 +26,16 @@ from carbonopt.search.observation import NEEDED, Observation, Values, trial_para
 
 Configurations = Sequence[Values]
 
+# What is expected before anything is measured: cost and memory go with the batch to this power, since a small one
+# leaves a GPU idle; and ln of how many times as much a step costs with a setting. Trials and probes tell better.
+_BATCH_POWER = 0.7
+_PASSES_POWER = 0.2  # of the number of micro batches
+_EXPECTED_COSTS: dict[str, dict[Any, float]] = {
+    "zero_stage": {1: 0.1, 2: 0.12, 3: 0.3},  # on one GPU; stage 0 has whole steps (reports/performance.md)
+    "offload": {"optimizer": 0.7, "parameters": 1.0},
+    "gradient_checkpointing": {True: math.log(4 / 3)},  # one forward pass more (arXiv 1604.06174)
+    "torch_compile": {True: -0.4},  # 0.60 to 0.67 of the energy (reports/performance.md)
+}
 _CURVE_CORE = ("global_batch_size", "learning_rate", "epochs", "lr_scheduler")  # in a row's first columns
 _LARGEST = 1e100  # logarithms and differences of larger numbers are not worth comparing
 POINTS = 240  # evaluations that a model is fitted to at most: its time goes with their third power
@@ -59,17 +69,21 @@ class Encoder:
         return Points(rows.reshape(-1, width), losses, numbers, examples, spread_unit(losses))
 
     def system_rows(self, configurations: Configurations) -> Array:
-        """What a step costs by, (n, columns): the logarithm of the global batch, then the others."""
-        return self._rows(configurations, "cost", "global_batch_size")
+        """What a step costs by, (n, columns): what is expected of its logarithm, ln(global batch), the others."""
+        return self._rows(configurations, "cost", "global_batch_size", _expected_cost)
 
     def memory_rows(self, configurations: Configurations) -> Array:
-        """What the memory goes by, (n, columns): the logarithm of the micro batch, then the others."""
-        return self._rows(configurations, "memory", "micro_batch_size_per_gpu")
+        """What the memory goes by, (n, columns): what is expected of its logarithm, ln(micro batch), the others."""
+        return self._rows(configurations, "memory", "micro_batch_size_per_gpu", lambda values: 0.0)
 
-    def _rows(self, configurations: Configurations, what: Affects, batch: str) -> Array:
+    def _rows(
+        self, configurations: Configurations, what: Affects, batch: str, more: Callable[[Values], float]
+    ) -> Array:
         sizes = [values.get(batch, values.get("global_batch_size", 1)) for values in configurations]
-        pairs = zip(sizes, configurations, strict=True)
-        return np.array([[math.log(size), *self._others(values, what, batch)] for size, values in pairs])
+        pairs = [(math.log(size), values) for size, values in zip(sizes, configurations, strict=True)]
+        return np.array(
+            [[_BATCH_POWER * log + more(values), log, *self._others(values, what, batch)] for log, values in pairs]
+        )
 
     def centre(self) -> tuple[float, float]:
         """The middle of the space in ln(batch) and ln(learning rate); of what is fixed, nothing is off the middle."""
@@ -144,6 +158,14 @@ def _ends(distribution: BaseDistribution) -> tuple[float, float]:
         return min(numbers), max(numbers)
     assert isinstance(distribution, IntDistribution | FloatDistribution)
     return distribution.low, distribution.high
+
+
+def _expected_cost(values: Values) -> float:
+    """Of a step's logarithm, what settings that leave the quality alone add."""
+    batch = values.get("global_batch_size", 1)
+    passes = max(1.0, batch / values.get("micro_batch_size_per_gpu", batch))
+    known = (effects.get(values.get(name), 0.0) for name, effects in _EXPECTED_COSTS.items())
+    return _PASSES_POWER * math.log(passes) + sum(known)
 
 
 def _steps_by(values: Values, follows: tuple[str, ...]) -> float:
