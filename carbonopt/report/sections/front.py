@@ -8,6 +8,7 @@ from itertools import pairwise
 from carbonopt.analysis.confidence import Configuration, configurations
 from carbonopt.analysis.recommend import TargetRange, target_range_for
 from carbonopt.core import format as fmt
+from carbonopt.core.dimensions import DIMENSIONS, affecting
 from carbonopt.report.document import Block, Maker, Paragraph, Section, Step, Steps, Table, num, scaled, table
 from carbonopt.report.figures.pareto import interactive_pareto, pareto
 from carbonopt.report.figures.points import GROUPS
@@ -136,8 +137,12 @@ def _trade_offs(study: StudyView) -> Table:
 
 
 def _settings(front: Sequence[Configuration]) -> Iterator[Maker]:
-    """A column for each of the settings that decide most, and for those that the user has invented."""
+    """A column for each of the settings that decide most, for others that the quality goes by and that differ, and for
+    those that the user has invented."""
     names = {"global_batch_size": "Global batch", "learning_rate": "Learning rate", "epochs": "Epochs"}
+    for name in affecting("quality"):
+        if name not in names and len({row.first.params.value(name) for row in front}) > 1:
+            names[name] = DIMENSIONS[name].label[:1].upper() + DIMENSIONS[name].label[1:]
     names |= {name: name for row in front for name in row.first.params.own}
     for name, label in names.items():
         if any(row.first.params.value(name) is not None for row in front):

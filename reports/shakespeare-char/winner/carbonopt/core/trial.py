@@ -282,6 +282,7 @@ class TrialRecord(Frozen):
     gpu_energy_kwh: dict[Phase, GpuEnergy] | None = None  # by setup, train and eval; None: no GPU was measured
     # CodeCarbon's GPU energy ÷ the counters' − 1, where they differ most: windows of COMPARED_FROM_S and more.
     gpu_disagreement: Measured | None = None
+    gpu_start_temperature_c: Measured | None = None  # as the training began: mean of the GPUs; None: not told
     # Share of the training in which a kernel ran, as NVML has it: mean of the GPUs and of readings a second apart.
     gpu_utilisation: Annotated[float, Field(ge=0, le=1)] | None = None
     # Share of the training in which its threads were ready to run but had no core: of the rank that waited most.

@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import platform
 from importlib.metadata import version
+from typing import Any
 
 import torch
 
@@ -64,6 +65,16 @@ def load_compiler() -> None:
         from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
         valid_vec_isa_list()  # asks the C++ compiler
+
+
+def practise_compiling(device: torch.device) -> None:
+    """Compiles a layer that nobody needs, or loads it from the cache: what torch's compiler does once in a process and
+    needs the device for. Nothing of it is counted as a trial's kernels."""
+    parts = (torch.nn.LayerNorm(8), torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Dropout(0.1))
+    layer: Any = torch.compile(torch.nn.Sequential(*parts).to(device))
+    layer(torch.ones(2, 8, device=device, requires_grad=True)).sum().backward()
+    torch._dynamo.reset()  # type: ignore[no-untyped-call]
+    torch._dynamo.utils.counters.clear()
 
 
 def package_versions() -> dict[str, str]:
