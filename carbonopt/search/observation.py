@@ -70,6 +70,7 @@ class Observation:
     probe: bool = False
     broken: bool = False  # a probe that failed, as a trial of these settings would
     peak_memory_gib: float | None = None
+    wait_fraction: float = 0.0  # share of the time in which other work had its cores, by which its costs are less sure
     examples: float = math.inf  # in an evaluation, where the loss is a share of errors (`Quality.is_share`)
 
     @property
@@ -129,6 +130,7 @@ def of_record(record: TrialRecord) -> Observation:
         _finite([(point.step / total, point.loss(quality)) for point in record.evals if total]),
         total,
         cost_per_step=record.step_kwh or per_step,
+        wait_fraction=record.cpu_wait_fraction or 0.0,
         first_cost=record.first_step_excess_kwh if record.step_kwh else None,
         kernels=record.kernels,
         cost=energy.train if complete and energy else None,

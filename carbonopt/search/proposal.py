@@ -73,9 +73,10 @@ class Knowledge:
 
     @cached_property
     def step_costs(self) -> SettingModel:
-        costs = [(trial.params, cost) for trial in self.observations if (cost := self._cost_per_step(trial))]
-        rows = self.encoder.system_rows([params for params, _ in costs])
-        return SettingModel(rows, np.array([cost for _, cost in costs]))
+        costs = [(trial, cost) for trial in self.observations if (cost := self._cost_per_step(trial))]
+        rows = self.encoder.system_rows([trial.params for trial, _ in costs])
+        waits = np.array([trial.wait_fraction for trial, _ in costs])
+        return SettingModel(rows, np.array([cost for _, cost in costs]), waits)
 
     def limit(self, target_loss: float, *, by_mean: bool) -> float:
         """What the linked loss must not pass: of one run, or of a configuration's mean over all seeds."""

@@ -23,9 +23,10 @@ class SettingModel:
     Args:
         rows: (n, 1 + columns), first what is expected of the logarithm, but for a constant.
         values: (n,), positive.
+        disturbance: (n,), standard deviation of each logarithm beside a measurement's own; None: of none.
     """
 
-    def __init__(self, rows: Array, values: Array) -> None:
+    def __init__(self, rows: Array, values: Array, disturbance: Array | None = None) -> None:
         self.known = 0  # different settings
         if not len(rows):
             return
@@ -37,11 +38,13 @@ class SettingModel:
         settings, which = distinct(rows)
         self.known = len(settings)
         y = np.log(values) - rows[:, 0]
-        means = np.array([y[which == index].mean() for index in range(self.known)])
+        weights = np.hypot(_NOISE, np.zeros(len(y)) if disturbance is None else disturbance) ** -2.0
+        sums = np.bincount(which, weights)
+        means = np.bincount(which, weights * y) / sums
         self._level = means.mean()
         kernel = ConstantKernel(_SPREAD**2, (0.05, 4.0)) * Matern(np.full(rows.shape[1] - 1, 2.0), (0.3, 30.0), nu=2.5)
         optimizer = "fmin_l_bfgs_b" if self.known >= _FIT_FROM else None
-        self._process = GaussianProcessRegressor(kernel, alpha=_NOISE**2 / np.bincount(which), optimizer=optimizer)
+        self._process = GaussianProcessRegressor(kernel, alpha=1 / sums, optimizer=optimizer)
         # A length scale at its bound is an answer, too.
         with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
             self._process.fit(settings[:, 1:], means - self._level)
