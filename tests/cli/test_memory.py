@@ -24,11 +24,12 @@ def test_check_says_what_each_gpu_needs_what_fits_and_how_many_it_takes(tiny_stu
     assert [(row[0], row[1]) for row in rows] == [("1", "0"), ("1", "2"), ("2", "2"), ("4", "2"), ("8", "2")]
     for row in rows:
         parameters, gradients, optimizer, activations, at_1, at_8 = map(float, row[3:])
-        assert 0 < at_1 <= at_8 < parameters + gradients + optimizer + activations + 0.07
+        assert 0 < at_1 <= at_8 < parameters + gradients + optimizer + activations + 0.14
     assert "fits on 1 GPU: all of 4 combinations" in said.stdout and "fewest GPUs: 1;" in said.stdout
-    # A GPU of 0.1 GiB: DeepSpeed's buffer for gradients alone, of ZeRO 2, takes as much.
+    # A GPU of 0.1 GiB: DeepSpeed's buffer for gradients alone, of ZeRO 2, takes as much, and a whole step (of one micro
+    # batch, without ZeRO) 1/8 GiB for matrix products.
     small = within("check", study, "--gpu-memory", 0.1).stdout
-    assert "fits on 1 GPU: 2 of 4 combinations" in small
+    assert "fits on 1 GPU: 1 of 4 combinations" in small
     assert all(row.endswith("*") for row in small.splitlines() if re.match(r" +[1248] +2 +none ", row))
 
 
