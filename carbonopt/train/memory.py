@@ -290,6 +290,8 @@ def _profile(
         if compiles := bool(_setting(task, settings, "torch_compile")):
             if _setting(task, settings, "gradient_checkpointing"):
                 raise BadInput("there is no estimate for torch_compile with gradient_checkpointing")
+            # Of one layer's code a process compiles eight versions at most, and runs the ninth as it is.
+            torch._dynamo.reset()  # type: ignore[no-untyped-call]
             # Layer by layer, as accelerate does it where `train.arguments` says so.
             compile_regions_deepspeed(model)
         activations = tuple(_activations(task, model, live, size, eval_size, compiles, folder) for size in sizes)

@@ -112,6 +112,15 @@ def test_checkpointing_compiling_and_a_fused_layer_keep_less() -> None:
     assert most(torch_compile=True) < most()
 
 
+@pytest.mark.slow
+def test_the_last_of_many_compiled_settings_is_compiled_like_the_first() -> None:
+    """Ten profiles in one process: torch runs the ninth version of a layer's code uncompiled."""
+    settings = {"torch_compile": True, "precision": "bf16", "micro_batch_size_per_gpu": 8}
+    (alone,) = memory_of(WORKLOAD, lora_rank=40, **settings).profiles
+    many = memory_of(WORKLOAD, lora_rank={"choices": [4, 8, 12, 16, 20, 24, 28, 32, 36, 40]}, **settings)
+    assert many.profiles[-1].activations == alone.activations
+
+
 def test_what_cannot_be_estimated_says_why(tmp_path: Path) -> None:
     absent = {**WORKLOAD, "model": {"name_or_path": str(tmp_path)}, "tokenizer": {"kind": "byte"}}
     with pytest.raises(BadInput, match=r"has no config\.json"):
