@@ -37,9 +37,9 @@ def plan(data: StudyData, available: Available) -> ConfirmationProgress:
     confirm, target = data.config.confirm, data.config.target.at()
     assert confirm is not None
     evidence = Evidence.of(data, target)
-    first_is_baseline = confirm.baseline and bool(evidence.configurations) and evidence.configurations[0].trial == 0
-    of_baseline = 0 if first_is_baseline else None
-    spent = sum(record.repeat_of not in (None, of_baseline) for record in _ended(data.records))
+    baseline = next((config for config in evidence.configurations if config.trial == 0), None)
+    not_counted = {None, 0} if confirm.baseline and baseline else {None}
+    spent = sum(record.repeat_of not in not_counted for record in _ended(data.records))
     chosen: list[Configuration] = []
     not_recorded: list[Repeat] = []
     due: Repeat | None = None
@@ -59,8 +59,8 @@ def plan(data: StudyData, available: Available) -> ConfirmationProgress:
             due = repeated(following)
     had_repeats = {record.repeat_of for record in data.records}
     trials = {config.trial for config in chosen} | {number for number in had_repeats if number is not None}
-    if due is None and trials and first_is_baseline:
-        due = repeated(evidence.configurations[0])
+    if due is None and trials and confirm.baseline and baseline:
+        due = repeated(baseline)
         trials.add(0)
     return ConfirmationProgress(trials=tuple(sorted(trials)), next=due, not_recorded=tuple(not_recorded))
 

@@ -7,7 +7,7 @@ runtime/zero/stage3.py.
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from carbonopt.core.config import Range, values_of
@@ -129,6 +129,13 @@ def needs(space: SearchSpace, memory: ModelMemory) -> tuple[MemoryNeed, ...]:
     return tuple(by_setting.values())
 
 
+def differing_settings(every: Iterable[TrainingParams], but: Collection[str]) -> list[str]:
+    """The names of dimensions that memory goes by, but for these, of which `every` has different values."""
+    every = list(every)
+    others = [name for name in affecting("memory") if name not in but]
+    return [name for name in others if len({getattr(params, name) for params in every}) > 1]
+
+
 def _ends(name: str, domain: Range) -> list[Scalar]:
     return [int(end) if is_integer(name, domain) else end for end in (domain.low, domain.high)]
 
@@ -221,12 +228,11 @@ def _unpartitioned(params: TrainingParams, memory: ModelMemory, profile: MemoryP
     accumulated = gradients + each * profile.largest_parameter  # one that is added, and all to which it is
     accumulates = params.gradient_accumulation_steps > 1
     all_reduced = each * min(trained, _ALL_REDUCED_ELEMENTS) if params.world_size > 1 else 0
-    by_muon, in_muons_step = (
-        (0, 0) if params.optimizer != "muon" else (profile.hidden_parameters, profile.muon_step_bytes)
-    )
+    has_muon = params.optimizer == "muon"
+    by_muon = profile.hidden_parameters if has_muon else 0
     by_other = trained - by_muon
     states = _MASTER_BYTES * by_muon + memory.optimizer_bytes_per_parameter * by_other
-    in_step = max(in_muons_step, memory.optimizer_step_bytes_per_parameter * by_other)
+    in_step = max(profile.muon_step_bytes * has_muon, memory.optimizer_step_bytes_per_parameter * by_other)
     return _Layout(
         parameters=each * number,
         optimizer=copies + states,

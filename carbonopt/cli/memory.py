@@ -3,9 +3,9 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from carbonopt.analysis.memory import USABLE_SHARE, MemoryEstimate, MemoryNeed, needs_by_gpus
+from carbonopt.analysis.memory import USABLE_SHARE, MemoryEstimate, MemoryNeed, differing_settings, needs_by_gpus
 from carbonopt.core import format as fmt
-from carbonopt.core.dimensions import DIMENSIONS, affecting
+from carbonopt.core.dimensions import DIMENSIONS
 from carbonopt.core.errors import CarbonoptError
 from carbonopt.core.space import SearchSpace
 from carbonopt.energy.hardware import describe_hardware
@@ -50,9 +50,7 @@ def _table(by_gpus: ByGpus, space: SearchSpace, gpu_memory_gib: float | None) ->
     """A row for each number of GPUs, ZeRO stage and offload, and what else differs, but the micro batch: each has a
     column with the most that is needed at once."""
     every = [need for needs in by_gpus.values() for need in needs]
-    others = [name for name in affecting("memory") if name not in (*_ALWAYS_SHOWN, *_COLUMNS)]
-    differing = [name for name in others if len({getattr(need.params, name) for need in every}) > 1]
-    names = [*_ALWAYS_SHOWN, *differing]
+    names = [*_ALWAYS_SHOWN, *differing_settings((need.params for need in every), (*_ALWAYS_SHOWN, *_COLUMNS))]
     sizes = sorted({need.params.micro_batch_size_per_gpu for need in every})
     grouped: defaultdict[tuple[str, ...], list[MemoryNeed]] = defaultdict(list)
     for gpus, needs in by_gpus.items():

@@ -482,6 +482,14 @@ class StudyConfig(Frozen):
         on_gpu = bool(self.launch.gpus)
         return params.attention_implementation == "flex_attention" or (params.has_fused_output_layer and on_gpu)
 
+    @property
+    def may_compile(self) -> bool:
+        """Whether trials may use torch's compiler, as far as the space says: fused output layers do on GPUs, where a
+        space that is yet to be chosen may have both."""
+        space = self.search.space
+        on_gpus = isinstance(space, UnchosenSpace) or may_be_other_than(space["output_layer"], "standard")
+        return may_be_other_than(space["torch_compile"], False) or (bool(self.launch.gpus) and on_gpus)
+
     def identity(self) -> dict[str, Any]:
         """What makes two study files the same study: all but budget, confirmation, trackers, trace and warm start."""
         parts = {"carbon": {"trace"}, "launch": {"warm_start"}}

@@ -15,7 +15,7 @@ PREPARES = "CARBONOPT_PREPARES"  # set: what is forked prepares the data, and it
 PREPARED = "CARBONOPT_PREPARED"  # the folder of the tokenized data and the model's configuration
 FINGERPRINT = "CARBONOPT_FINGERPRINT"  # of the workload that this folder is made for
 LIKELY_SEED = "CARBONOPT_LIKELY_SEED"  # of the random model that a waiting trial will most likely train; empty: none
-COMPILES = "CARBONOPT_COMPILES"  # whether trials may use torch's compiler; empty: none does
+COMPILES = "CARBONOPT_COMPILES"  # set: forked trials may use torch's compiler
 # Of a user's script, which a launcher of its own may start: then no descriptor is passed on.
 CHANNEL_PATH = "CARBONOPT_CHANNEL"  # a socket that rank 0 connects to; without it no study runs the script
 QUALITY = "CARBONOPT_QUALITY"  # of the study's target

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from carbonopt.core.config import Launch, StudyConfig, UnchosenSpace, may_be_other_than
+from carbonopt.core.config import Launch, StudyConfig
 from carbonopt.core.errors import CarbonoptError
 from carbonopt.doctor import build, gpu, host, services
 from carbonopt.doctor.check import Finding, failure
@@ -55,15 +55,11 @@ def before_run(config: StudyConfig, folder: Path) -> list[Finding]:
         return list(_checks(_disk(folder)))
     check_gpus(launch.gpus)
     operators = needed_operators(launch, space)
-    compiles = bool(operators) or may_be_other_than(space.torch_compile, False)
-    compiles |= bool(launch.gpus) and isinstance(space, UnchosenSpace)
-    if launch.gpus:  # fused output layers are compiled there
-        compiles |= may_be_other_than(space["output_layer"], "standard")
     checks = {
         **_of_both(Machine(), launch, gpus_now() if launch.gpus else (), folder),
         "energy counters": lambda: gpu.counters_tick(launch.gpus),
         "netrc": services.netrc if config.track.wandb else None,
-        "compilers": partial(build.compilers, needed=True) if compiles else None,
+        "compilers": partial(build.compilers, needed=True) if operators or config.may_compile else None,
         "ninja": partial(build.ninja, needed=True) if operators else None,
         "DeepSpeed operators": lambda: build.locked(operators),
         "shared memory": host.shared_memory if launch.world_size > 1 else None,

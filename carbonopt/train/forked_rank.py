@@ -30,7 +30,7 @@ from carbonopt.core.events import (
 from carbonopt.core.files import PreparedFolder
 from carbonopt.core.trial import Prepared
 from carbonopt.train import prepare, worker
-from carbonopt.train.imports import import_all, practise_compiling
+from carbonopt.train.imports import import_all, load_compiler, practise_compiling
 from carbonopt.train.model import parameter_count, prefetch_model
 from carbonopt.train.tasks.base import task_class, training_task
 from carbonopt.train.tasks.trainer_task import TrainerTask
@@ -39,6 +39,8 @@ _LOOK_EVERY_S = 0.05
 _MOST_WARMED_UP = 60_000_000  # parameters, with gradients and optimizer 1 GB, beside another trial that runs
 
 import_all()
+if COMPILES in os.environ:
+    load_compiler()
 for module in task_class(os.environ[TASK]).imported_ahead if TASK in os.environ else ():
     importlib.import_module(module)
 # Whatever loads or saves a model's weights needs these tables, whose regular expressions take a second to compile on
@@ -85,7 +87,7 @@ def _prepared(folder: PreparedFolder, gate: int) -> Prepared | None:
 def _prefetch(folder: PreparedFolder, prepared: Prepared, device: torch.device) -> None:
     """Loads the kernels, and draws the random model that the trial will most likely train."""
     try:
-        if os.environ[COMPILES]:
+        if COMPILES in os.environ:
             practise_compiling(device)
         task = training_task(json.loads(folder.workload.read_text(encoding="utf-8")))
         if isinstance(task, TrainerTask):

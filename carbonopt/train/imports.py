@@ -16,8 +16,8 @@ _MODULES = (
 )
 # On a GPU the engine also loads torch's compiler, whether the trial compiles or not: two of a set-up's three seconds.
 _GPU_MODULES = (
-    *("deepspeed.compile.backend", "deepspeed.compile.inductor", "deepspeed.ops.triton_ops"),
-    *("deepspeed.module_inject.auto_ep_layer", "deepspeed.monitor.monitor"),
+    *("torch._inductor.compile_fx", "deepspeed.compile.backend", "deepspeed.compile.inductor"),
+    *("deepspeed.module_inject.auto_ep_layer", "deepspeed.monitor.monitor", "deepspeed.ops.triton_ops"),
 )
 # What the compiler itself imports only once it traces a model.
 _COMPILER_MODULES = ("torch._inductor.compile_fx", "torch.distributed.tensor.experimental", "torch.export._trace")
@@ -27,8 +27,6 @@ _MODULE_OF = {"pillow": "PIL", "scikit-learn": "sklearn"}  # where it isn't the 
 
 def import_all() -> None:
     """Imports all of it; what is imported already costs nothing. Touches no GPU."""
-    if torch.version.cuda:
-        load_compiler()
     for module in (*_MODULES, *(_GPU_MODULES if torch.version.cuda else ())):
         # DeepSpeed's own modules come and go with its versions, and the winner's folder has those of carbonopt that its
         # task needs; what is missing here, a trial imports itself.

@@ -224,8 +224,8 @@ def train(task: TrainerTask, run: TrialRun, speaker: Speaker | None) -> Trained:
     arguments = training_arguments(
         params, workload, run.total_steps, spec.seed, on_gpu, spec.trial_dir, settings, *of_task
     )
-    if arguments.torch_compile:
-        load_compiler()
+    if arguments.torch_compile or (on_gpu and params.has_fused_output_layer):
+        load_compiler()  # a fork has done so already
     if model is None:
         model = models.pretrained_model(kind, workload.model, config, attention, spec.seed)
     if params.has_fused_output_layer:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from carbonopt.core.config import LocalLaunch, StudyConfig, UnchosenSpace, may_be_other_than
+from carbonopt.core.config import LocalLaunch, StudyConfig, UnchosenSpace
 from carbonopt.core.errors import BEFORE_FIRST_TRIAL, BadInput, CarbonoptError, StudyInterrupted
 from carbonopt.core.events import (
     COMPILES,
@@ -149,10 +149,7 @@ class ProcessLauncher:
             random_model = workload.model is not None and workload.model.from_config is not None
             self._of_the_study |= {PREPARED: str(paths.prepared.resolve()), FINGERPRINT: fingerprint}
             self._of_the_study[LIKELY_SEED] = str(config.search.seed) if random_model else ""
-            space = config.search.space
-            compiles = isinstance(space, UnchosenSpace) or may_be_other_than(space["torch_compile"], False)
-            self._of_the_study[COMPILES] = "1" if compiles else ""
-            environment = self._environment | {TASK: workload.task}
+            environment = self._environment | {TASK: workload.task} | ({COMPILES: "1"} if config.may_compile else {})
             self._fork_server = ForkServer("carbonopt.train.forked_rank", environment, log)
         if self._preparation.is_needed and (self._fork_server is None or self._launch.gpus):
             self._preparation.start()

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from carbonopt.analysis.memory import MeasuredMemory
+from carbonopt.analysis.memory import MeasuredMemory, differing_settings
 from carbonopt.core import format as fmt
-from carbonopt.core.dimensions import DIMENSIONS, affecting
+from carbonopt.core.dimensions import DIMENSIONS
 from carbonopt.report.document import Maker, Section, num, table, word
 from carbonopt.report.sections.trials import setting_text
 from carbonopt.report.study_view import StudyView
@@ -15,8 +15,7 @@ _SETTINGS = ("micro_batch_size_per_gpu", "zero_stage", "offload")  # always show
 def section(study: StudyView) -> Section | None:
     if (rows := study.memory) is None:
         return None
-    others = [name for name in affecting("memory") if name not in (*_SETTINGS, "world_size")]
-    differing = [name for name in others if len({getattr(row.params, name) for row in rows}) > 1]
+    differing = differing_settings((row.params for row in rows), (*_SETTINGS, "world_size"))
     ranks = range(max(len(row.measured_gib) for row in rows))
     labels = ["Measured peak"] if len(ranks) == 1 else [f"Measured, rank {rank}" for rank in ranks]
     columns = [
