@@ -1,5 +1,6 @@
 """The recommended run against the baseline, at equal quality too, and against itself, had it been stopped earlier."""
 
+import statistics
 from collections.abc import Iterator
 
 from carbonopt.analysis.confidence import LEVEL, Configuration, configurations
@@ -59,6 +60,8 @@ class Comparison(Frozen):
     value_difference: float | None  # of the quality: recommended ÷ baseline − 1; None: the baseline's is 0
     saving: Saving
     equal_quality: AtEqualQuality | None  # None: the baseline never met the target, or its energy by step is not known
+    # The GPUs' temperature as the recommended runs' trainings began, above the baseline's; means. None: not told.
+    began_warmer_c: float | None = None
 
 
 class Milestone(Frozen):
@@ -107,7 +110,14 @@ def comparison(data: StudyData, rec: Recommendation) -> Comparison | None:
             break_even_interval=rec.break_even_interval,
         ),
         equal_quality=_equal_quality(data, rec.target, winner, baseline),
+        began_warmer_c=_began_warmer_c(winner, baseline),
     )
+
+
+def _began_warmer_c(winner: Configuration, baseline: Configuration) -> float | None:
+    began_c = [[run.gpu_start_temperature_c for run in config.runs] for config in (winner, baseline)]
+    known = [[degrees for degrees in of_config if degrees is not None] for of_config in began_c]
+    return statistics.fmean(known[0]) - statistics.fmean(known[1]) if known == began_c else None
 
 
 def _equal_quality(

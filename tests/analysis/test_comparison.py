@@ -249,6 +249,31 @@ def test_a_baseline_that_ran_once_lends_its_spread_and_that_is_said() -> None:
         assert ("baseline_single_run" in caveats_of(data)) is said
 
 
+def test_a_difference_of_the_gpus_temperatures_is_bounded() -> None:
+    """The recommended runs began at 50, 48 and 52 °C, the baseline's at 38 and 52: 5 °C, of at most 0.4 % each."""
+
+    def began(records: list[TrialRecord], *temperatures_c: float | None) -> list[TrialRecord]:
+        return [
+            record.model_copy(update={"gpu_start_temperature_c": temperature_c})
+            for record, temperature_c in zip(records, temperatures_c, strict=True)
+        ]
+
+    def compared_at(ours_c: list[float | None], theirs_c: list[float | None]) -> StudyData:
+        ours, theirs = runs(0, [1.0, 1.1, 0.9], SURE), runs(1, [2.1, 2.0], BETTER[:2])
+        return repeated(began(ours, *ours_c), began(theirs, *theirs_c))
+
+    warmer = compared_at([50.0, 48.0, 52.0], [38.0, 52.0])
+    assert compared(warmer).began_warmer_c == pytest.approx(5.0)
+    assert caveats_of(warmer)["began_warmer"].numbers == pytest.approx({"degrees": 5.0, "most": 0.02})
+    cooler = compared_at([40.0, 41.0, 39.0], [45.0, 50.0])
+    assert caveats_of(cooler)["began_cooler"].numbers == pytest.approx({"degrees": 7.5, "most": 0.03})
+    alike = compared_at([50.0, 48.0, 52.0], [50.0, 48.0])  # 1 °C: below half a per cent
+    unknown = compared_at([50.0, None, 52.0], [38.0, 52.0])
+    assert compared(unknown).began_warmer_c is None
+    for data in (alike, unknown):
+        assert not {"began_warmer", "began_cooler"} & caveats_of(data).keys()
+
+
 def test_an_excess_within_the_noise_is_no_plain_fact_either() -> None:
     """The start misses the target and costs as much but for the noise."""
     start, ours = runs(0, [2.0, 1.9, 2.1], [20.0, 20.1, 20.2]), runs(1, [2.05, 1.95, 2.15], SURE)
