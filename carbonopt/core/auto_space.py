@@ -15,7 +15,7 @@ _TOKENS_A_PARAMETER = 20  # of the least compute for a loss: Hoffmann et al. 202
 _PAST_IT = 4  # times as many tokens, since a small model that is trained for longer is the cheaper one to train on
 _MOST_PASSES = 16  # over the same tokens: from there on more give little (Muennighoff et al. 2023, arXiv 2305.16264)
 _FEWEST_PASSES = 1 / 16  # of the most
-_TUNING_PASSES = (0.5, 4.0)  # to 4, which BERT's authors advise for fine-tuning (Devlin et al. 2018, arXiv 1810.04805)
+_TUNING_PASSES = (0.25, 4.0)  # to 4, which BERT's authors advise for fine-tuning (Devlin et al. 2018, arXiv 1810.04805)
 # A quarter of the smallest rate that they advise (2e-5), and for large models twice the largest (5e-5).
 _TUNING_RATES = (5e-6, 1e-4)
 _LORA_RATE = 10.0  # times that of all weights: Schulman et al. 2025, thinkingmachines.ai/blog/lora
@@ -266,7 +266,7 @@ def _choose_optimizer(draft: Draft, stages: Sequence[int]) -> None:
 
 def _choose_regularization(draft: Draft, passes: Passes) -> None:
     if draft.facts.kind != "scratch":
-        draft.leave("dropout", "as the pretrained model has it")
+        draft.take("dropout", 0.0, "few passes over the data need none, and learn faster (arXiv 2505.24788)")
         return draft.leave("weight_decay", "0, as the libraries have it: few passes over the data")
     draft.take("weight_decay", 0.1, "as GPT-3 (arXiv 2005.14165), Step Law and Muon (arXiv 2502.16982) have it")
     if passes[-1] <= 1:

@@ -102,9 +102,10 @@ def test_a_cpu_has_nothing_of_gpus() -> None:
 def test_pretrained_weights_are_tuned_by_adamw_in_a_range_of_their_own() -> None:
     auto = of(base=GPT2, pretrained=True)
     assert auto.space["learning_rate"] == Range(low=5e-6, high=6.6e-4, log=True)
-    assert values(auto, "epochs") == (0.5, 0.75, 1, 1.5, 2, 3, 4)
+    assert values(auto, "epochs") == (0.25, 0.375, 0.5, 0.75, 1, 1.5, 2, 3, 4)
+    assert values(auto, "dropout") == (0.0,)
     assert "2605.10468" in auto.left_out["optimizer"]
-    assert auto.left_out.keys() >= {"dropout", "weight_decay", "lora_rank"}
+    assert auto.left_out.keys() >= {"weight_decay", "lora_rank"}
 
 
 def test_large_pretrained_models_get_adapters() -> None:
