@@ -4,6 +4,7 @@ An engine is one file that derives from `Engine`, and one line in `kinds.ENGINES
 launch: it is told by a launch's properties, the meter's readings and the provenance.
 """
 
+import time
 from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +18,25 @@ from carbonopt.core.trial import Prepared, StopReason, TrialSpec
 from carbonopt.energy.meter import Meter
 from carbonopt.storage.paths import StudyPaths
 
+_SIGNALS_APART_S = 1.0
+
 LendMeter = Callable[[Callable[[], Meter]], Meter]
 
 
 def own_meter(opened: Callable[[], Meter]) -> Meter:
     """A meter for this study alone."""
     return opened()
+
+
+def was_interrupted(interrupted: Callable[[], bool]) -> bool:
+    """Of processes that have ended without a word: whether the study is asked to end, too. Who ends a job signals all
+    its processes (Slurm, systemd), in any order."""
+    deadline = time.monotonic() + _SIGNALS_APART_S
+    while not interrupted():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 class RunningTrial(Protocol):

@@ -25,7 +25,7 @@ from carbonopt.core.trial import (
 from carbonopt.core.units import now_utc
 from carbonopt.energy.codecarbon import FRESH_AFTER_S
 from carbonopt.energy.meter import Meter, Reading, disagreement, largest
-from carbonopt.engines.base import RunningTrial
+from carbonopt.engines.base import RunningTrial, was_interrupted
 from carbonopt.search.cap import passes_cap
 from carbonopt.train.failures import ran_out_of_memory
 
@@ -259,7 +259,10 @@ class TrialWatch:
 
     def _on_exit(self, code: int) -> None:
         """Processes that ended without a word of why."""
-        if self.spec.program is not None and ran_out_of_memory(self.trial.log_tail()):
+        by_signal = code > SIGNALLED or self.spec.program is not None  # programs turn a signal into a code of theirs
+        if by_signal and was_interrupted(self.rules.interrupted):
+            self._note(state=TrialState.FAILED, stop_reason=StopReason.INTERRUPTED)
+        elif self.spec.program is not None and ran_out_of_memory(self.trial.log_tail()):
             self._fail("out_of_memory", f"the script ran out of memory and ended with code {code}")
         elif code == events.OUT_OF_MEMORY_EXIT and self.spec.program is None:
             self._fail("out_of_memory", "a rank other than the first ran out of memory")

@@ -82,7 +82,8 @@ def slow_study(tiny_study: dict) -> dict:
 
 @pytest.mark.slow
 def test_killed_terminated_and_finished(slow_study: dict, write_study, tmp_path: Path) -> None:
-    """SIGKILL of the command, then SIGTERM of its second try, then a third that reaches the total."""
+    """SIGKILL of the command, then SIGTERM of all processes of its second try, as Slurm requeues a job, then a third
+    that reaches the total."""
     study, folder = write_study(slow_study), tmp_path / "out"
 
     command = start(study, folder)
@@ -98,7 +99,8 @@ def test_killed_terminated_and_finished(slow_study: dict, write_study, tmp_path:
 
     command = start(study, folder)
     wait_for(lambda: training_in(folder, 0) and read(folder).records[0].attempt == 2)
-    os.kill(command.pid, signal.SIGTERM)
+    for pid in (*workers(folder), command.pid):  # the ranks first
+        os.kill(pid, signal.SIGTERM)
     _, errors = command.communicate(timeout=60)
     assert command.returncode == 130
     assert f"the same command goes on with the study, and `carbonopt report {folder}` reports what there is" in errors

@@ -42,6 +42,8 @@ def main(lifeline: int, channel: int, job: dict[str, Any], work: Callable[[dict[
     first rank has the channel; where the study invites whoever speaks for the trial, none: the guard keeps it, and so
     says when all have ended."""
     guard, ranks = os.getpid(), set()
+    # Who ends a job often signals all its processes (Slurm, systemd): the study says then how the ranks end.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # What a rank starts in a session of its own becomes this process's child when the rank has ended.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     for index, environment in enumerate(job["ranks"]):
@@ -49,6 +51,7 @@ def main(lifeline: int, channel: int, job: dict[str, Any], work: Callable[[dict[
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != guard:
                 os._exit(1)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which a rank may end its own children
             os.close(lifeline)
             if index > 0 or job["invites"]:
                 os.close(channel)

@@ -23,6 +23,7 @@ from carbonopt.core.events import (
 )
 from carbonopt.core.files import PreparedFolder, write_json
 from carbonopt.core.trial import Prepared, Program, TrialSpec
+from carbonopt.engines.base import was_interrupted
 from carbonopt.engines.process.environment import check_environment, rank_environments, work_environment
 from carbonopt.engines.process.extensions import missing_operators, needed_operators, wait_for
 from carbonopt.engines.process.forking import CannotFork, ForkedWork, ForkServer
@@ -101,6 +102,8 @@ class Preparation:
                         return Prepared(**summary)
                     case Failed(kind="bad_input", text=text):
                         raise BadInput(text)
+                    case Exited() if was_interrupted(interrupted):
+                        break
                     case Failed() | Exited() as event:
                         how = f"failed: {event.text}" if isinstance(event, Failed) else f"ended with code {event.code}:"
                         raise CarbonoptError(f"preparing the workload {how}\n{work.log_tail()}\n(log: {work.log})")
