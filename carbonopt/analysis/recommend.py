@@ -18,6 +18,7 @@ from carbonopt.core.trial import StopReason, TrialRecord, TrialState
 from carbonopt.core.values import Frozen
 
 START = "the study's start configuration"
+CHOSEN = "the start configuration, which carbonopt chose"
 MOST_ACCURATE = "the most accurate complete trial, which choosing by quality alone would take"
 
 
@@ -30,6 +31,7 @@ class Baseline(Frozen):
     value: float  # of the quality
     emissions_kg_co2e: float
     is_start: bool  # the configuration that the study file starts from
+    is_chosen: bool = False  # by carbonopt, with the space
     meets_target: bool
 
 
@@ -127,7 +129,7 @@ class Recommendation(Answer):
     def _trial_as_json(self, trial: Baseline | Closest | None) -> dict[str, Any] | None:
         if trial is None:
             return None
-        dumped = trial.model_dump(mode="json", exclude={"is_start", "meets_target"})
+        dumped = trial.model_dump(mode="json", exclude={"is_start", "is_chosen", "meets_target"})
         return {**dumped, "params": trial.params.as_record(), PERPLEXITY.name: self._if_perplexity(trial.value)}
 
     def _if_perplexity(self, value: float | None) -> float | None:
@@ -267,7 +269,8 @@ def _baseline(data: StudyData, tried: Sequence[Configuration]) -> Configuration 
 
 def _described(data: StudyData, baseline: Configuration, target: Target) -> Baseline:
     is_start, meets_target = bool(data.config.search.start) and baseline.trial == 0, target.is_met_by(baseline.value)
-    why = START if is_start else MOST_ACCURATE
+    is_chosen = is_start and data.prepared is not None and data.prepared.auto is not None
+    why = CHOSEN if is_chosen else START if is_start else MOST_ACCURATE
     if data.config.search.start and not is_start:
         why += "; the start configuration did not complete"
     why += "" if meets_target else "; it misses the target"
@@ -278,6 +281,7 @@ def _described(data: StudyData, baseline: Configuration, target: Target) -> Base
         value=baseline.value,
         emissions_kg_co2e=baseline.emissions_kg_co2e,
         is_start=is_start,
+        is_chosen=is_chosen,
         meets_target=meets_target,
     )
 

@@ -1,9 +1,10 @@
-"""What a study whose target nobody met says of the way to it."""
+"""What a study whose target nobody met says of the way to it, and where an answer lies at the end of the space."""
 
 import math
 from typing import Literal
 
 from carbonopt.core.config import Choices, Domain, Fixed
+from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import Target
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialRecord, TrialState
@@ -34,7 +35,7 @@ class Trend(Frozen):
 
 
 class Edge(Frozen):
-    """The closest trial has a dimension's last value, and those that the study ran with another one came no closer."""
+    """A trial has a dimension's last value, and the study ran others with another one."""
 
     dimension: str
     end: End
@@ -61,18 +62,29 @@ def shortfall(data: StudyData, trial: int, value: float, target: Target) -> Shor
     epochs = space["epochs"]
     most = params.epochs is not None and epochs is not None and _at_end(epochs, params.epochs) == "highest"
     most = most or isinstance(epochs, Fixed)
-    edges = []
-    for name in ("global_batch_size", "learning_rate"):
-        setting, domain = getattr(params, name), space[name]
+    missing_loss = target.quality.loss_of(value) - target.quality.loss_of(target.value)
+    most_epochs = params.epochs if most and trend is not None and trend.falls else None
+    return Shortfall(missing_loss=missing_loss, trend=trend, most_epochs=most_epochs, edges=edges(data, params))
+
+
+def edges(data: StudyData, params: TrialParams, *more: str) -> tuple[Edge, ...]:
+    """Of batch, learning rate and more dimensions of a space; those of a script's study need not be there."""
+    at_end = []
+    for name in ("global_batch_size", "learning_rate", *more):
+        setting, domain = getattr(params, name), data.config.search.space[name]
         if setting is None or domain is None:
-            continue  # a script's study need not have it
+            continue
         end = _at_end(domain, setting)
         tried_others = any(record.evals and getattr(record.params, name) != setting for record in data.records)
         if end is not None and tried_others and not (name == "global_batch_size" and setting == 1):
-            edges.append(Edge(dimension=name, end=end, value=setting))
-    missing_loss = target.quality.loss_of(value) - target.quality.loss_of(target.value)
-    most_epochs = params.epochs if most and trend is not None and trend.falls else None
-    return Shortfall(missing_loss=missing_loss, trend=trend, most_epochs=most_epochs, edges=tuple(edges))
+            at_end.append(Edge(dimension=name, end=end, value=setting))
+    return tuple(at_end)
+
+
+def recommended_edges(data: StudyData, params: TrialParams | None) -> tuple[Edge, ...]:
+    """Beyond which a cheaper configuration may lie: more epochs are dearer. `params`: None where nothing is."""
+    at_end = () if params is None else edges(data, params, "epochs")
+    return tuple(edge for edge in at_end if (edge.dimension, edge.end) != ("epochs", "highest"))
 
 
 def _trend(record: TrialRecord) -> Trend | None:

@@ -35,7 +35,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Finds the fine-tuning configuration with the lowest emissions that still reaches a target quality.",
+    help="Finds the training configuration with the lowest emissions that still reaches a target quality.",
 )
 
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="The study file.")]
@@ -288,6 +288,14 @@ def check(
     checked = as_prepared(check_study(config), paths.prepared)
     print(_printable(describe_study(checked)))
     print(f"  folder      {paths.root}, unless `carbonopt run` is given --out", flush=True)
+    if config.launch.trains:
+        from carbonopt.core.errors import MeasurementError
+        from carbonopt.energy.hardware import check_gpus
+
+        try:
+            check_gpus(config.launch.gpus)
+        except (BadInput, MeasurementError) as error:  # it may be meant for another machine
+            print(f"  not here    {_printable(str(error))}", flush=True)
     if config.launch.trains and checked.is_settled:
         from carbonopt.cli.memory import describe_memory
 

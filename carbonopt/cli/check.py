@@ -69,7 +69,11 @@ def _carbon(checked: Checked) -> str:
 
 def _space(space: SearchSpace, auto: AutoSpace | None, *, is_settled: bool) -> str:
     known = space.combinations
-    count = "infinite" if known is None else f"{count_text(len(known), 'configuration')} that can exist"
+    count = (
+        "infinitely many configurations"
+        if known is None
+        else f"{count_text(len(known), 'configuration')} that can exist"
+    )
     if auto is None:
         dimensions = [f"{name}: {describe(dimension)}" for name, dimension in space.space.domains().items()]
         return _INDENT.join([count, *dimensions])

@@ -18,7 +18,7 @@ _TOO_MUCH = "*"
 _ALWAYS_SHOWN = ("zero_stage", "offload")
 _COLUMNS = ("world_size", "micro_batch_size_per_gpu")  # have columns of their own
 _NEEDS_GIB = "give --gpu-memory GIB"
-_ON_CPU = f"a CPU's memory, with libraries and all else in it, is another matter: to ask for GPUs, {_NEEDS_GIB}"
+_ON_CPU = f"what GPUs would need; a CPU's memory is not estimated. To compare it with a GPU's, {_NEEDS_GIB}"
 
 ByGpus = Mapping[int, Sequence[MemoryNeed]]
 

@@ -83,6 +83,11 @@ def percent_text(fraction: float | None) -> str:
     return f"{_fixed(percent, 0, 3)} %" if abs(percent) >= 99.95 else f"{percent:.3g} %"
 
 
+def less_text(saving: float) -> str:
+    """Of a saving as a fraction: `12 % less`; negative, it is so much more."""
+    return f"{percent_text(abs(saving))} {'less' if saving >= 0 else 'more'}"
+
+
 def share_text(fraction: float) -> str:
     """A part of a whole that is known roughly: one decimal."""
     return f"{100 * fraction:.1f} %" if not 0 < fraction < 5e-4 else "under 0.05 %"
@@ -171,8 +176,14 @@ def value_text(value: object) -> str:
 
 def params_text(params: TrialParams) -> str:
     """The settings that decide the outcome most, on one line."""
-    fields = ("global_batch_size", "learning_rate", "epochs", "zero_stage", "optimizer")
-    names = ("global batch", "learning rate", "epochs", "ZeRO", "optimizer")
+    fields = (
+        *("global_batch_size", "learning_rate", "epochs", "zero_stage", "optimizer"),
+        *("lr_scheduler", "dropout", "weight_averaging", "lora_rank"),
+    )
+    names = (
+        *("global batch", "learning rate", "epochs", "ZeRO", "optimizer"),
+        *("schedule", "dropout", "weight averaging", "LoRA rank"),
+    )
     settings = {name: getattr(params, field) for name, field in zip(names, fields, strict=True)} | params.own
     return ", ".join(f"{name} {value_text(value)}" for name, value in settings.items() if value is not None)
 

@@ -24,6 +24,9 @@ _OWN_STEP = """\
 _MUON = """\
 # The optimizer is carbonopt/train/muon.py's Muon, with AdamW for all but the hidden layers' matrices.
 """
+_DROPOUT = """\
+# The model's configuration has this dropout in all its places: {dropout:g}. TrainingArguments has no such name.
+"""
 _AVERAGED = """\
 # The weights that were evaluated and saved are averages over training: carbonopt/train/averaging.py.
 """
@@ -115,6 +118,8 @@ def training_settings(config: StudyConfig, record: TrialRecord, versions: dict[s
         head += _OWN_STEP
     if record.params.optimizer == "muon":
         head += _MUON
+    if record.params.dropout is not None:
+        head += _DROPOUT.format(dropout=record.params.dropout)
     if record.params.weight_averaging:
         head += _AVERAGED
     return head + as_yaml(training_arguments(config, record))

@@ -49,6 +49,7 @@ class Template(string.Formatter):
             "percent": fmt.percent_text,
             "difference": fmt.difference_text,
             "less_or_more": less_or_more_text,
+            "less": fmt.less_text,
             "fine_percent": fmt.two_decimals_text,
             "quality": quality.text,
             "loss": quality.loss_text,

@@ -30,7 +30,7 @@ from carbonopt.report.figures.steps import steps as steps_figure
 from carbonopt.report.sections.energy import CLOSURE_TOLERANCE, closure_table, how_known
 from carbonopt.report.sections.provenance import stated_of_machine
 from carbonopt.report.study_view import StudyView
-from carbonopt.report.summary import confidence_text, is_within_noise, less_text, short_params
+from carbonopt.report.summary import confidence_text, is_within_noise, short_params
 
 _FROZEN = (
     "Each step was settled before the next began, which is an assumption: another configuration of an earlier step "
@@ -97,7 +97,7 @@ def _headline(view: PipelineView) -> str:
     if summary.saving_fraction == 0:
         return f"Nothing emits less CO2e for {steps} than {_baseline(best)}"
     doubt = ", within the noise" if is_within_noise(summary.saving_interval) else ""
-    return f"{less_text(summary.saving_fraction)} CO2e for {steps}{doubt}"
+    return f"{fmt.less_text(summary.saving_fraction)} CO2e for {steps}{doubt}"
 
 
 def _details(view: PipelineView) -> Iterator[str]:
@@ -322,4 +322,6 @@ def _mattered(view: PipelineView) -> str:
         least = "It did not: beginning from each step's recommended configuration takes the least"
         return f"{least}; the next takes {fmt.rate_text(ratio)} times that."
     saving = 1 - view.best.emissions_kg_co2e / settled.emissions_kg_co2e
-    return f"It did: {less_text(saving)} CO2e for all steps than beginning from each step's recommended configuration."
+    return (
+        f"It did: {fmt.less_text(saving)} CO2e for all steps than beginning from each step's recommended configuration."
+    )

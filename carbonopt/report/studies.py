@@ -28,8 +28,9 @@ from carbonopt.report.document import (
 from carbonopt.report.figures.fronts import fronts
 from carbonopt.report.sections.provenance import stated
 from carbonopt.report.study_view import StudyView
-from carbonopt.report.summary import less_text, short_params
+from carbonopt.report.summary import short_params
 
+_INCOMPARABLE = {"different_objectives", "different_data", "same_trials"}  # caveats
 _UNKNOWN = "not recorded"
 
 
@@ -82,6 +83,8 @@ def _headline(view: StudiesView) -> str:
     ranked = view.comparison.by_emissions
     if not ranked:
         return "No study met its target"
+    if {caveat.key for caveat in _caveats(view)} & _INCOMPARABLE:
+        return "What these studies recommend can't be compared"
     if len(ranked) == 1:
         return f"{ranked[0].name} alone met its target"
     least, following = (study.recommended for study in ranked[:2])
@@ -89,7 +92,7 @@ def _headline(view: StudiesView) -> str:
     least_kg, next_kg = least.common_emissions_kg_co2e or 0.0, following.common_emissions_kg_co2e or 0.0
     saving = 1 - least_kg / next_kg if next_kg else 0.0
     than = f"{ranked[1].name}{', the next' if len(ranked) > 2 else ''}"
-    return f"{ranked[0].name}: {less_text(saving)} CO2e a run, {view.at_common}, than {than}"
+    return f"{ranked[0].name}: {fmt.less_text(saving)} CO2e a run, {view.at_common}, than {than}"
 
 
 def _caveats(view: StudiesView) -> Iterator[Caveat]:

@@ -17,6 +17,7 @@ from carbonopt.analysis.overoptimisation import overoptimisation
 from carbonopt.analysis.probes import probes
 from carbonopt.analysis.recommend import recommend, recommendation_by_target
 from carbonopt.analysis.repricing import regions, repricing
+from carbonopt.analysis.shortfall import recommended_edges
 from carbonopt.analysis.stages import amortisation, stages
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import Quality
@@ -48,6 +49,7 @@ class StudyView:
     memory = cached_property(lambda self: measured_memory(self.data))
     diminishing_returns = cached_property(lambda self: diminishing_returns(self.data, self.recommendation))
     overoptimisation = cached_property(lambda self: overoptimisation(self.data, self.recommendation))
+    edges = cached_property(lambda self: recommended_edges(self.data, self.recommendation.params))
     spent = cached_property(lambda self: footprint(self.data))
     stages = cached_property(lambda self: stages(self.data))
     probes = cached_property(lambda self: probes(self.data))

@@ -26,11 +26,7 @@ def headline(study: StudyView) -> str:
         return f"The least CO2e {at_quality}"
     if rec.trial == rec.baseline.trial:
         return f"Nothing emits less CO2e than the baseline {at_quality}"
-    return f"{less_text(rec.saving_fraction)} CO2e {at_quality}"
-
-
-def less_text(saving: float) -> str:
-    return f"{fmt.percent_text(abs(saving))} {'less' if saving >= 0 else 'more'}"
+    return f"{fmt.less_text(rec.saving_fraction)} CO2e {at_quality}"
 
 
 def _qualification(study: StudyView) -> str:
@@ -39,9 +35,14 @@ def _qualification(study: StudyView) -> str:
         return ", not confirmed"
     if is_within_noise(rec.saving_interval):
         return ", within the noise"
-    if turned(study.comparison) is not None:
-        return ", though not against a baseline stopped there"
-    return "" if rec.baseline is None or rec.baseline.meets_target else ", which the baseline misses"
+    if (equal := turned(study.comparison)) is not None:
+        sure = "but more" if equal.saving_fraction < 0 else "perhaps not less"
+        return f", {sure} than the baseline stopped at the target"
+    if rec.baseline is None:
+        return ""
+    if not rec.baseline.meets_target:
+        return ", which the baseline misses"
+    return ", against a start that carbonopt chose" if rec.baseline.is_chosen else ""
 
 
 def details(study: StudyView) -> tuple[str, ...]:
@@ -104,7 +105,8 @@ def turned(comparison: Comparison | None) -> AtEqualQuality | None:
 
 
 def baseline_text(baseline: Baseline) -> str:
-    return f"trial {baseline.trial}, {'the start configuration' if baseline.is_start else 'the most accurate trial'}"
+    start = "the start that carbonopt chose" if baseline.is_chosen else "the start configuration"
+    return f"trial {baseline.trial}, {start if baseline.is_start else 'the most accurate trial'}"
 
 
 def short_params(params: TrialParams) -> str:

@@ -65,6 +65,7 @@ def test_what_makes_a_comparison_doubtful_is_said():
     assert numbers_of(a=SMALL, b=other_target)["different_targets"] == {"targets": "a: 6.000; b: 8.000"}
     one, other = (SMALL.model_copy(update={"prepared": PREPARED.model_copy(update={"eval_tokens": n})}) for n in (9, 8))
     assert numbers_of(a=one, b=other)["different_data"]["quality"] == "perplexity"
+    assert document_of(a=one, b=other).headline == "What these studies recommend can't be compared"
     assert "different_data" not in numbers_of(a=one, b=one)
     gpus = study(trial(0), raw={"carbon": {**SMALL.config.carbon.model_dump(exclude_none=True), "objective": "gpu"}})
     assert numbers_of(a=SMALL, b=gpus)["different_objectives"] == {"objectives": "a: all; b: gpu"}

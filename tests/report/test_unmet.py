@@ -17,6 +17,7 @@ from carbonopt.core.trial import EvalPoint, Failure, StopReason, TrialRecord, Tr
 from carbonopt.report.build import write_report
 from carbonopt.report.document import Level
 from carbonopt.report.study_text import budget_text, goal_text, pruning_text
+from carbonopt.report.study_view import StudyView
 
 SPACE = {
     "global_batch_size": {"choices": [8, 16, 32]},
@@ -54,6 +55,29 @@ def test_more_epochs_only_where_the_most_were_tried_and_the_loss_still_fell(epoc
     assert caveats["target_missed"].numbers == {"trial": 0, "worse": pytest.approx(0.25)}
     assert caveats.keys() & {"more_epochs", "loss_still_fell", "loss_rose", "no_direction"} == {key}
     assert caveats[key].level is Level.CRITICAL
+
+
+@pytest.mark.parametrize(
+    ("params", "other", "said"),
+    [
+        ({"epochs": 1}, {"epochs": 2}, {("epochs", "lowest", 1)}),
+        ({"epochs": 4}, {"epochs": 2}, set()),  # more of them cost more
+        ({"epochs": 2, "learning_rate": 1e-2}, {"epochs": 4}, {("learning_rate", "highest", 1e-2)}),
+        (
+            {"epochs": 2, "global_batch_size": 8},
+            {"epochs": 4, "global_batch_size": 8},
+            set(),
+        ),  # no other batch was tried
+    ],
+)
+def test_an_answer_at_an_end_of_the_space_says_so(params, other, said) -> None:
+    data = missed(
+        trial(0, 1e-3, 3.0, params={"learning_rate": 1e-3, "global_batch_size": 16, **params}),
+        trial(1, 2e-3, 3.0, params={"learning_rate": 2e-3, "global_batch_size": 16, **other}),
+    )
+    edges = StudyView(data).edges
+    assert {(edge.dimension, edge.end, edge.value) for edge in edges} == said
+    assert ("at_space_end" in caveats_of(data)) == bool(said)
 
 
 def test_what_is_missing_has_its_figures() -> None:

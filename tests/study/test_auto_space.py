@@ -54,9 +54,12 @@ def test_a_study_chooses_its_space_and_goes_on_with_it(
     assert again.provenance.study_file == study.read_text()
 
     shown = within("check", study).stdout
-    assert "infinite, chosen by carbonopt" in shown
+    assert "infinitely many configurations, chosen by carbonopt" in shown
     assert f"learning_rate: {auto.space['learning_rate'].low:g} to" in shown
     assert "torch_compile: compiling takes longer on a CPU than it saves" in shown
+    met = StudyView(again, target=1e6)
+    assert met.recommendation.baseline is not None and met.recommendation.baseline.is_chosen
+    assert "baseline_chosen" in {caveat.key for caveat in whole(met).caveats}
     section = next(section for section in whole(StudyView(again)).sections if section.key == "space")
     chosen, left_out = section.blocks
     assert [row[0].text for row in chosen.rows] == list(auto.why)

@@ -7,7 +7,7 @@ from carbonopt.core import format as fmt
 from carbonopt.report.caveats import less_or_more_text
 from carbonopt.report.document import Paragraph, Section
 from carbonopt.report.study_view import StudyView
-from carbonopt.report.summary import baseline_text, less_text, sure_text, trials_text, turned
+from carbonopt.report.summary import baseline_text, sure_text, trials_text, turned
 
 
 def section(study: StudyView) -> Section | None:
@@ -23,7 +23,7 @@ def sentence(study: StudyView) -> str | None:
         return None
     saved = ""
     if rec.baseline is not None and rec.saving_fraction is not None and rec.trial != rec.baseline.trial:
-        saved = f", {less_text(rec.saving_fraction)} than {baseline_text(rec.baseline)} ({sure_text(study)})"
+        saved = f", {fmt.less_text(rec.saving_fraction)} than {baseline_text(rec.baseline)} ({sure_text(study)})"
         if equal := turned(study.comparison):
             saving = less_or_more_text((equal.saving_fraction_before, equal.saving_fraction))
             saved += f", and {saving} than that stopped when it first met the target"

@@ -107,5 +107,7 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
         if (most := _MOST_OF_A_DEGREE * degrees) > _TOLERATED:
             key = "began_warmer" if comparison.began_warmer_c > 0 else "began_cooler"
             yield study.caveat(key, degrees=degrees, most=most)
+    if rec.baseline.is_chosen:
+        yield study.caveat("baseline_chosen")
     if not rec.baseline.is_start:
         yield study.caveat("baseline_not_given")

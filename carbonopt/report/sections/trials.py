@@ -126,6 +126,8 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
     completed = sum(record.state is TrialState.COMPLETE for record in searched)
     if 0 < completed < FEW_TRIALS:
         yield study.caveat("few_trials", completed=completed)
+    for edge in study.edges:
+        yield study.caveat("at_space_end", **edge.model_dump())
     asked, own = study.recommendation.target, study.data.config.target.at()
     # An easier target might be met by what can't meet the own; a harder one by what emitted more than the own's best.
     reason = StopReason.TARGET if asked.quality.rank(asked.value) > own.quality.rank(own.value) else StopReason.CAP
