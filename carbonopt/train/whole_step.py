@@ -36,6 +36,7 @@ class WholeStep:
 
     def __init__(self, trainer: Any, engine: Any, optimizer: torch.optim.AdamW) -> None:
         self._trainer, self._engine, self._optimizer = trainer, engine, optimizer
+        self._model = _WithoutHooks(engine.module)
         self._average = engine.buffered_allreduce_fallback if ranks.world_size() > 1 else lambda: None
         # In bf16 DeepSpeed's optimizer clips.
         clips = engine.gradient_clipping() > 0 and not engine._config.bfloat16_config.enabled
@@ -62,7 +63,7 @@ class WholeStep:
     def _step(self, inputs: Inputs) -> torch.Tensor:
         # Without the hooks that DeepSpeed's engine has on its module: one waits for the GPU.
         with masks_by_shape(inputs):
-            loss: torch.Tensor = self._trainer.compute_loss(self._engine.module.forward, dict(inputs))
+            loss: torch.Tensor = self._trainer.compute_loss(self._model, dict(inputs))
         loss.backward()  # type: ignore[no-untyped-call]
         self._average()
         self._clip()
@@ -116,6 +117,19 @@ class WholeStep:
         self._graph.replay()
         self._trainer.last_loss = self._loss
         return self._loss
+
+
+class _WithoutHooks:
+    """A module that is called without its hooks, and else itself."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._module.forward(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
 
 
 @contextmanager

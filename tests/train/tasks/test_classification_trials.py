@@ -146,6 +146,7 @@ def test_how_a_step_is_computed_changes_no_quality(name, request):
     whole = data.trial(zero_stage=3, world_size=2, micro_batch_size_per_gpu=2, save=True)
     divisions = [
         whole,
+        data.trial(zero_stage=0),  # a whole step
         data.trial(zero_stage=0, micro_batch_size_per_gpu=4),
         data.trial(zero_stage=2, micro_batch_size_per_gpu=4, world_size=2),
     ]
