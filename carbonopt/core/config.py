@@ -334,9 +334,9 @@ class Budget(Frozen):
     """The study ends with whichever of these is used up first."""
 
     trials: int | None = Field(default=None, ge=1, le=1_000_000)
-    hours: float | None = Field(default=None, gt=0)
-    energy_kwh: float | None = Field(default=None, gt=0)
-    emissions_kg_co2e: float | None = Field(default=None, gt=0)
+    hours: float | None = Field(default=None, gt=0, le=1_000_000)
+    energy_kwh: float | None = Field(default=None, gt=0, le=1e12)
+    emissions_kg_co2e: float | None = Field(default=None, gt=0, le=1e12)
     until: Literal["converged"] | None = None  # the next trial would cost more than it saves in `reuses` of the winner
     reuses: int = Field(default=10, ge=1, le=1_000_000_000)
 
