@@ -1,6 +1,5 @@
 """The recommended run against the baseline, at equal quality too, and against itself, had it been stopped earlier."""
 
-import statistics
 from collections.abc import Iterator
 
 from carbonopt.analysis.confidence import LEVEL, Configuration, configurations
@@ -115,9 +114,8 @@ def comparison(data: StudyData, rec: Recommendation) -> Comparison | None:
 
 
 def _began_warmer_c(winner: Configuration, baseline: Configuration) -> float | None:
-    began_c = [[run.gpu_start_temperature_c for run in config.runs] for config in (winner, baseline)]
-    known = [[degrees for degrees in of_config if degrees is not None] for of_config in began_c]
-    return statistics.fmean(known[0]) - statistics.fmean(known[1]) if known == began_c else None
+    ours_c, theirs_c = winner.gpu_start_temperature_c, baseline.gpu_start_temperature_c
+    return None if ours_c is None or theirs_c is None else ours_c - theirs_c
 
 
 def _equal_quality(

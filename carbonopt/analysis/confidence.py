@@ -59,8 +59,17 @@ class Configuration:
     @property
     def energy_kwh(self) -> float | None:
         """Of the training window; None where it is not known of every run."""
-        known = [run.energy_kwh.train for run in self.runs if run.energy_kwh is not None]
-        return statistics.fmean(known) if len(known) == self.n else None
+        return self._mean(run.energy_kwh.train for run in self.runs if run.energy_kwh is not None)
+
+    @property
+    def gpu_start_temperature_c(self) -> float | None:
+        """As the trainings began; None likewise."""
+        began_c = (run.gpu_start_temperature_c for run in self.runs)
+        return self._mean(degrees for degrees in began_c if degrees is not None)
+
+    def _mean(self, known: Iterable[float]) -> float | None:
+        of_runs = list(known)
+        return statistics.fmean(of_runs) if len(of_runs) == self.n else None
 
 
 @dataclass(frozen=True)
