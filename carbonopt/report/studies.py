@@ -1,7 +1,7 @@
 """Several studies beside each other, as a document: what each recommends, what that takes on its machine, and their
 fronts in one figure."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
@@ -64,12 +64,13 @@ def compared(view: StudiesView) -> Document:
     front_blocks: tuple[Block, ...] = () if figure is None else (figure,)
     intensity = f"{fmt.intensity_text(common.g_co2e_per_kwh)} g CO2e/kWh"
     priced = f"The common intensity, {intensity}, and PUE, {common.pue:.3g}, are those of {first}"
+    caveats = tuple(sorted(_caveats(view), key=lambda caveat: caveat.level))
     return Document(
         name=", ".join(view.by_name),
-        headline=_headline(view),
+        headline=_headline(view, caveats),
         details=(f"{priced}: at them emissions rank as joules do.",),
         tiles=(),
-        caveats=tuple(sorted(_caveats(view), key=lambda caveat: caveat.level)),
+        caveats=caveats,
         sections=(
             Section(key="studies", title="What is compared", blocks=(_studies(view),)),
             Section(key="recommended", title="What each recommends", blocks=(_recommended(view),)),
@@ -79,11 +80,11 @@ def compared(view: StudiesView) -> Document:
     )
 
 
-def _headline(view: StudiesView) -> str:
+def _headline(view: StudiesView, caveats: Iterable[Caveat]) -> str:
     ranked = view.comparison.by_emissions
     if not ranked:
         return "No study met its target"
-    if {caveat.key for caveat in _caveats(view)} & _INCOMPARABLE:
+    if {caveat.key for caveat in caveats} & _INCOMPARABLE:
         return "What these studies recommend can't be compared"
     if len(ranked) == 1:
         return f"{ranked[0].name} alone met its target"
