@@ -15,6 +15,17 @@ from carbonopt.core.values import Frozen, Spread
 _DIRECTIONS = re.compile("[\u202a-\u202e\u2066-\u2069]")  # embeddings, overrides and isolates of Unicode
 _MARKUP = re.compile(r"([\\`*_{}\[\]#|~!$@])")
 _NO_DIFFERENCE = 1e-5  # 0.001 %
+_SHORT_NAMES = {
+    "global_batch_size": "global batch",
+    "learning_rate": "learning rate",
+    "epochs": "epochs",
+    "zero_stage": "ZeRO",
+    "optimizer": "optimizer",
+    "lr_scheduler": "schedule",
+    "dropout": "dropout",
+    "weight_averaging": "weight averaging",
+    "lora_rank": "LoRA rank",
+}
 _MOST_DIGITS = 9  # before or behind the point; what needs more is a power of ten: 1.23e+12
 
 
@@ -176,15 +187,7 @@ def value_text(value: object) -> str:
 
 def params_text(params: TrialParams) -> str:
     """The settings that decide the outcome most, on one line."""
-    fields = (
-        *("global_batch_size", "learning_rate", "epochs", "zero_stage", "optimizer"),
-        *("lr_scheduler", "dropout", "weight_averaging", "lora_rank"),
-    )
-    names = (
-        *("global batch", "learning rate", "epochs", "ZeRO", "optimizer"),
-        *("schedule", "dropout", "weight averaging", "LoRA rank"),
-    )
-    settings = {name: getattr(params, field) for name, field in zip(names, fields, strict=True)} | params.own
+    settings = {name: getattr(params, field) for field, name in _SHORT_NAMES.items()} | params.own
     return ", ".join(f"{name} {value_text(value)}" for name, value in settings.items() if value is not None)
 
 
