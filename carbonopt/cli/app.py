@@ -289,12 +289,11 @@ def check(
     print(_printable(describe_study(checked)))
     print(f"  folder      {paths.root}, unless `carbonopt run` is given --out", flush=True)
     if config.launch.trains:
-        from carbonopt.core.errors import MeasurementError
         from carbonopt.energy.hardware import check_gpus
 
         try:
             check_gpus(config.launch.gpus)
-        except (BadInput, MeasurementError) as error:  # it may be meant for another machine
+        except CarbonoptError as error:  # it may be meant for another machine
             print(f"  not here    {_printable(str(error))}", flush=True)
     if config.launch.trains and checked.is_settled:
         from carbonopt.cli.memory import describe_memory

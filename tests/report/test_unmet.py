@@ -63,11 +63,8 @@ def test_more_epochs_only_where_the_most_were_tried_and_the_loss_still_fell(epoc
         ({"epochs": 1}, {"epochs": 2}, {("epochs", "lowest", 1)}),
         ({"epochs": 4}, {"epochs": 2}, set()),  # more of them cost more
         ({"epochs": 2, "learning_rate": 1e-2}, {"epochs": 4}, {("learning_rate", "highest", 1e-2)}),
-        (
-            {"epochs": 2, "global_batch_size": 8},
-            {"epochs": 4, "global_batch_size": 8},
-            set(),
-        ),  # no other batch was tried
+        # No other batch was tried.
+        ({"epochs": 2, "global_batch_size": 8}, {"epochs": 4, "global_batch_size": 8}, set()),
     ],
 )
 def test_an_answer_at_an_end_of_the_space_says_so(params, other, said) -> None:
