@@ -358,7 +358,7 @@ search:
   space:
     global_batch_size: 16
     learning_rate: 1.0e-2
-    epochs: 0.02
+    epochs: 0.1
     zero_stage: {{choices: {stages}}}
   pruning: {{target: false, cap: false}}
   sampler: grid
