@@ -1,14 +1,10 @@
-"""Asks, in a process of its own, what the study's model needs of a GPU's memory: torch takes seconds to import."""
+"""Asks what the study's model needs of a GPU's memory."""
 
-import subprocess
-
-from carbonopt.core.config import LocalLaunch, StudyConfig
+from carbonopt.core.config import StudyConfig
+from carbonopt.core.errors import CarbonoptError
 from carbonopt.core.memory import MemoryAnswer, MemorySpec
 from carbonopt.core.units import BYTES_PER_GIB
-from carbonopt.engines.process.environment import work_environment
-from carbonopt.engines.process.processes import run_module
-
-_PATIENCE_S = 300.0  # torch from a cold network disk; a large model in many settings
+from carbonopt.study.asked import asked
 
 
 def ask_memory(config: StudyConfig, gpu_memory_gib: float | None = None) -> MemoryAnswer:
@@ -21,14 +17,8 @@ def ask_memory(config: StudyConfig, gpu_memory_gib: float | None = None) -> Memo
         world_size=config.launch.world_size,
         gpu_memory_bytes=None if gpu_memory_gib is None else round(gpu_memory_gib * BYTES_PER_GIB),
     )
-    environment = {**work_environment(LocalLaunch(gpus=()), []), "HF_HUB_OFFLINE": "1"}
-    program = run_module("carbonopt.train.memory")
-    options = {"input": spec.model_dump_json(), "capture_output": True, "text": True, "timeout": _PATIENCE_S}
     try:
-        done = subprocess.run(program, env=environment, check=False, **options)  # type: ignore[call-overload]
-    except subprocess.TimeoutExpired:
-        return MemoryAnswer(why_none=f"it takes longer than {_PATIENCE_S:g} s")
-    if done.returncode:
-        last = next(filter(None, map(str.strip, reversed(done.stderr.splitlines()))), "")
-        return MemoryAnswer(why_none=last.removesuffix(".") or f"its process ended with code {done.returncode}")
-    return MemoryAnswer.model_validate_json(done.stdout)
+        answer = asked("carbonopt.train.memory", spec.model_dump_json())
+    except CarbonoptError as error:
+        return MemoryAnswer(why_none=str(error))
+    return MemoryAnswer.model_validate_json(answer)
