@@ -18,7 +18,7 @@ from carbonopt.core.events import Evaluated, Probed
 from carbonopt.core.files import PreparedFolder, write_json
 from carbonopt.core.trial import EvalPoint, Kernels, Phase, Stage
 from carbonopt.train import model as models
-from carbonopt.train import ranks
+from carbonopt.train import ranks, weights
 from carbonopt.train.arguments import chosen_optimizer, training_arguments
 from carbonopt.train.averaging import WeightAverage
 from carbonopt.train.client import Speaker
@@ -202,7 +202,8 @@ class Evaluations(TrainerCallback):
 
 
 def train(task: TrainerTask, run: TrialRun, speaker: Speaker | None) -> Trained:
-    """As `Task.train`. The order is what each kind of model needs (see `random_model` and `pretrained_model`)."""
+    """As `Task.train`. The order is what each kind of model needs (see `random_model` and
+    `pretrained_model`)."""
     spec, params, workload, kind = run.spec, run.params, task.workload, task.model_kind
     on_gpu, attention = torch.cuda.is_available(), params.attention_implementation
     if speaker is not None:
@@ -227,7 +228,7 @@ def train(task: TrainerTask, run: TrialRun, speaker: Speaker | None) -> Trained:
     if arguments.torch_compile or (on_gpu and params.has_fused_output_layer):
         load_compiler()  # a fork has done so already
     if model is None:
-        model = models.pretrained_model(kind, workload.model, config, attention, spec.seed)
+        model = weights.pretrained_model(kind, workload.model, config, attention, spec.seed)
     if params.has_fused_output_layer:
         models.fuse_output_layer(model, str(params.output_layer), compiled=on_gpu or arguments.torch_compile)
     if params.lora_rank:

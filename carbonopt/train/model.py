@@ -1,9 +1,9 @@
-"""The workload's model: its configuration, checked, and the model that a trial trains."""
+"""The workload's model: its configuration, checked, and the model that a trial trains; of pretrained ones, `weights`
+has what is in their files."""
 
 import copy
 import inspect
 import random
-from collections.abc import Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import set_seed
 
 from carbonopt.core.config import Model, ModelWorkload
@@ -52,7 +51,7 @@ def model_config(
         if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
             raise BadInput(f"workload.model.name_or_path must be a model's folder, but {name} has no config.json.")
         with unloadable("model", name):
-            config: PreTrainedConfig = _from_pretrained(AutoConfig, model, **head)
+            config: PreTrainedConfig = AutoConfig.from_pretrained(name, **source(model), **head)
     else:
         if given := head.keys() & model.from_config.keys():
             raise BadInput(f"workload.model.from_config can't have {min(given)}: the data says it; leave it out.")
@@ -76,9 +75,9 @@ def _check_text(config: PreTrainedConfig, vocab_size: int, length: int | None) -
         raise BadInput(f"{rule}, but got {length} and {positions}.")
 
 
-def _from_pretrained(auto_class: Any, model: Model, **options: Any) -> Any:
-    options |= {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
-    return auto_class.from_pretrained(str(model.name_or_path), **options)
+def source(model: Model) -> dict[str, Any]:
+    """Of a hub's model or a folder's, what transformers is told beside its name."""
+    return {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
 
 
 def _written_config(kind: ModelKind, written: dict[str, Any], defaults: dict[str, Any]) -> PreTrainedConfig:
@@ -110,23 +109,11 @@ def unloadable(what: str, name: str) -> AbstractContextManager[None]:
     return refused(f"can't load the {what} {name!r} ({{}}); {instead}.", OSError, ValueError, KeyError, ImportError)
 
 
-def fetch_weights(kind: ModelKind, model: Model) -> None:
-    """Downloads a hub's, so that no trial has to wait. Raises BadInput if a folder has none or the hub gives none."""
-    if model.from_config is not None:
-        return
-    name = str(model.name_or_path)
-    if not Path(name).is_dir():
-        with unloadable("model", name):
-            _from_pretrained(kind.auto(), model, dtype="auto")
-    elif not any(path.suffix in (".safetensors", ".bin") for path in Path(name).iterdir()):
-        raise BadInput(f"workload.model.name_or_path must be a model's folder, but {name} has no weights in it.")
-
-
 def check_head(kind: ModelKind, model: Model, labels: int) -> None:
     """Raises BadInput if the model has a head of another size, whose weights can't be taken over."""
     if model.from_config is not None:
         return
-    config = _from_pretrained(AutoConfig, model)
+    config = AutoConfig.from_pretrained(str(model.name_or_path), **source(model))
     with_head = any(name.endswith(_WITH_HEAD) for name in config.architectures or ())
     if with_head and config.num_labels != labels:
         rule = f"the model's head must have {count_text(labels, 'output')}, as a {kind.name} here has"
@@ -168,7 +155,7 @@ def random_model(kind: ModelKind, config: PreTrainedConfig, attention: str | Non
     """A model with random weights, whole on every rank; draws from torch's global generator. It must be made before
     TrainingArguments: once those announce ZeRO-3 to transformers, the weights are drawn piecewise and in another order,
     and the same seed would mean another model for each ZeRO stage."""
-    options = {"dtype": torch.float32, "trust_remote_code": trust_remote_code, **_attention(attention)}
+    options = {"dtype": torch.float32, "trust_remote_code": trust_remote_code, **attention_option(attention)}
     return kind.auto().from_config(config, **options)
 
 
@@ -199,37 +186,8 @@ def take_prefetched_model(spec: TrialSpec) -> PreTrainedModel | None:
     return model
 
 
-def pretrained_model(
-    kind: ModelKind, model: Model, config: PreTrainedConfig, attention: str | None, seed: int
-) -> PreTrainedModel:
-    """The model with its trained weights, in float32: DeepSpeed makes the half-precision copy and keeps these as the
-    master weights. It must be made after TrainingArguments, so that ZeRO-3 can partition while it loads. Weights that
-    were not trained, such as those of a new head, are drawn from the seed."""
-    options: dict[str, Any] = {"dtype": torch.float32, "output_loading_info": True, **_attention(attention)}
-    made, loaded = _from_pretrained(kind.auto(), model, config=config, **options)
-    if loaded["missing_keys"]:
-        _draw_again(made, loaded["missing_keys"], seed)
-    return made  # type: ignore[no-any-return]
-
-
-def _draw_again(model: PreTrainedModel, names: Collection[str], seed: int) -> None:
-    """These parameters, as transformers draws them, but from the seed alone: how many numbers have been drawn before
-    depends on the ZeRO stage."""
-    untrained = {name: weights for name, weights in model.named_parameters() if name in names}
-    for name, weights in untrained.items():
-        weights._is_hf_initialized = False  # type: ignore[attr-defined]
-        model.get_submodule(name.rpartition(".")[0])._is_hf_initialized = False  # type: ignore[assignment]
-    set_seed(seed)
-    if not is_deepspeed_zero3_enabled():
-        model.initialize_weights()
-        return
-    from deepspeed import zero
-
-    with zero.GatheredParameters(list(untrained.values()), modifier_rank=0):
-        model.initialize_weights()
-
-
-def _attention(name: str | None) -> dict[str, str]:
+def attention_option(name: str | None) -> dict[str, str]:
+    """The attention of a configuration in transformers' options; None: the model's own."""
     return {} if name is None else {"attn_implementation": name}
 
 

@@ -2,18 +2,16 @@
 
 import importlib.util
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
-from transformers.integrations import deepspeed as announced
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from carbonopt.core.errors import BadInput, shortened
-from carbonopt.train import ranks
+from carbonopt.train import ranks, weights
 from carbonopt.train.data.pair_rows import Frame
 from carbonopt.train.failures import reason
 from carbonopt.train.model import unloadable
@@ -27,6 +25,15 @@ _AT_ONCE = 32  # texts in a forward pass of a reward model
 def load_rewards(source: RewardSource, key: str) -> Rewards:
     """`key`: its name in the study file. Raises BadInput if there is no such function or model."""
     return _of_function(source.python, key) if source.python is not None else _of_model(str(source.model), key)
+
+
+def check_weights(name: str, key: str) -> None:
+    """Reads no numbers. Raises BadInput where a reward model lacks weights, its head among them."""
+    with unloadable(f"model of workload.{key}", name):
+        config = AutoConfig.from_pretrained(name)
+    if not weights.is_quantized(config):  # it may be for GPUs that this machine hasn't
+        kind = AutoModelForSequenceClassification
+        weights.check_loading(kind, name, f"workload.{key}.model", config=config, new_head=False)
 
 
 def _of_function(place: str, key: str) -> Rewards:
@@ -63,9 +70,12 @@ def _of_function(place: str, key: str) -> Rewards:
 
 def _of_model(name: str, key: str) -> Rewards:
     """The score of a prompt with its completion, as the task reward has trained it."""
-    with unloadable(f"model of workload.{key}", name), _whole():
+    with unloadable(f"model of workload.{key}", name), weights.whole():
         tokenizer = AutoTokenizer.from_pretrained(name)
-        model: Any = AutoModelForSequenceClassification.from_pretrained(name, dtype=torch.float32)
+        model: Any
+        model, _ = weights.load(
+            AutoModelForSequenceClassification, name, f"workload.{key}.model", new_head=False, dtype=torch.float32
+        )
     if model.config.num_labels != 1:
         rule = f"workload.{key}.model must be a reward model, which has one score"
         raise BadInput(f"{rule}, but {name} has {model.config.num_labels} outputs; give one of the task reward.")
@@ -86,14 +96,3 @@ def _of_model(name: str, key: str) -> Rewards:
         return scores
 
     return rewards
-
-
-@contextmanager
-def _whole() -> Iterator[None]:
-    """While a ZeRO-3 configuration is announced to transformers, it partitions whatever it loads."""
-    before = announced._hf_deepspeed_config_weak_ref
-    announced.unset_hf_deepspeed_config()
-    try:
-        yield
-    finally:
-        announced._hf_deepspeed_config_weak_ref = before

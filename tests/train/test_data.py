@@ -355,7 +355,9 @@ def test_refuses_bad_models(tmp_path, monkeypatch):
     own = {"tokenizer": {"kind": "byte"}}
     assert "has no config.json" in refusal(tmp_path, model={"name_or_path": str(tmp_path / "model")}, **own)
     (tmp_path / "model" / "config.json").write_text(json.dumps({**TINY, "vocab_size": 256}))
-    assert "has no weights in it" in refusal(tmp_path, model={"name_or_path": str(tmp_path / "model")}, **own)
+    assert "no file named model.safetensors" in refusal(
+        tmp_path, model={"name_or_path": str(tmp_path / "model")}, **own
+    )
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert "give a local folder" in refusal(tmp_path, model={"name_or_path": "nobody/no-such-model"}, **own)
     assert "give a local folder" in refusal(tmp_path, tokenizer={"name_or_path": "nobody/no-such-tokenizer"})

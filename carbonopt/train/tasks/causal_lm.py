@@ -40,7 +40,7 @@ class CausalLM(TrainerTask):
     model_kind = CAUSAL_LM
 
     def prepare(self, space: Space, folder: PreparedFolder, fingerprint: str) -> Prepared:
-        from carbonopt.train import imports, model
+        from carbonopt.train import imports, model, weights
         from carbonopt.train.data import packing, text, tokens
 
         workload, length, kind = self.workload, self.workload.sequence_length, self.model_kind
@@ -53,7 +53,7 @@ class CausalLM(TrainerTask):
             config = model.model_config(kind, workload, encoder.tokenizer)
             for layer in values_of(space["output_layer"]):
                 model.check_output_layer(kind, config, str(layer), workload.model.trust_remote_code)
-            model.fetch_weights(kind, workload.model)
+            weights.check_weights(kind, workload.model, config)
             parameters = model.parameter_count(kind, config, workload.model.trust_remote_code)
         train_examples = packing.sequence_count(len(train), length, keep_tail=False)
         if train_examples == 0:

@@ -69,7 +69,7 @@ class Classification(ExampleTask):
         return _IMAGE_KIND if self.workload.dataset.has_images else _TEXT_KIND
 
     def prepare(self, space: Space, folder: PreparedFolder, fingerprint: str) -> Prepared:
-        from carbonopt.train import imports, model
+        from carbonopt.train import imports, model, weights
         from carbonopt.train.data import images, labelled_texts, labels, packing
         from carbonopt.train.data.examples import save_arrays
 
@@ -84,7 +84,7 @@ class Classification(ExampleTask):
         contents = read(kind, workload, labelled, workload.dataset.content_column, folder)
         with as_bad_input("model"):
             model.check_head(kind, workload.model, len(labelled.classes))
-            model.fetch_weights(kind, workload.model)
+            weights.check_weights(kind, workload.model, contents.config)
             empty = model.empty_model(kind, contents.config, workload.model.trust_remote_code)
             _check_model(empty, space, contents)
         for part, arrays in (("train", contents.train), ("eval", contents.evaluation)):

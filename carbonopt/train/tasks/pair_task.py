@@ -49,7 +49,7 @@ class PairTask(ExampleTask):
         """By how much the chosen answer is rated above the rejected one, float [pairs]."""
 
     def prepare(self, space: Space, folder: PreparedFolder, fingerprint: str) -> Prepared:
-        from carbonopt.train import imports, model
+        from carbonopt.train import imports, model, weights
         from carbonopt.train.data import pair_rows, tokens
 
         if may_be_other_than(space["output_layer"], "standard"):
@@ -69,7 +69,7 @@ class PairTask(ExampleTask):
             config = model.model_config(kind, workload, encoder.tokenizer, **head)
             if (outputs := head.get("num_labels")) is not None:
                 model.check_head(kind, workload.model, outputs)
-            model.fetch_weights(kind, workload.model)
+            weights.check_weights(kind, workload.model, config)
             parameters = model.parameter_count(kind, config, workload.model.trust_remote_code)
         for part, pair_tokens in parts.items():
             pair_tokens.save(folder.root / part, len(encoder.tokenizer), pad)

@@ -2,11 +2,13 @@
 2402.14740). Judged by the mean reward of what greedy decoding makes of the evaluation prompts."""
 
 import importlib.util
+from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from carbonopt.core.config import (
+    REWARDS,
     Dataset,
     Frozen,
     ModelWorkload,
@@ -110,8 +112,17 @@ class RLHF(TrainerTask):
         gold = self.workload.gold_reward
         return None if gold is None else load_rewards(gold, "gold_reward")
 
+    def check_weights(self, keys: Collection[str]) -> None:
+        from carbonopt.train import rewards
+
+        super().check_weights(keys)
+        for key in REWARDS:
+            if key in keys and key in (names := self.workload.names_or_paths):
+                with as_bad_input(key):
+                    rewards.check_weights(names[key], key)
+
     def prepare(self, space: Space, folder: PreparedFolder, fingerprint: str) -> Prepared:
-        from carbonopt.train import imports, model
+        from carbonopt.train import imports, model, weights
         from carbonopt.train.data import prompts, tokens
 
         if may_be_other_than(space["output_layer"], "standard"):
@@ -127,8 +138,9 @@ class RLHF(TrainerTask):
         with as_bad_input("model"):
             config = model.model_config(kind, workload, tokenizer)
             self._check_positions(config, space)
-            model.fetch_weights(kind, workload.model)
+            weights.check_weights(kind, workload.model, config)
             parameters = model.parameter_count(kind, config, workload.model.trust_remote_code)
+        self.check_weights(REWARDS)
         for rewards in (self.rewards, self.gold_rewards):
             if rewards is not None:
                 rewards(evaluation.texts[:2], ["a completion"] * len(evaluation.texts[:2]))

@@ -86,7 +86,7 @@ class Seq2Seq(ExampleTask):
         return CanonicalMatch() if self.quality is CANONICAL_MATCH else ExactMatch()
 
     def prepare(self, space: Space, folder: PreparedFolder, fingerprint: str) -> Prepared:
-        from carbonopt.train import imports, model
+        from carbonopt.train import imports, model, weights
         from carbonopt.train.data import source_target, tokens
 
         workload, kind, dataset = self.workload, self.model_kind, self.workload.dataset
@@ -107,7 +107,7 @@ class Seq2Seq(ExampleTask):
         with as_bad_input("model"):
             config = model.model_config(kind, workload, tokenizer)
             self._check_config(config, tokenizer, space)
-            model.fetch_weights(kind, workload.model)
+            weights.check_weights(kind, workload.model, config)
             parameters = model.parameter_count(kind, config, workload.model.trust_remote_code)
         notes = [*split.notes, *self._cut_notes(train, evaluation), *_repeat_notes(split.train, split.evaluation)]
         notes += self._match_notes(split.evaluation, evaluation, tokenizer)

@@ -72,7 +72,7 @@ class SFT(ExampleTask):
     _loss: "TokenLoss"  # of the model that `begin` was told
 
     def prepare(self, space: Space, folder: PreparedFolder, fingerprint: str) -> Prepared:
-        from carbonopt.train import imports, model
+        from carbonopt.train import imports, model, weights
         from carbonopt.train.data import chat, responses, tokens
 
         workload, length, kind = self.workload, self.workload.sequence_length, self.model_kind
@@ -89,7 +89,7 @@ class SFT(ExampleTask):
         with as_bad_input("model"):
             config = model.model_config(kind, workload, tokenizer)
             self._check(space, config)
-            model.fetch_weights(kind, workload.model)
+            weights.check_weights(kind, workload.model, config)
             parameters = model.parameter_count(kind, config, workload.model.trust_remote_code)
         packed_to = length if workload.packing else None
         rows = responses.save_responses(folder.root / "train", kept.examples, len(tokenizer), packed_to)

@@ -1,6 +1,7 @@
 """Tasks that train with Hugging Face's Trainer on DeepSpeed."""
 
 from abc import abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -9,6 +10,7 @@ from carbonopt.core.dimensions import LARGEST_INT, TrainingParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import PreparedFolder
 from carbonopt.train.client import Speaker
+from carbonopt.train.failures import as_bad_input
 from carbonopt.train.tasks.base import Evaluation, Trained, TrainingTask, TrialRun
 
 if TYPE_CHECKING:
@@ -54,6 +56,18 @@ class TrainerTask(TrainingTask):
     @abstractmethod
     def model_kind(self) -> ModelKind:
         """A class attribute, unless it depends on the workload."""
+
+    def check_weights(self, keys: Collection[str]) -> None:
+        """Of the models that the workload has under these keys, in folders. Reads no data and no numbers. Raises
+        BadInput as `weights.check_weights`."""
+        from carbonopt.train import model, weights
+
+        if "model" not in keys:
+            return
+        with as_bad_input("model"):
+            config = model.model_config(self.model_kind, self.workload, tokenizer=None)
+            if not weights.is_quantized(config):  # it may be for GPUs that this machine hasn't
+                weights.check_weights(self.model_kind, self.workload.model, config)
 
     @abstractmethod
     def trainer(self, run: TrialRun, model: Any, arguments: "TrainingArguments") -> "TrialTrainer":
