@@ -272,6 +272,7 @@ def check(
     from carbonopt.storage.paths import StudyPaths
     from carbonopt.study.check import as_prepared
     from carbonopt.study.check import check as check_study
+    from carbonopt.study.weights import check_weights
 
     if pipeline is not None:
         from carbonopt.study.pipeline import check_pipeline
@@ -286,6 +287,7 @@ def check(
         return
     paths = StudyPaths.default(config.name)
     checked = as_prepared(check_study(config), paths.prepared)
+    check_weights([(config, ())])
     print(_printable(describe_study(checked)))
     print(f"  folder      {paths.root}, unless `carbonopt run` is given --out", flush=True)
     if config.launch.trains:

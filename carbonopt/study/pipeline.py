@@ -20,6 +20,7 @@ from carbonopt.storage.pipeline import Ledger
 from carbonopt.study.check import Checked, check
 from carbonopt.study.file import PipelineFile, load_study
 from carbonopt.study.loop import AsStep
+from carbonopt.study.weights import check_weights
 from carbonopt.train.tasks.base import task_for
 from carbonopt.train.tasks.trainer_task import CAUSAL_LM, TrainerTask
 
@@ -48,6 +49,7 @@ def check_pipeline(file: PipelineFile) -> dict[str, Checked]:
             if value != (expected := _shared(studies[first].config)[shared]):
                 rule = "must be the same in all steps, which share one meter and one sum"
                 raise BadInput(f"{where}.study: {shared} {rule}, but is {value!r} there and {expected!r} in {first}.")
+    check_weights((studies[step.step].config, step.needs) for step in file.pipeline.pipeline)
     return studies
 
 

@@ -1,0 +1,259 @@
+"""Folders of pretrained models: whole ones are loaded, and those that would train from random numbers are refused."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from commands import carbonopt, refusal
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoConfig,
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BertModel,
+    CLIPConfig,
+    CLIPModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPT2Model,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    T5Config,
+    T5ForConditionalGeneration,
+    ViTConfig,
+    ViTModel,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+)
+
+from carbonopt.core.config import Model
+from carbonopt.core.errors import BadInput
+from carbonopt.study.file import parse_study
+from carbonopt.study.weights import check_weights as check_studies
+from carbonopt.train import rewards, weights
+from carbonopt.train.model import with_lora
+from carbonopt.train.prepare import PrepareSpec, prepare
+from carbonopt.train.tasks.classification import _IMAGE_KIND, _TEXT_KIND
+from carbonopt.train.tasks.seq2seq import Seq2Seq
+from carbonopt.train.tasks.trainer_task import CAUSAL_LM, ModelKind
+
+SMALL = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+GPT2 = GPT2Config(n_layer=2, n_head=2, n_embd=16, n_positions=32, vocab_size=256)
+LLAMA = LlamaConfig(**SMALL, num_key_value_heads=1, vocab_size=256)  # whose output layer is a tensor of its own
+BERT = BertConfig(**SMALL, vocab_size=256, max_position_embeddings=32)
+VIT = ViTConfig(**SMALL, image_size=8, patch_size=4, num_channels=1)
+CLIP = CLIPConfig(
+    text_config={**SMALL, "vocab_size": 256},
+    vision_config={**SMALL, "image_size": 8, "patch_size": 4},
+    projection_dim=8,
+)
+T5 = T5Config(d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, vocab_size=256)
+WHISPER = WhisperConfig(
+    d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
+    encoder_ffn_dim=16, decoder_ffn_dim=16, vocab_size=256, num_mel_bins=8, max_source_positions=16,
+    max_target_positions=16, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+)  # fmt: skip
+S2S = Seq2Seq.model_kind
+SPEECH = ModelKind("AutoModelForSpeechSeq2Seq", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES", None, "speech model")
+
+Tensors = dict[str, torch.Tensor]
+
+
+def saved(folder: Path, model: PreTrainedModel, **options) -> Path:
+    model.save_pretrained(folder, **options)
+    return folder
+
+
+def check(folder: Path, kind: ModelKind = CAUSAL_LM) -> None:
+    """As before a study's first trial."""
+    weights.check_weights(kind, Model(name_or_path=str(folder)), AutoConfig.from_pretrained(folder))
+
+
+def loaded(folder: Path, kind: ModelKind = CAUSAL_LM, seed: int = 0) -> PreTrainedModel:
+    """As in a trial."""
+    config = AutoConfig.from_pretrained(folder)
+    return weights.pretrained_model(kind, Model(name_or_path=str(folder)), config, attention=None, seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "new"),
+    [
+        (lambda: GPT2LMHeadModel(GPT2), CAUSAL_LM, set()),
+        (lambda: GPT2Model(GPT2), CAUSAL_LM, set()),  # its output layer is tied to the embedding
+        (lambda: GPT2Model(GPT2), _TEXT_KIND, {"score"}),
+        (lambda: LlamaForCausalLM(LLAMA), CAUSAL_LM, set()),
+        (lambda: LlamaForCausalLM(LLAMA), _TEXT_KIND, {"score"}),
+        (lambda: BertModel(BERT), _TEXT_KIND, {"classifier"}),
+        (lambda: BertForMaskedLM(BERT), _TEXT_KIND, {"classifier", "bert"}),  # BERT's pooler is not saved
+        (lambda: BertForSequenceClassification(BERT), _TEXT_KIND, set()),
+        (lambda: ViTModel(VIT), _IMAGE_KIND, {"classifier"}),
+        (lambda: CLIPModel(CLIP), _IMAGE_KIND, {"classifier"}),  # whose classifier has no base_model
+        (lambda: T5ForConditionalGeneration(T5), S2S, set()),
+        (lambda: WhisperForConditionalGeneration(WHISPER), SPEECH, set()),
+    ],
+)
+def test_whole_folders_are_loaded_and_nothing_but_a_head_is_new(model, kind, new, tmp_path) -> None:
+    model = model()
+    folder = saved(tmp_path / "model", model)
+    check(folder, kind)
+    made, again = loaded(folder, kind), loaded(folder, kind, seed=1)
+    own, others = made.state_dict(), again.state_dict()
+    assert {name.partition(".")[0] for name in own if not torch.equal(own[name], others[name])} == new
+    trained = {name.removeprefix(f"{model.base_model_prefix}."): tensor for name, tensor in model.state_dict().items()}
+    shared = [name for name in own if name.removeprefix(f"{made.base_model_prefix}.") in trained]
+    assert len(shared) >= 0.5 * len(own)
+    for name in shared:
+        assert torch.equal(own[name], trained[name.removeprefix(f"{made.base_model_prefix}.")])
+
+
+def test_other_forms_of_saving_are_loaded(tmp_path) -> None:
+    model = LlamaForCausalLM(LLAMA)
+    sharded = saved(tmp_path / "sharded", model, max_shard_size=20_000)
+    assert len(list(sharded.glob("*.safetensors"))) > 1
+    pickled = saved(tmp_path / "pickled", model)
+    torch.save(load_file(pickled / "model.safetensors"), pickled / "pytorch_model.bin")
+    (pickled / "model.safetensors").unlink()
+    for folder in (sharded, pickled):
+        check(folder)
+        made = loaded(folder)
+        assert all(torch.equal(own, made.state_dict()[name]) for name, own in model.state_dict().items())
+    adapted = with_lora(CAUSAL_LM, loaded(sharded), 2, gradient_checkpointing=False)
+    assert 0 < sum(part.requires_grad for part in adapted.parameters()) < len(list(adapted.parameters()))
+
+
+def without(part: str) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: {name: tensor for name, tensor in tensors.items() if part not in name}
+
+
+def renamed(tensors: Tensors) -> Tensors:
+    return {f"other.{name}": tensor for name, tensor in tensors.items()}
+
+
+def shorter(tensors: Tensors) -> Tensors:
+    return {name: tensor[:99].clone() if "wte" in name else tensor for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "change", "lost"),
+    [
+        (lambda: GPT2LMHeadModel(GPT2), CAUSAL_LM, without("h.1.attn"), 4),
+        (lambda: GPT2LMHeadModel(GPT2), CAUSAL_LM, renamed, 29),
+        (lambda: GPT2LMHeadModel(GPT2), CAUSAL_LM, shorter, "99 x 16, not 256 x 16"),
+        (lambda: GPT2LMHeadModel(GPT2), CAUSAL_LM, without("wte"), 2),  # the output layer is tied to it
+        (lambda: LlamaForCausalLM(LLAMA), CAUSAL_LM, without("lm_head"), 1),
+        (lambda: BertModel(BERT), _TEXT_KIND, without("layer.1.output"), 4),
+        (lambda: BertModel(BERT), _TEXT_KIND, without("pooler"), 2),
+        (lambda: BertModel(BERT), _TEXT_KIND, renamed, 39),
+        (lambda: BertForSequenceClassification(BERT), _TEXT_KIND, without("classifier.bias"), 1),
+        (lambda: CLIPModel(CLIP), _IMAGE_KIND, renamed, 39),
+        (lambda: T5ForConditionalGeneration(T5), S2S, without("decoder.block.0.layer.1"), 5),
+    ],
+)
+def test_missing_and_other_tensors_are_refused(model, kind, change, lost, tmp_path) -> None:
+    folder = saved(tmp_path / "model", model())
+    check(folder, kind)
+    file = folder / "model.safetensors"
+    save_file(change(load_file(file)), file, metadata={"format": "pt"})
+    for refuses in (check, loaded):  # a trial refuses, too
+        with pytest.raises(BadInput, match=f"lack {lost}: " if isinstance(lost, int) else lost):
+            refuses(folder, kind)
+
+
+@pytest.mark.parametrize("field", [{"n_layer": 3}, {"vocab_size": 300}, {"n_embd": 8}])
+def test_another_configuration_is_refused(field, tmp_path) -> None:
+    folder = saved(tmp_path / "model", GPT2LMHeadModel(GPT2))
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | field))
+    with pytest.raises(BadInput, match=r"config\.json"):
+        check(folder)
+
+
+class Touches:
+    """Pickled, it writes a file wherever it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_files_that_are_no_weights_are_refused(tmp_path) -> None:
+    whole = saved(tmp_path / "whole", LlamaForCausalLM(LLAMA), max_shard_size=20_000)
+    second = sorted(whole.glob("*.safetensors"))[1].name
+    one = saved(tmp_path / "one", LlamaForCausalLM(LLAMA))
+    size = (one / "model.safetensors").stat().st_size
+
+    def refused(of: Path, file: str, content: bytes | None, named: str) -> None:
+        folder = shutil.copytree(of, tmp_path / "changed")
+        (folder / file).unlink() if content is None else (folder / file).write_bytes(content)
+        with pytest.raises(BadInput, match=named):
+            check(folder)
+        shutil.rmtree(folder)
+
+    whole_file = (one / "model.safetensors").read_bytes()
+    refused(one, "model.safetensors", None, "no file named model.safetensors")
+    for kept in (0, 50, size - 100):
+        refused(one, "model.safetensors", whole_file[:kept], r"changed/model\.safetensors can't be read")
+    refused(whole, second, None, second)
+    refused(whole, second, (whole / second).read_bytes()[:-9], f"{second} can't be read")
+    (one / "model.safetensors").unlink()
+    refused(one, "training_args.bin", b"no weights", "no file named model.safetensors")
+    refused(one, "pytorch_model.bin", b"", r"pytorch_model\.bin can't be read")
+    torch.save({"weights": Touches(tmp_path / "touched")}, one / "pytorch_model.bin")
+    with pytest.raises(BadInput, match=r"pytorch_model\.bin can't be read"):
+        check(one)
+    assert not (tmp_path / "touched").exists()
+
+
+def test_a_reward_model_may_have_no_new_head(tmp_path) -> None:
+    folder = saved(tmp_path / "base", BertModel(BertConfig(**{**BERT.to_dict(), "num_labels": 1})))
+    check(folder, _TEXT_KIND)
+    with pytest.raises(BadInput, match=r"workload\.reward\.model: .* lack 2: classifier"):
+        rewards.check_weights(str(folder), "reward")
+    rewards.check_weights(str(saved(tmp_path / "whole", BertForSequenceClassification(BERT))), "reward")
+
+
+@pytest.fixture
+def damaged_study(tiny_study: dict, tmp_path: Path) -> dict:
+    folder = saved(tmp_path / "model", GPT2LMHeadModel(GPT2))
+    tensors = load_file(folder / "model.safetensors")
+    save_file(without("h.1.attn")(tensors), folder / "model.safetensors", metadata={"format": "pt"})
+    tiny_study["workload"] |= {"model": {"name_or_path": str(folder)}, "sequence_length": 32}
+    return tiny_study
+
+
+def test_check_refuses_before_it_says_anything(damaged_study, write_study) -> None:
+    assert "lack 4: transformer.h.1.attn" in refusal("check", write_study(damaged_study))
+
+
+def test_the_preparation_refuses(damaged_study, tmp_path) -> None:
+    config = parse_study(damaged_study, "test")
+    assert config.workload is not None
+    spec = PrepareSpec(
+        workload=config.workload.model_dump(mode="json"),
+        space=config.search.space,
+        prepared_dir=str(tmp_path / "prepared"),
+        fingerprint="f",
+    )
+    with pytest.raises(BadInput, match="lack 4"):
+        prepare(spec)
+    assert not (tmp_path / "prepared").exists()
+
+
+def test_a_model_that_a_step_before_hands_on_is_not_looked_at(damaged_study) -> None:
+    check_studies([(parse_study(damaged_study, "test"), {"model"})])
+
+
+@pytest.mark.slow
+def test_run_refuses_before_the_first_trial(damaged_study, tmp_path) -> None:
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(damaged_study))
+    done = carbonopt("run", tmp_path / "study.yaml", "--out", tmp_path / "out")
+    assert done.returncode == 2 and "lack 4" in done.stderr
+    assert not list((tmp_path / "out").glob("trials/*"))
