@@ -19,11 +19,13 @@ def objectives(record: TrialRecord) -> tuple[float, float] | None:
 
 def pareto_front(records: Iterable[TrialRecord]) -> tuple[int, ...]:
     """Numbers of the complete trials that no other beats in one objective without being worse in the other, sorted by
-    emissions, then by number. Identical points don't beat each other: all of them stay."""
+    emissions, then by number. Qualities compare to rounding, and of two equal ones the cheaper beats the other. Identical
+    points don't beat each other: all of them stay."""
     complete = ((*point, record) for record in records if (point := objectives(record)))
     front: list[int] = []
     best = (math.inf, math.inf)  # the front's last point: the best rank so far, at the least emissions for it
-    for emissions_kg, rank, trial in sorted((kg, run.quality.of.rank(value), run.trial) for kg, value, run in complete):
+    points = sorted((kg, run.quality.of.rank_to_rounding(value), run.trial) for kg, value, run in complete)
+    for emissions_kg, rank, trial in points:
         if rank < best[1] or (emissions_kg, rank) == best:
             front.append(trial)
             best = (emissions_kg, rank)

@@ -257,7 +257,7 @@ def _failed_replicate(record: TrialRecord, winner: Configuration) -> bool:
 
 
 def _most_accurate(tried: Iterable[Configuration]) -> Configuration:
-    return min(tried, key=lambda config: (config.quality.rank(config.value), *config.mean_rank))
+    return min(tried, key=lambda config: (config.quality.rank_to_rounding(config.value), *config.mean_rank))
 
 
 def _baseline(data: StudyData, tried: Sequence[Configuration]) -> Configuration | None:

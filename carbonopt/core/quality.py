@@ -69,6 +69,11 @@ class Quality:
         """For sorting and comparing: lower is better. Its own inverse."""
         return value if self.direction == "minimize" else -value
 
+    def rank_to_rounding(self, value: float) -> float:
+        """`rank` to six digits: what differs after them are sums of float32 in another order (other ranks, ZeRO stages
+        or kernels), which is no better quality."""
+        return float(f"{self.rank(value):.6g}")
+
     def scaled(self, value: float) -> float:
         """On the scale where seeds move all configurations alike and means are taken, lower being better."""
         return math.log(value) if self.value_of_mean == "exp" else self.rank(value)

@@ -178,6 +178,16 @@ def test_baseline_is_the_most_accurate_trial_without_a_completed_start():
     assert "most accurate" in rec.baseline.why and "did not complete" in rec.baseline.why
 
 
+def test_a_rounding_error_makes_no_baseline_and_no_front():
+    """ZeRO 0 and 3 of one training: they add up in another order."""
+    rec = recommend(study(record(0, 1.0, 61.15816145), record(1, 6.6, 61.15816115)))
+    assert rec.baseline is not None
+    assert (rec.baseline.trial, rec.pareto_front) == (0, (0,))
+    rec = recommend(study(record(0, 1.0, 61.1582), record(1, 6.6, 61.1581)))
+    assert rec.baseline is not None
+    assert (rec.baseline.trial, rec.pareto_front) == (1, (0, 1))
+
+
 def test_a_winner_that_is_its_own_baseline_saves_nothing():
     rec = recommend(study(record(0, 1.0, 5.0)))
     assert (rec.trial, rec.saving_fraction, rec.break_even_runs) == (0, 0.0, None)
