@@ -19,7 +19,7 @@ def objectives(record: TrialRecord) -> tuple[float, float] | None:
 
 def pareto_front(records: Iterable[TrialRecord]) -> tuple[int, ...]:
     """Numbers of the complete trials that no other beats in one objective without being worse in the other, sorted by
-    emissions, then by number. Qualities compare to rounding, and of two equal ones the cheaper beats the other. Identical
+    emissions, then by number. Qualities compare to rounding: of equal ones the cheaper beats the other. Identical
     points don't beat each other: all of them stay."""
     complete = ((*point, record) for record in records if (point := objectives(record)))
     front: list[int] = []

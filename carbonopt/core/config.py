@@ -457,8 +457,9 @@ class StudyConfig(Frozen):
         )
         uncounted = self.carbon.objective == "gpu" and launch.trains and not launch.gpus
         no_baseline = "confirm.baseline repeats search.start, but there is none; give one or leave it out"
+        has_start = bool(self.search.start) or isinstance(self.search.space, UnchosenSpace)  # chosen with its start
         return {
-            no_baseline: self.confirm is not None and self.confirm.baseline and not self.search.start,
+            no_baseline: self.confirm is not None and self.confirm.baseline and not has_start,
             "workload is missing; only a replay can do without": self.workload is None and launch.trains,
             unexpecting: self.budget.until is not None and (sampler, goal) != ("carbon", "recommend"),
             "carbon.objective: gpu needs GPUs to count, but launch.gpus is []": uncounted,

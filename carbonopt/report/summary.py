@@ -6,6 +6,7 @@ from carbonopt.analysis.recommend import Baseline, Recommendation
 from carbonopt.core import format as fmt
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import Quality
+from carbonopt.core.trial import TrialState
 from carbonopt.report.document import Tile
 from carbonopt.report.study_view import StudyView
 
@@ -19,6 +20,9 @@ def headline(study: StudyView) -> str:
     """One number, and at most one qualification."""
     rec, quality = study.recommendation, study.quality
     if rec.params is None:
+        if rec.closest is not None and rec.closest.state is not TrialState.COMPLETE:
+            stood = f"one stood at {quality.text(rec.closest.value)}"
+            return f"No trial completed; {stood}, the target is {quality.name} {_target(study)}"
         closest = f"the closest had {quality.text(rec.closest.value)}" if rec.closest else "none was evaluated"
         return f"No trial reached the target, {quality.name} {_target(study)}; {closest}"
     at_quality = f"at the target quality{_qualification(study)}: {short_params(rec.params)}"

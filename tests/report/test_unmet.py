@@ -18,6 +18,7 @@ from carbonopt.report.build import write_report
 from carbonopt.report.document import Level
 from carbonopt.report.study_text import budget_text, goal_text, pruning_text
 from carbonopt.report.study_view import StudyView
+from carbonopt.report.summary import headline
 
 SPACE = {
     "global_batch_size": {"choices": [8, 16, 32]},
@@ -242,3 +243,12 @@ def test_what_is_pruned_in_words() -> None:
     assert pruning_text(search(goal="front")) == "what can't be on the front"  # no cap there
     assert goal_text(search(goal="front")).startswith("front: ")
     assert pruning_text(search(pruning={"target": False, "cap": False})) == "nothing: every trial runs to its end"
+
+
+def test_a_trial_that_stood_at_the_target_and_failed_is_not_said_to_miss_it() -> None:
+    seen = curve(0, 6.0, 3.0)
+    failed = seen.model_copy(update={"state": TrialState.FAILED, "failure": Failure(kind="RuntimeError", text="no")})
+    view = StudyView(missed(failed))
+    assert headline(view) == "No trial completed; one stood at 3.000, the target is perplexity at most 4.000"
+    assert "closest_not_complete" in caveats_of(view.data)
+    assert headline(StudyView(missed(curve(0, 6.0, 5.0)))).startswith("No trial reached the target")

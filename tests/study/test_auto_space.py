@@ -95,6 +95,14 @@ def test_a_script_has_to_name_its_dimensions(auto_study: dict) -> None:
         parse_study(auto_study, "study.yaml")
 
 
+def test_the_start_that_is_chosen_can_be_confirmed(auto_study: dict) -> None:
+    auto_study["confirm"] = {"seeds": 2, "baseline": True}
+    assert parse_study(auto_study, "study.yaml").confirm.baseline
+    with pytest.raises(BadInput, match=r"search\.start, but there is none"):
+        auto_study["search"]["space"] = {"global_batch_size": 8, "learning_rate": 1e-3, "epochs": 1}
+        parse_study(auto_study, "study.yaml")
+
+
 def test_before_the_preparation_the_space_is_not_the_studys(auto_study: dict) -> None:
     config = parse_study(auto_study, "study.yaml")
     assert isinstance(config.search.space, UnchosenSpace)
