@@ -30,8 +30,8 @@ def describe_memory(checked: Checked, gpu_memory_gib: float | None) -> str:
     if gpu_memory_gib is None and launch.gpus:
         try:
             hardware = describe_hardware(launch.gpus)
-        except CarbonoptError as error:
-            of_each = f"whether that fits is not known: {str(error).removesuffix('.')}, or {_NEEDS_GIB}"
+        except CarbonoptError:  # `check` has said why under "not here"
+            of_each = f"whether that fits is not known here: {_NEEDS_GIB}"
         else:
             gpu_memory_gib = hardware.gpu_memory_gib
             of_each = hardware.gpus[0] + ("" if gpu_memory_gib is None else f", {gpu_memory_gib:.1f} GiB")

@@ -20,8 +20,8 @@ SAVING, PRUNED = "cpu_contention_saving", "cpu_contention_pruned"
 
 def said(*waits: float | None) -> list[Caveat]:
     """Of trial 0, the baseline, trial 1, the cheapest, and trial 2."""
-    energies = (4e-3, 1e-3, 2e-3)
-    data = study(*(trial(number, energies[number], cpu_wait_fraction=wait) for number, wait in enumerate(waits)))
+    runs = ((4e-3, 4.5), (1e-3, 5.0), (2e-3, 5.0))
+    data = study(*(trial(number, *runs[number], cpu_wait_fraction=wait) for number, wait in enumerate(waits)))
     assert recommend(data).trial == 1
     return list(caveats(StudyView(data)))
 
@@ -29,6 +29,12 @@ def said(*waits: float | None) -> list[Caveat]:
 @pytest.mark.parametrize("waits", [(None, None, None), (0.03, 0.04, CONTENDED - 0.01)])
 def test_nothing_where_none_waited(waits) -> None:
     assert said(*waits) == []
+
+
+def test_a_baseline_that_is_recommended_saves_nothing_that_could_be_doubtful() -> None:
+    data = study(trial(0, 1e-3, cpu_wait_fraction=0.366), trial(1, 2e-3))
+    assert recommend(data).trial == 0
+    assert [caveat.key for caveat in caveats(StudyView(data))] == ["cpu_contention"]
 
 
 def test_the_one_that_is_recommended_waited_and_the_saving_is_doubtful() -> None:
@@ -62,7 +68,7 @@ def test_what_the_cap_stopped_while_it_waited_may_be_cheaper() -> None:
 
 def test_a_repeat_of_what_is_compared_counts() -> None:
     again = trial(2, 1e-3, repeat_of=1, seed=4, cpu_wait_fraction=0.5, params={"learning_rate": 2e-3})
-    (caveat,) = caveats(StudyView(study(trial(0, 4e-3), trial(1, 1e-3), again)))
+    (caveat,) = caveats(StudyView(study(trial(0, 4e-3, 4.5), trial(1, 1e-3), again)))
     assert (caveat.key, caveat.numbers["trial"]) == (SAVING, 2)
 
 

@@ -20,6 +20,8 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
     if not contended:
         return
     compared = {rec.trial, rec.baseline.trial} if rec.met and rec.baseline else set()
+    if len(compared) == 1:
+        compared.clear()  # nothing is said to be saved
     decisive = [row for row in contended if (row.trial if row.repeat_of is None else row.repeat_of) in compared]
     worst = max(decisive or contended, key=lambda record: record.cpu_wait_fraction or 0.0)
     key = "cpu_contention_saving" if decisive else "cpu_contention"
