@@ -80,8 +80,8 @@ class Draft:
             return None
         if name in self.facts.lacking:
             return self.leave(name, self.facts.lacking[name])
-        if dimension.argument in self.facts.given:
-            return self.leave(name, f"workload.training_arguments gives {dimension.argument}")
+        if self._given(name) is not None:
+            return self.leave(name, "")
         self.why[name] = why
         if isinstance(domain, Range):
             self.domains[name] = domain
@@ -94,10 +94,15 @@ class Draft:
         return None
 
     def leave(self, name: str, why: str) -> None:
-        """Says why a dimension that the task has is left out."""
+        """Says why a dimension that the task has is left out: what the study file gives is left out for that."""
         tasks = DIMENSIONS[name].tasks
         if not tasks or self.facts.task in tasks:
-            self.left_out[name] = why
+            self.left_out[name] = self._given(name) or why
+
+    def _given(self, name: str) -> str | None:
+        """That the study file says what the dimension would, in words; None: it doesn't."""
+        given = next((argument for argument in DIMENSIONS[name].arguments if argument in self.facts.given), None)
+        return None if given is None else f"workload.training_arguments gives {given}"
 
     def finished(self) -> AutoSpace:
         """All in the table's order."""

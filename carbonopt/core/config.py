@@ -434,10 +434,6 @@ class Track(Frozen):
     tensorboard: bool = False
 
 
-# Any of these arguments of Hugging Face's switches compilation on.
-_COMPILING_ARGUMENTS = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
-
-
 class StudyConfig(Frozen):
     name: Annotated[Name, AfterValidator(_not_dots_only)]
     workload: Workload | None = None  # a replay needs none
@@ -478,7 +474,7 @@ class StudyConfig(Frozen):
     def compiles(self, params: TrialParams) -> bool:
         """Whether a trial's first step compiles kernels, or loads those that were compiled before it."""
         given = self.workload.training_arguments if self.workload else {}
-        if params.torch_compile or any(given.get(name) for name in _COMPILING_ARGUMENTS):
+        if params.torch_compile or any(map(given.get, DIMENSIONS["torch_compile"].arguments)):
             return True
         on_gpu = bool(self.launch.gpus)
         return params.attention_implementation == "flex_attention" or (params.has_fused_output_layer and on_gpu)

@@ -45,6 +45,7 @@ class Dimension:
     integer: bool = False  # whether it takes whole numbers only
     feature: Callable[[float], float] | None = None  # on this scale a step of one is notable; None: the space's own
     argument: str | None = None  # its name in `transformers.TrainingArguments`, where it has one
+    decided_by: tuple[str, ...] = ()  # others of these that decide it, too, whatever that one says
     to_argument: Callable[[Any, int], Any] = lambda value, steps: value  # by the trial's number of steps
     deepspeed: tuple[str, ...] = ()  # its keys in a DeepSpeed configuration
     default: Scalar | None = None  # where a space leaves it out; None: the library decides, or another dimension
@@ -69,6 +70,11 @@ class Dimension:
             bound = f"must be {'above' if self.above else 'at least'} {self.lowest:g}"
             return bound + (f" and at most {self.highest:g}" if math.isfinite(self.highest) else "")
         return None
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """All training arguments that say it."""
+        return (*((self.argument,) if self.argument is not None else ()), *self.decided_by)
 
     def _checked(self, value: Scalar | None) -> Scalar | None:
         if value is not None and (problem := self.problem(value)):
@@ -120,7 +126,14 @@ class TrialParams(Frozen, extra="allow"):
     world_size: Annotated[int, Dimension("ranks", _SYSTEM, lowest=1, integer=True)] = 1
 
     gradient_checkpointing: Annotated[
-        bool | None, Dimension("gradient checkpointing", _SYSTEM, _ON_OFF, argument="gradient_checkpointing")
+        bool | None,
+        Dimension(
+            "gradient checkpointing",
+            _SYSTEM,
+            _ON_OFF,
+            argument="gradient_checkpointing",
+            decided_by=("activation_checkpointing",),  # its name from transformers 5 on
+        ),
     ] = None
     precision: Annotated[
         Precision | None, Dimension("precision", _ALL, get_args(Precision), deepspeed=("bf16.enabled", "fp16.enabled"))
@@ -136,7 +149,15 @@ class TrialParams(Frozen, extra="allow"):
         str | None, Dimension("lr scheduler", ("quality",), LR_SCHEDULERS, argument="lr_scheduler_type")
     ] = None
     decay_ratio: Annotated[  # share of the steps in which warmup_stable_decay falls
-        float | None, Dimension("decay", ("quality",), above=True, highest=1.0, feature=lambda value: 4 * value)
+        float | None,
+        Dimension(
+            "decay",
+            ("quality",),
+            above=True,
+            highest=1.0,
+            feature=lambda value: 4 * value,
+            decided_by=("lr_scheduler_kwargs",),
+        ),
     ] = None
     optimizer: Annotated[
         Optimizer | None,
@@ -146,6 +167,7 @@ class TrialParams(Frozen, extra="allow"):
             ("quality", "cost", "memory"),
             get_args(Optimizer),
             argument="optim",
+            decided_by=("optim_args", "optim_target_modules"),
             to_argument=lambda value, steps: "adamw_torch_fused",
         ),
     ] = None
@@ -169,7 +191,16 @@ class TrialParams(Frozen, extra="allow"):
             tasks=_NOT_COMPARED,
         ),
     ] = None
-    torch_compile: Annotated[bool | None, Dimension("torch.compile", _SYSTEM, _ON_OFF, argument="torch_compile")] = None
+    torch_compile: Annotated[
+        bool | None,
+        Dimension(
+            "torch.compile",
+            _SYSTEM,
+            _ON_OFF,
+            argument="torch_compile",
+            decided_by=("torch_compile_backend", "torch_compile_mode"),  # each switches it on
+        ),
+    ] = None
     attention_implementation: Annotated[str | None, Dimension("attention", _SYSTEM, ATTENTION)] = None
     output_layer: Annotated[OutputLayer | None, Dimension("output layer", _ALL, get_args(OutputLayer))] = None
     lora_rank: Annotated[  # 0: no LoRA, all weights are trained

@@ -72,14 +72,10 @@ def check_training_arguments(
                 wanted = "true or false" if isinstance(default, bool) else f"a number from {min(0, default)}"
                 raise BadInput(f"workload.training_arguments.{key} must be {wanted}, but got {value!r}.")
     for name in space.domains():
-        if (argument := DIMENSIONS[name].argument) in given:
-            rule = f"{argument} must be in workload.training_arguments or, as {name}, in search.space"
-            raise BadInput(f"{rule}, but is in both.")
-    if space["decay_ratio"] is not None and "lr_scheduler_kwargs" in given:
-        rule = (
-            "the decay must be in workload.training_arguments.lr_scheduler_kwargs or, as decay_ratio, in search.space"
-        )
-        raise BadInput(f"{rule}, but is in both.")
+        for argument in DIMENSIONS[name].arguments:
+            if argument in given:
+                rule = f"{argument} must be in workload.training_arguments or, as {name}, in search.space"
+                raise BadInput(f"{rule}, but is in both; leave it out of one.")
     with refused("workload.training_arguments is not what transformers takes: {}.", ValueError, TypeError, ImportError):
         made = kind(output_dir="unused", report_to="none", use_cpu=True, bf16=False, **given)
     of_scheduler: Any = made.lr_scheduler_kwargs or {}

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedConfig, Trainer, TrainingArguments
 
 from carbonopt.core.config import Range, Space, values_of
+from carbonopt.core.dimensions import DIMENSIONS
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import PreparedFolder
 from carbonopt.core.memory import (
@@ -330,9 +331,10 @@ def _model(task: TrainerTask, config: PreTrainedConfig, settings: dict[str, Any]
 
 
 def _setting(task: TrainerTask, settings: dict[str, Any], name: str) -> Any:
-    """Of a dimension that may stand in `training_arguments` instead; None: in neither."""
+    """Of a dimension that is on or off and may stand in `training_arguments` instead."""
     value = settings[name]
-    return task.workload.training_arguments.get(name) if value is None else value
+    given = task.workload.training_arguments
+    return any(map(given.get, DIMENSIONS[name].arguments)) if value is None else value
 
 
 def _activations(

@@ -150,6 +150,23 @@ def test_what_the_study_file_gives_or_the_model_lacks_is_left_out() -> None:
     assert auto.left_out["dropout"] == "llama has none"
 
 
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("torch_compile_backend", "torch_compile"),
+        ("torch_compile_mode", "torch_compile"),
+        ("gradient_checkpointing", "gradient_checkpointing"),
+        ("activation_checkpointing", "gradient_checkpointing"),
+        ("optim_args", "optimizer"),
+    ],
+)
+def test_what_another_training_argument_decides_is_left_out_for_that(given: str, name: str, on_gpu: bool) -> None:
+    auto = of(base=GPT2, gpu_memory_gib=4, on_gpu=on_gpu, given=(given,))
+    assert auto.space[name] is None
+    assert auto.left_out[name] == f"workload.training_arguments gives {given}"
+
+
 TASKS = ("causal_lm", "sft", "reward", "dpo", "seq2seq", "classification")
 RANKS, GIB, PARAMETERS = (1, 2, 3, 8), (None, 8.0, 80.0), (None, 100_000, 124_000_000, 8_000_000_000)
 DATA = ((None, None), (1797, None), (60, 6000), (10**7, 10**10))

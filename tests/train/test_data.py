@@ -398,10 +398,21 @@ def test_refuses_training_arguments(given, says):
         check_training_arguments(given, SPACE.model_copy(update={"lr_scheduler": Fixed(value="linear")}))
 
 
-def test_a_decay_is_given_once():
-    space = SPACE.model_copy(update={"decay_ratio": Fixed(value=0.3)})
-    with pytest.raises(BadInput, match=r"the decay must be in .* or, as decay_ratio, in search.space, but is in both"):
-        check_training_arguments({"lr_scheduler_kwargs": {"num_decay_steps": 4}}, space)
+@pytest.mark.parametrize(
+    ("given", "searched"),
+    [
+        ({"lr_scheduler_kwargs": {"num_decay_steps": 4}}, {"decay_ratio": 0.3}),
+        ({"torch_compile_backend": "eager"}, {"torch_compile": False}),
+        ({"torch_compile_mode": "default"}, {"torch_compile": False}),
+        ({"activation_checkpointing": True}, {"gradient_checkpointing": False}),
+        ({"optim_args": "momentum=0.9"}, {"optimizer": "adamw"}),
+    ],
+)
+def test_what_a_dimension_says_is_said_once(given, searched):
+    space = SPACE.model_copy(update={name: Fixed(value=value) for name, value in searched.items()})
+    must = f"{next(iter(given))} must be in .* or, as {next(iter(searched))}, in search.space, but is in both"
+    with pytest.raises(BadInput, match=must):
+        check_training_arguments(given, space)
 
 
 def test_takes_training_arguments():
