@@ -32,7 +32,7 @@ class Facts(Frozen):
     train_examples: int | None = None
     train_tokens: int | None = None
     given: tuple[str, ...] = ()  # keys of workload.training_arguments
-    lacking: dict[str, str] = Field(default_factory=dict)  # dimensions that the model can't have, and why
+    lacking: dict[str, str] = Field(default_factory=dict)  # dimensions that model or scheduler can't have, and why
 
     @property
     def tokens_per_example(self) -> float | None:
@@ -59,7 +59,15 @@ def known_facts(workload: Workload, world_size: int, on_gpu: bool) -> Facts:
     """What a study file says, before anything is prepared."""
     pretrained = workload.model is not None and workload.model.from_config is None
     given = tuple(sorted(workload.training_arguments))
-    return Facts(task=workload.task, pretrained=pretrained, on_gpu=on_gpu, world_size=world_size, given=given)
+    lacking = {}
+    if (scheduler := workload.training_arguments.get("lr_scheduler_type")) is not None:
+        idle = (name for name, dimension in DIMENSIONS.items() if not dimension.acts_with(scheduler))
+        lacking = dict.fromkeys(
+            idle, f"it has no effect with workload.training_arguments.lr_scheduler_type {scheduler}"
+        )
+    return Facts(
+        task=workload.task, pretrained=pretrained, on_gpu=on_gpu, world_size=world_size, given=given, lacking=lacking
+    )
 
 
 class Draft:

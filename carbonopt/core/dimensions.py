@@ -26,6 +26,7 @@ DEFAULT_DECAY_RATIO = 0.2  # of it (Hägele et al. 2024, arXiv 2405.18392: from 
 DEFAULT_LR_SCHEDULER = "linear"  # of Hugging Face's training arguments
 _COSINES = ("cosine", "cosine_with_min_lr")  # the latter's floor comes from training_arguments.lr_scheduler_kwargs
 _CONSTANT = ("constant", "constant_with_warmup")
+_WITHOUT_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")  # the latter two from training_arguments alone
 # transformers.SchedulerType, those that need nothing but a number of steps and of warm-up steps
 LR_SCHEDULERS = (DEFAULT_LR_SCHEDULER, *_COSINES, *_CONSTANT, "polynomial", "inverse_sqrt", STABLE_DECAY)
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
@@ -47,6 +48,7 @@ class Dimension:
     argument: str | None = None  # its name in `transformers.TrainingArguments`, where it has one
     decided_by: tuple[str, ...] = ()  # others of these that decide it, too, whatever that one says
     to_argument: Callable[[Any, int], Any] = lambda value, steps: value  # by the trial's number of steps
+    acts_with: Callable[[str], bool] = lambda lr_scheduler: True  # whether it has an effect with that one
     deepspeed: tuple[str, ...] = ()  # its keys in a DeepSpeed configuration
     default: Scalar | None = None  # where a space leaves it out; None: the library decides, or another dimension
     required: bool = False  # whether a space has to name it
@@ -143,7 +145,14 @@ class TrialParams(Frozen, extra="allow"):
         Dimension("weight decay", ("quality",), feature=lambda value: math.log(value + 0.01), argument="weight_decay"),
     ] = None
     warmup_ratio: Annotated[  # share of the steps
-        float | None, _of_steps("warm-up", ("quality",), highest=1.0, feature=lambda value: 4 * value)
+        float | None,
+        _of_steps(
+            "warm-up",
+            ("quality",),
+            highest=1.0,
+            feature=lambda value: 4 * value,
+            acts_with=lambda lr_scheduler: lr_scheduler not in _WITHOUT_WARMUP,
+        ),
     ] = None
     lr_scheduler: Annotated[
         str | None, Dimension("lr scheduler", ("quality",), LR_SCHEDULERS, argument="lr_scheduler_type")
@@ -157,6 +166,7 @@ class TrialParams(Frozen, extra="allow"):
             highest=1.0,
             feature=lambda value: 4 * value,
             decided_by=("lr_scheduler_kwargs",),
+            acts_with=lambda lr_scheduler: lr_scheduler == STABLE_DECAY,
         ),
     ] = None
     optimizer: Annotated[

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,7 +10,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from carbonopt.core.config import Choices, Domain, Fixed, Range, Space, values_of
-from carbonopt.core.dimensions import DIMENSIONS, SEARCHED, STABLE_DECAY, TrialParams
+from carbonopt.core.dimensions import (
+    DEFAULT_DECAY_RATIO,
+    DEFAULT_LR_SCHEDULER,
+    DIMENSIONS,
+    LR_SCHEDULERS,
+    SEARCHED,
+    STABLE_DECAY,
+    TrialParams,
+)
 from carbonopt.core.errors import BadInput, first_fault
 from carbonopt.core.format import visible_text
 from carbonopt.core.values import Scalar
@@ -38,13 +46,9 @@ class SearchSpace:
         for name, domain in self.space.domains().items():
             _check_values(name, domain, self.own)
         self._check_batches()
-        if (
-            not self.own
-            and self.space["decay_ratio"] is not None
-            and STABLE_DECAY not in values_of(self.space["lr_scheduler"])
-        ):
-            got = describe(self.space["lr_scheduler"])
-            raise BadInput(f"search.space.decay_ratio goes with lr_scheduler: {STABLE_DECAY}, but that is {got}.")
+        if not self.own:
+            schedulers = tuple(map(str, values_of(self.space["lr_scheduler"])))
+            check_schedule(self.space, schedulers or (DEFAULT_LR_SCHEDULER,), describe(self.space["lr_scheduler"]))
         self._check_existence()
 
     def params(self, values: dict[str, Scalar]) -> TrialParams:
@@ -52,6 +56,14 @@ class SearchSpace:
         if broken := self.rule_broken(values):
             raise BadInput(broken)
         return TrialParams(**self._filled(values))
+
+    def canonical(self, values: dict[str, Scalar]) -> dict[str, Scalar]:
+        """Values of free dimensions, with the lowest of what has no effect beside the others: configurations that train
+        alike are one."""
+        fixed = values_of(self.space["lr_scheduler"])[:1]
+        scheduler = str(values.get("lr_scheduler", *fixed or (DEFAULT_LR_SCHEDULER,)))
+        idle = [name for name in values if name in DIMENSIONS and not DIMENSIONS[name].acts_with(scheduler)]
+        return values if self.own else {**values, **{name: lowest(self.space[name]) for name in idle}}
 
     def rule_broken(self, values: dict[str, Scalar]) -> str | None:
         """The rule that keeps this combination from existing, with the values found; None if it can exist."""
@@ -97,7 +109,7 @@ class SearchSpace:
         free = self.space.free()
         if missing := _listed(name for name in free if name not in start):
             raise BadInput(f"search.start must name every dimension that the search moves; missing: {missing}.")
-        values = {name: start[name] for name in free}
+        values = self.canonical({name: start[name] for name in free})
         if broken := self.rule_broken(values):
             raise BadInput(f"search.start: {broken}")
         return values
@@ -113,12 +125,14 @@ class SearchSpace:
 
     @cached_property
     def combinations(self) -> list[dict[str, Scalar]] | None:
-        """Every combination of free values that can exist, or None where the space is infinite."""
+        """Every combination of free values that can exist, those that train alike once, or None where the space is
+        infinite."""
         free = self.space.free()
         values = {name: listed for name, domain in free.items() if (listed := _values(name, domain)) is not None}
         if values.keys() < free.keys() or math.prod(map(len, values.values())) > ENUMERATION_LIMIT:
             return None
-        return [combination for combination in _products(values) if self.rule_broken(combination) is None]
+        different = (combination for combination in _products(values) if combination == self.canonical(combination))
+        return [combination for combination in different if self.rule_broken(combination) is None]
 
     def _filled(self, values: dict[str, Scalar]) -> dict[str, Any]:
         fixed = {name: domain.value for name, domain in self.space.domains().items() if isinstance(domain, Fixed)}
@@ -169,6 +183,22 @@ class SearchSpace:
                 raise BadInput(f"{must}, but got {size} and {given}.")
 
 
+def check_schedule(space: Space, schedulers: Sequence[str], found: str) -> None:
+    """Raises BadInput for a dimension that has no effect with any of these schedulers of the learning rate, or where
+    warm-up and decay can take more than a whole run. `found`: the schedulers, in words."""
+    for name in SEARCHED:
+        acts_with = DIMENSIONS[name].acts_with
+        if space[name] is not None and not any(map(acts_with, schedulers)):
+            needed = f"lr_scheduler {' or '.join(filter(acts_with, LR_SCHEDULERS))}"
+            raise BadInput(f"search.space.{name} needs {needed}, but that is {found}; leave {name} out.")
+    if STABLE_DECAY in schedulers and space["warmup_ratio"] is not None:
+        warmup = highest(space["warmup_ratio"])
+        decay = DEFAULT_DECAY_RATIO if space["decay_ratio"] is None else highest(space["decay_ratio"])
+        if warmup + decay > 1 + 1e-9:  # of decimal fractions
+            rule = f"warmup_ratio + decay_ratio must be at most 1, a whole run of {STABLE_DECAY}"
+            raise BadInput(f"search.space: {rule}, but can be {warmup:g} + {decay:g}; lower the highest of one.")
+
+
 def describe(domain: Domain | None) -> str:
     """A domain in the words of the study file."""
     if domain is None:
@@ -217,6 +247,17 @@ def _values(name: str, domain: Domain) -> list[Scalar] | None:
     if integer:
         return list(range(int(low), int(high) + 1, int(step)))
     return [low + index * step for index in range(int((high - low) / step + 1e-9) + 1)]
+
+
+def lowest(domain: Any) -> Scalar:
+    """Of a domain of numbers."""
+    number: Scalar = domain.low if isinstance(domain, Range) else min(values_of(domain))
+    return number
+
+
+def highest(domain: Any) -> float:
+    """Likewise."""
+    return float(domain.high if isinstance(domain, Range) else max(values_of(domain)))
 
 
 def _holds(domain: Domain, value: Scalar) -> bool:

@@ -29,6 +29,7 @@ class Candidates:
         valid: whether a combination of values can exist.
         listed: all combinations that can exist, where they are known; they may have further, constant dimensions. The
             attribute is without these, and None where there are too many.
+        canonical: of combinations that train alike the one that is tried.
     """
 
     def __init__(
@@ -36,8 +37,9 @@ class Candidates:
         distributions: Mapping[str, BaseDistribution],
         valid: Callable[[Values], bool],
         listed: Sequence[Mapping[str, Any]] | None = None,
+        canonical: Callable[[Values], Values] = dict,
     ) -> None:
-        self._distributions, self._valid = distributions, valid
+        self._distributions, self._valid, self._canonical = distributions, valid, canonical
         if listed is None:
             self.listed = self._product()
         else:
@@ -52,7 +54,7 @@ class Candidates:
                 return left
         new: dict[Key, Values] = {}
         for _ in range(ROUNDS):
-            for values in (*self._drawn(left, rng), *self._neighbours(centres, rng)):
+            for values in map(self._canonical, (*self._drawn(left, rng), *self._neighbours(centres, rng))):
                 key = tuple(values.values())
                 if key not in tried and self._valid(values):
                     new[key] = values

@@ -55,6 +55,7 @@ class CarbonSampler(BaseSampler):
         goal: "recommend": the cheapest configuration that meets the target. "front": the whole trade-off.
         valid: whether a combination of values can exist; None: all can.
         listed: all combinations that can exist, where they are known.
+        canonical: of combinations that train alike the one that is tried.
         complete: adds what is fixed to the values of the dimensions that move.
         confirmed: whether the answer will be run again with other seeds: then a configuration's mean has to meet the
             target, as the model knows it, and one lucky run is no answer.
@@ -78,6 +79,7 @@ class CarbonSampler(BaseSampler):
         goal: Literal["recommend", "front"] = "recommend",
         valid: Callable[[Values], bool] | None = None,
         listed: Sequence[Mapping[str, Any]] | None = None,
+        canonical: Callable[[Values], Values] = dict,
         complete: Callable[[Values], Mapping[str, Any]] = dict,
         confirmed: bool = False,
         memory_gib: float | None = None,
@@ -97,7 +99,7 @@ class CarbonSampler(BaseSampler):
             raise ValueError(f"memory_gib must be above 0, or None where it is not known, but got {memory_gib!r}.")
         self._target_loss = self._quality.loss_of(target)
         self._goal, self._complete, self._confirmed, self._memory_gib = goal, complete, confirmed, memory_gib
-        self._valid, self._listed = valid or (lambda values: True), listed
+        self._valid, self._listed, self._canonical = valid or (lambda values: True), listed, canonical
         self._seed = int(np.random.default_rng().integers(2**32)) if seed is None else seed
         self._given_space = search_space
         self._search_space = IntersectionSearchSpace(include_pruned=True)
@@ -119,7 +121,7 @@ class CarbonSampler(BaseSampler):
             values = self.plan(others, search_space, trial.number).values
             if values is None:  # nothing can be the answer any more, but the study goes on
                 rng = np.random.default_rng([self._seed, trial.number])
-                space = Candidates(search_space, self._valid, self._listed)
+                space = Candidates(search_space, self._valid, self._listed, self._canonical)
                 values = next(iter(space.untried(_tried(others, search_space), (), rng)), None)
                 if values is None:
                     return space.any(rng)
@@ -164,7 +166,7 @@ class CarbonSampler(BaseSampler):
             good = rng.permutation([trial.number for trial in on_front(knowledge)]).tolist()
         best = (trial.params for trial in trials if trial.number in good[:CENTRES])
         centres = [{name: params[name] for name in names} for params in best if names <= params.keys()]
-        space = Candidates(distributions, self._valid, self._listed)
+        space = Candidates(distributions, self._valid, self._listed, self._canonical)
         tried = _tried(trials, distributions)
         candidates = [values for values in space.untried(tried, centres, rng) if not failed_by(values, probes)]
         completed = [{**values, **self._complete(values)} for values in candidates]

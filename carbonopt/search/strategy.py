@@ -55,6 +55,7 @@ class Strategy:
             goal=config.search.goal,
             valid=lambda values: space.rule_broken({**self._single, **values}) is None,
             listed=space.combinations,
+            canonical=space.canonical,
             complete=lambda values: space.params({**self._single, **values}).model_dump(exclude_none=True),
             confirmed=config.confirm is not None,
             memory_gib=memory_gib,
@@ -218,6 +219,7 @@ class ValidSampler(Planned):
             for name, distribution in search_space.items():
                 if name not in values:
                     values[name] = sampler.sample_independent(study, trial, name, distribution)
+            values = self._space.canonical(values)
             if self._space.rule_broken(values) is None and _key(names, values) not in known:
                 return values
         combinations = self._space.combinations or []

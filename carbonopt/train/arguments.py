@@ -15,6 +15,7 @@ from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from carbonopt.core.config import Space, Workload, values_of
 from carbonopt.core.dimensions import DIMENSIONS, TrainingParams, scheduler_arguments
 from carbonopt.core.errors import BadInput, hint
+from carbonopt.core.space import check_schedule
 from carbonopt.train.failures import refused
 
 # What carbonopt sets (where instead), or what would have no effect or harm in a trial (why), and by which arguments.
@@ -78,6 +79,9 @@ def check_training_arguments(
                 raise BadInput(f"{rule}, but is in both; leave it out of one.")
     with refused("workload.training_arguments is not what transformers takes: {}.", ValueError, TypeError, ImportError):
         made = kind(output_dir="unused", report_to="none", use_cpu=True, bf16=False, **given)
+    if space["lr_scheduler"] is None:
+        given_one = str(SchedulerType(made.lr_scheduler_type).value)
+        check_schedule(space, (given_one,), f"{given_one} in workload.training_arguments")
     of_scheduler: Any = made.lr_scheduler_kwargs or {}
     for scheduler in values_of(space["lr_scheduler"]) or (made.lr_scheduler_type,):
         _check_scheduler(SchedulerType(scheduler), of_scheduler)

@@ -33,4 +33,4 @@ def chosen_space(task: TrainerTask, config: PreTrainedConfig, prepared: Prepared
     chosen = choose(facts.model_copy(update=known))
     if not (lacks := lacking(task, config, chosen.space)):
         return chosen
-    return choose(chosen.facts.model_copy(update={"lacking": lacks}))
+    return choose(chosen.facts.model_copy(update={"lacking": chosen.facts.lacking | lacks}))

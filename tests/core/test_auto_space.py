@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from carbonopt.core.auto_facts import AutoSpace, Facts
+from carbonopt.core.auto_facts import AutoSpace, Facts, known_facts
 from carbonopt.core.auto_space import best_batch_tokens, best_learning_rate, choose, known_before
-from carbonopt.core.config import Choices, Domain, Fixed, Range, values_of
+from carbonopt.core.config import Choices, Domain, Fixed, Range, Workload, values_of
 from carbonopt.core.dimensions import SEARCHED
 from carbonopt.core.space import SearchSpace
 
@@ -148,6 +148,14 @@ def test_what_the_study_file_gives_or_the_model_lacks_is_left_out() -> None:
         assert auto.space[name] is None
     assert auto.left_out["weight_decay"] == "workload.training_arguments gives weight_decay"
     assert auto.left_out["dropout"] == "llama has none"
+
+
+@pytest.mark.parametrize(("scheduler", "left_out"), [("constant", True), ("cosine", False)])
+def test_a_warm_up_goes_with_the_given_scheduler(scheduler: str, left_out: bool) -> None:
+    given = {"training_arguments": {"lr_scheduler_type": scheduler}, "model": {"name_or_path": "gpt2"}}
+    auto = choose(known_facts(Workload(**given), 1, on_gpu=True))
+    assert (auto.space["warmup_ratio"] is None) is left_out
+    assert (scheduler in auto.left_out.get("warmup_ratio", "")) is left_out
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from carbonopt.core.config import Choices, Range, Space
-from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.dimensions import STABLE_DECAY, TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.space import SearchSpace
 
@@ -39,6 +39,31 @@ def test_combinations_are_exactly_those_that_can_exist() -> None:
     assert sorted(combinations, key=str) == sorted(expected, key=str)
 
 
+SCHEDULES = {
+    "lr_scheduler": {"choices": ["constant", "linear", STABLE_DECAY]},
+    "warmup_ratio": {"choices": [0.1, 0.0]},
+    "decay_ratio": {"choices": [0.2, 0.5]},
+}
+
+
+def test_configurations_that_train_alike_are_one() -> None:
+    schedule = ("lr_scheduler", "warmup_ratio", "decay_ratio")
+    combinations = space(**SCHEDULES).combinations
+    assert combinations is not None
+    assert sorted(tuple(values[name] for name in schedule) for values in combinations) == [
+        ("constant", 0.0, 0.2),
+        *(("linear", warmup, 0.2) for warmup in (0.0, 0.1)),
+        *((STABLE_DECAY, warmup, decay) for warmup, decay in itertools.product((0.0, 0.1), (0.2, 0.5))),
+    ]
+    started = space(**SCHEDULES).start_values({"lr_scheduler": "constant", "warmup_ratio": 0.1, "decay_ratio": 0.5})
+    assert started == {"lr_scheduler": "constant", "warmup_ratio": 0.0, "decay_ratio": 0.2}
+
+
+def test_a_whole_run_may_be_warm_up_and_decay() -> None:
+    shares = {"warmup_ratio": {"low": 0.1, "high": 0.3}, "decay_ratio": {"low": 0.1, "high": 0.7}}
+    assert space(lr_scheduler={"choices": ["linear", STABLE_DECAY]}, **shares).combinations is None
+
+
 def test_defaults_fill_what_the_space_leaves_out() -> None:
     params = space(world_size=2, global_batch_size={"choices": [8, 16]}).params({"global_batch_size": 16})
     assert (params.micro_batch_size_per_gpu, params.zero_stage, params.offload) == (8, 1, "none")
@@ -68,8 +93,14 @@ def test_a_range_without_steps_is_endless() -> None:
         ({"zero_stage": 1, "offload": {"choices": ["none", "parameters"]}}, ["parameters goes with nothing", "3"]),
         ({"weight_averaging": {"choices": [0, 0.01]}, "zero_stage": 3}, ["0.01 goes with nothing", "got 3"]),
         ({"weight_averaging": 0.6}, ["search.space.weight_averaging", "at most 0.5", "0.6"]),
-        ({"decay_ratio": 0.1}, ["decay_ratio goes with lr_scheduler: warmup_stable_decay", "not in the space"]),
+        ({"decay_ratio": 0.1}, ["decay_ratio needs lr_scheduler warmup_stable_decay", "not in the space"]),
         ({"decay_ratio": 0.1, "lr_scheduler": "linear"}, ["decay_ratio", "fixed at linear"]),
+        ({"warmup_ratio": 0.1, "lr_scheduler": "constant"}, ["warmup_ratio needs lr_scheduler", "fixed at constant"]),
+        ({"warmup_ratio": {"low": 0, "high": 0.9}, "lr_scheduler": STABLE_DECAY}, ["at most 1", "0.9 + 0.2"]),
+        (
+            {"warmup_ratio": 0.2, "decay_ratio": {"choices": [0.9, 0.1]}, "lr_scheduler": STABLE_DECAY},
+            ["at most 1", "0.2 + 0.9"],
+        ),
         ({"offload": "disk"}, ["search.space.offload", "disk"]),
         ({"precision": "fp16", "on_gpu": False}, ["fp16", "GPU"]),
         ({"output_layer": "fused_fp8", "on_gpu": False}, ["fused_fp8", "GPU"]),

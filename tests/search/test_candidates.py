@@ -19,8 +19,8 @@ RNG = np.random.default_rng(0)
 PRIMES = [n for n in range(2, 2000) if all(n % k for k in range(2, math.isqrt(n) + 1))]
 
 
-def strategy_of(study: dict, space: dict) -> Strategy:
-    config = parse_study({**study, "search": {"space": space}}, "here")
+def strategy_of(study: dict, space: dict, sampler: str = "carbon") -> Strategy:
+    config = parse_study({**study, "search": {"space": space, "sampler": sampler}}, "here")
     return Strategy(config, SearchSpace(config.search.space, config.launch.world_size, on_gpu=False), None)
 
 
@@ -47,6 +47,41 @@ def test_a_large_list_of_which_few_can_exist_is_known_to_its_last_one(tiny_study
         assert trial.params["global_batch_size"] == trial.params["micro_batch_size_per_gpu"] == some[-1]
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
     assert strategy.why_ended(study, len(study.trials)) == "every configuration of the search space has been run"
+
+
+SCHEDULES = {
+    "global_batch_size": 4,
+    "learning_rate": {"low": 1e-4, "high": 1e-2},
+    "epochs": 1,
+    "lr_scheduler": {"choices": ["constant", "linear"]},
+    "warmup_ratio": {"low": 0.0, "high": 0.5},
+}
+
+
+def is_of_schedules(configurations: list[dict]) -> bool:
+    """Without a warm-up where there is none, and with many where there is one."""
+    warmups: dict[str, set[float]] = {"constant": set(), "linear": set()}
+    for values in configurations:
+        warmups[values["lr_scheduler"]].add(values["warmup_ratio"])
+    return warmups["constant"] == {0.0} and len(warmups["linear"]) > 1
+
+
+def test_of_configurations_that_train_alike_one_is_a_candidate(tiny_study: dict) -> None:
+    strategy = strategy_of(tiny_study, SCHEDULES)
+    canonical = strategy._space.canonical
+    untried = Candidates(strategy.distributions, lambda _: True, canonical=canonical).untried((), (), RNG)
+    assert is_of_schedules(untried)
+    near = Candidates(strategy.distributions, lambda _: True, canonical=canonical).untried((), untried[:4], RNG)
+    assert len(near) > len(untried) and is_of_schedules(near)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "nsga2", "random"])
+def test_of_configurations_that_train_alike_one_is_proposed(sampler: str, tiny_study: dict) -> None:
+    strategy, study = strategy_of(tiny_study, SCHEDULES, sampler), optuna.create_study(directions=["minimize"] * 2)
+    for number in range(8):
+        study.sampler = strategy.sampler(study, number)
+        study.tell(study.ask(strategy.distributions), state=optuna.trial.TrialState.FAIL)
+    assert is_of_schedules([trial.params for trial in study.trials])
 
 
 @pytest.mark.slow

@@ -415,6 +415,13 @@ def test_what_a_dimension_says_is_said_once(given, searched):
         check_training_arguments(given, space)
 
 
+def test_refuses_a_dimension_that_the_given_scheduler_leaves_without_effect():
+    warming = SPACE.model_copy(update={"warmup_ratio": Fixed(value=0.1)})
+    with pytest.raises(BadInput, match=r"warmup_ratio needs lr_scheduler .*, but that is constant in workload"):
+        check_training_arguments({"lr_scheduler_type": "constant"}, warming)
+    check_training_arguments({"lr_scheduler_type": "cosine"}, warming)
+
+
 def test_takes_training_arguments():
     check_training_arguments({"weight_decay": 0.1, "max_grad_norm": 0.5, "adam_beta2": 0.95}, SPACE)
     floor = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}}
