@@ -14,6 +14,7 @@ from carbonopt.core.dimensions import (
     DEFAULT_DECAY_RATIO,
     DEFAULT_LR_SCHEDULER,
     DIMENSIONS,
+    LARGEST_INT,
     LR_SCHEDULERS,
     SEARCHED,
     STABLE_DECAY,
@@ -115,13 +116,18 @@ class SearchSpace:
         return values
 
     def check_fits(self, train_examples: int) -> None:
-        """Raises BadInput where a global batch needs more examples than the training data has."""
+        """Raises BadInput where a global batch needs more examples than the training data has, or where a trial would
+        have more steps than are counted."""
         train_examples *= min(map(int, values_of(self.space["num_generations"])), default=1)
         domain = self.space["global_batch_size"]
         largest = domain.high if isinstance(domain, Range) else max(map(float, values_of(domain)))
         if largest > train_examples:
             most = f"at most the training data's {train_examples} examples, but got {largest:g}"
             raise BadInput(f"search.space.global_batch_size must be {most}; make it smaller.")
+        steps = highest(self.space["epochs"]) * (train_examples // int(float(lowest(domain))))
+        if steps > LARGEST_INT:
+            most = f"at most {LARGEST_INT:,} steps, but {highest(self.space['epochs']):g} make {steps:.3g}"
+            raise BadInput(f"search.space.epochs must make {most}; lower its highest value.")
 
     @cached_property
     def combinations(self) -> list[dict[str, Scalar]] | None:

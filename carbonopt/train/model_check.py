@@ -54,6 +54,8 @@ def check_settings(task: TrainerTask, config: PreTrainedConfig, space: Space) ->
     if space["weight_averaging"] is not None and any(isinstance(part, _BatchNorm) for part in empty.modules()):
         why = "its batch normalization has statistics of the weights that are trained, not of their average"
         raise BadInput(f"weight_averaging: {model_type} can't have it: {why}; leave it out.")
+    if "muon" in values_of(space["optimizer"]):
+        groups_of(empty, [], weight_decay=0.0)
     if lora_rank:
         with refused(f"lora_rank: PEFT can't adapt {model_type}: {{}}; leave it out.", *_UNMAKEABLE):
             models.with_lora(kind, empty, lora_rank, gradient_checkpointing=False)
@@ -69,8 +71,6 @@ def lacking(task: TrainerTask, config: PreTrainedConfig, space: Space) -> dict[s
             if name == "output_layer":
                 for layer in map(str, values_of(domain)):
                     models.check_output_layer(kind, config, layer, trusted)
-            if name == "optimizer" and "muon" in values_of(domain):
-                groups_of(models.empty_model(kind, config, trusted), [], weight_decay=0.0)
         except BadInput as error:
             lacks[name] = str(error).removeprefix(f"{name}: ").removesuffix("; leave it out.")
     return lacks

@@ -102,7 +102,8 @@ def groups_of(model: Any, decayed: list[str], weight_decay: float) -> list[dict[
         if parameter.requires_grad:
             parts.setdefault((id(parameter) in matrices, name in decayed), []).append(parameter)
     if not any(orthogonal for orthogonal, _ in parts):
-        raise BadInput(f"optimizer: muon needs linear layers to train, but {model.config.model_type} has none here.")
+        needs = "optimizer: muon needs hidden linear layers to train"
+        raise BadInput(f"{needs}, but {model.config.model_type} has none here; leave it out.")
     return [
         {"params": parameters, "orthogonal": orthogonal, "weight_decay": weight_decay if decays else 0.0}
         for (orthogonal, decays), parameters in parts.items()

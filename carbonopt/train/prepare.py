@@ -42,7 +42,7 @@ def prepare(spec: PrepareSpec) -> Prepared:
     every trial fail."""
     from transformers import AutoConfig
 
-    from carbonopt.train import arguments, deepspeed_keys, model_check, ranks
+    from carbonopt.train import arguments_check, deepspeed_keys, model_check, ranks
     from carbonopt.train.space_facts import chosen_space
 
     folder = PreparedFolder(Path(spec.prepared_dir))
@@ -56,8 +56,9 @@ def prepare(spec: PrepareSpec) -> Prepared:
     ranks.check_devices()
     task = training_task(spec.workload)
     deepspeed_keys.check_deepspeed_keys(task.workload.deepspeed)
-    if isinstance(task, TrainerTask) and (given := task.workload.training_arguments):
-        arguments.check_training_arguments(given, spec.space, task.arguments_class())
+    if isinstance(task, TrainerTask):
+        given, kind = task.workload.training_arguments, task.arguments_class()
+        arguments_check.check_training_arguments(given, spec.space, kind)
     aside, old = (folder.root.with_name(f".{folder.root.name}.{os.getpid()}.{kind}") for kind in ("part", "old"))
     try:
         aside.mkdir(parents=True)

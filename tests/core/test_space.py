@@ -135,6 +135,15 @@ def test_a_start_must_lie_in_the_space() -> None:
         searched.start_values({"batch": 8})
 
 
+def test_a_trial_must_have_steps_that_can_be_counted() -> None:
+    long = space(global_batch_size={"choices": [4, 8]}, epochs={"low": 1, "high": 1e12, "log": True})
+    with pytest.raises(BadInput, match=r"epochs must make at most 1,000,000,000 steps, but 1e\+12 make 2.5e\+13"):
+        long.check_fits(100)
+    space(epochs=1e7).check_fits(800)
+    with pytest.raises(BadInput, match="epochs"):
+        space(epochs=1e7 + 1).check_fits(800)
+
+
 def test_a_script_s_user_knows_what_goes_with_what() -> None:
     space = Space(optimizer=Choices(choices=("adamw", "muon")), decay_ratio=Range(low=0.1, high=0.5))
     assert SearchSpace(space, 1, False, own=True).rule_broken({"optimizer": "muon", "decay_ratio": 0.2}) is None

@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from carbonopt.core.config import Fixed, Space, Workload
+from carbonopt.core.config import Choices, Fixed, Space, Workload
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import PreparedFolder
-from carbonopt.train.arguments import check_training_arguments
+from carbonopt.train.arguments_check import check_training_arguments
 from carbonopt.train.data.packing import (
     IGNORED,
     Division,
@@ -391,6 +391,29 @@ def test_a_local_folder_is_a_data_set(tmp_path, monkeypatch):
         ({"optim": "adamm"}, "not what transformers takes"),
         ({"lr_scheduler_type": "cosine"}, "but is in both"),
         ({"lr_scheduler_kwargs": {"min_lr_rate": 0.1}}, r"min_lr_rate is nothing that lr_scheduler linear takes"),
+        ({"lr_scheduler_kwargs": "{}"}, "must hold keys and their values"),
+        ({"adam_beta1": 5}, "the optimizer adamw_torch_fused can't be made with adam_beta1 5"),
+        ({"dataloader_num_workers": 1.5}, "must be a whole number, but got 1.5"),
+        ({"dataloader_prefetch_factor": 1.5}, "must be a whole number, but got 1.5"),
+        ({"torch_compile_mode": "nope"}, "torch_compile_mode nope can't be compiled with"),
+        ({"torch_compile_backend": "nope"}, "torch_compile_backend nope .* can't be compiled with"),
+        ({"optim": "galore_adamw", "optim_target_modules": "all-linear"}, "optimizer galore_adamw can't be made"),
+        ({"optim": "grokadamw"}, "optimizer grokadamw can't be made"),
+        ({"optim": "sgd", "optim_args": "momentum"}, "optimizer sgd can't be made with .* optim_args 'momentum'"),
+        ({"optim": "sgd", "optim_args": "momentum=0.9,foo=bar"}, "foo=bar changes nothing of the optimizer sgd"),
+        ({"optim_args": "foo=bar"}, "foo=bar changes nothing of the optimizer adamw_torch_fused"),
+        ({"optim_target_modules": ["c_attn"]}, "optim_target_modules changes nothing"),
+        ({"use_liger_kernel": True}, "use_liger_kernel can't be had here"),
+        ({"liger_kernel_config": {"rope": True}}, "liger_kernel_config has no effect without use_liger_kernel"),
+        ({"gradient_checkpointing_kwargs": {"use_reentrant": True}}, "no effect without gradient_checkpointing"),
+        (
+            {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"foo": 1}},
+            "{'foo': 1} is not what checkpointing takes",
+        ),
+        (
+            {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"every_n_layers": "x"}},
+            "is not what checkpointing takes",
+        ),
     ],
 )
 def test_refuses_training_arguments(given, says):
@@ -422,10 +445,54 @@ def test_refuses_a_dimension_that_the_given_scheduler_leaves_without_effect():
     check_training_arguments({"lr_scheduler_type": "cosine"}, warming)
 
 
-def test_takes_training_arguments():
-    check_training_arguments({"weight_decay": 0.1, "max_grad_norm": 0.5, "adam_beta2": 0.95}, SPACE)
-    floor = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}}
-    check_training_arguments(floor, SPACE)
+@pytest.mark.parametrize(
+    ("scheduler", "given"),
+    [
+        ("cosine_with_min_lr", {}),
+        ("cosine", {"num_cycles": "x"}),
+        ("warmup_stable_decay", {"decay_type": "nope"}),
+        ("polynomial", {"lr_end": 1.0}),  # the rate would rise
+        ("cosine_with_min_lr", {"min_lr": 1e-5, "min_lr_rate": 0.1}),
+    ],
+)
+def test_refuses_schedules_that_cannot_be_made(scheduler, given):
+    given_there = {"lr_scheduler_type": scheduler} | ({"lr_scheduler_kwargs": given} if given else {})
+    with pytest.raises(BadInput, match=f"lr_scheduler {scheduler} can't be made"):
+        check_training_arguments(given_there, SPACE)
+    searched = SPACE.model_copy(update={"lr_scheduler": Choices(choices=("linear", scheduler))})
+    if not given:
+        with pytest.raises(BadInput, match=f"lr_scheduler {scheduler} can't be made"):
+            check_training_arguments({}, searched)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"weight_decay": 0.1, "max_grad_norm": 0.5, "adam_beta2": 0.95},
+        {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}},
+        {
+            "lr_scheduler_type": "warmup_stable_decay",
+            "lr_scheduler_kwargs": {"num_decay_steps": 4, "min_lr_ratio": 0.1},
+        },
+        {"lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": {"num_cycles": 3}},
+        {"optim": "sgd", "optim_args": "momentum=0.9, nesterov=true"},
+        {"optim": "adafactor"},
+        {"optim": "adamw_torch", "adam_beta1": 0.8},
+        {"torch_compile": True},
+        {"torch_compile_mode": "max-autotune"},
+        {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
+        {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"every_n_layers": 2}},
+        {"dataloader_num_workers": 2},
+    ],
+    ids=str,
+)
+def test_takes_training_arguments(given):
+    check_training_arguments(given, SPACE)
+
+
+def test_checkpointing_that_is_searched_takes_arguments():
+    space = SPACE.model_copy(update={"gradient_checkpointing": Choices(choices=(False, True))})
+    check_training_arguments({"gradient_checkpointing_kwargs": {"use_reentrant": False}}, space)
 
 
 @pytest.mark.parametrize(

@@ -94,12 +94,22 @@ def test_dropout_is_set_wherever_a_model_has_it_but_in_heads_and_whole_layers():
     assert with_dropout(config, None) is config
 
 
-def test_statistics_of_a_batch_are_of_the_weights_that_are_trained(tmp_path):
+@pytest.mark.parametrize(
+    ("searched", "says"),
+    [
+        ({"weight_averaging": 0.01}, "weight_averaging: resnet can't have it: its batch normalization has"),
+        (
+            {"optimizer": {"choices": ["adamw", "muon"]}, "zero_stage": 0},
+            "optimizer: muon needs hidden linear layers to train, but resnet has none here; leave it out",
+        ),
+    ],
+)
+def test_what_convolutions_and_batch_normalization_can_not_have(searched, says, tmp_path):
     model = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8], "depths": [1], "layer_type": "basic"}
     workload = {"task": "classification", "model": {"from_config": model}, "dataset": {"builtin": "digits"}}
-    space = {"global_batch_size": 4, "learning_rate": 1e-3, "epochs": 1, "weight_averaging": 0.01}
+    space = {"global_batch_size": 4, "learning_rate": 1e-3, "epochs": 1, **searched}
     given = PrepareSpec(workload=workload, space=space, prepared_dir=str(tmp_path / "prepared"), fingerprint="f")
-    with pytest.raises(BadInput, match="weight_averaging: resnet can't have it: its batch normalization has"):
+    with pytest.raises(BadInput, match=says):
         prepare(given)
 
 

@@ -117,5 +117,5 @@ def test_a_model_without_linear_layers_is_refused() -> None:
     model = gpt2()
     for name, each in model.named_parameters():
         each.requires_grad = "wte" in name
-    with pytest.raises(BadInput, match="optimizer: muon needs linear layers to train, but gpt2 has none here"):
+    with pytest.raises(BadInput, match="optimizer: muon needs hidden linear layers to train, but gpt2 has none here"):
         groups_of(model, [], 0.1)
