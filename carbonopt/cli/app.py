@@ -115,6 +115,7 @@ def _run_study(
 ) -> "tuple[StudyData, Path]":
     """Runs it, or goes on with it, and writes its report; `text`: its file."""
     from carbonopt.cli.display import LiveDisplay
+    from carbonopt.core.files import check_kinds
     from carbonopt.doctor import before_run
     from carbonopt.doctor.check import Status
     from carbonopt.storage.paths import own_folder
@@ -136,11 +137,15 @@ def _run_study(
                 if check.status == Status.WARNING:
                     display.warn(str(check))
 
+        def meanwhile() -> None:
+            _import_ahead()
+            from carbonopt.report.build import NAMES
+
+            check_kinds(paths.report, NAMES)
+
         trackers = open_trackers(config, paths.trackers, display.warn)
         try:
-            data = run_study(
-                checked, text, paths, storage, display, trackers, interrupted, warn, _import_ahead, as_step
-            )
+            data = run_study(checked, text, paths, storage, display, trackers, interrupted, warn, meanwhile, as_step)
         finally:
             trackers.close()
             display.close()
@@ -450,9 +455,10 @@ def _write_report(data: "StudyData", paths: "StudyPaths", folder: Path) -> Path:
     from carbonopt.analysis.recommend import recommend as recommend_for
     from carbonopt.core.files import read_text
     from carbonopt.report.build import write_report
+    from carbonopt.storage.paths import DEEPSPEED_SETTINGS
 
     winner = recommend_for(data).trial
-    settings = paths.trial(winner) / "ds_config.json" if winner is not None else None
+    settings = paths.trial(winner) / DEEPSPEED_SETTINGS if winner is not None else None
     own = {settings.name: read_text(settings, "DeepSpeed's settings", 1)} if settings and settings.exists() else {}
     with _as_unwritable("report", folder):
         return write_report(data, folder, winner_files=own)

@@ -110,7 +110,7 @@ def replaced(folder: Path, names: Collection[str]) -> Iterator[Path]:
         part.mkdir()
         yield part
         if folder.exists():
-            _check_shape(folder, part)
+            check_kinds(folder, [path.relative_to(part).as_posix() for path in part.rglob("*") if path.is_file()])
             _carry_over(folder, part, names)
             shutil.copymode(folder, part)
             folder.rename(old)
@@ -128,17 +128,20 @@ def _settle(folder: Path, part: Path, old: Path) -> None:
         shutil.rmtree(rest, ignore_errors=True)
 
 
-def _check_shape(folder: Path, part: Path) -> None:
-    """Refuses what a new file or folder would replace that is not of its kind; a link to a folder is not one."""
-    if not folder.is_dir():
+def check_kinds(folder: Path, names: Collection[str]) -> None:
+    """Raises BadInput for what new files of these names, or their folders, would replace that is not of their kind; a
+    link to a folder is not one. A name with a slash at its end is a folder's."""
+    if folder.exists() and not folder.is_dir():
         raise BadInput(f"{folder} is a file; give a folder.")
-    for made in part.rglob("*"):
-        there = folder / made.relative_to(part)
-        if made.is_dir() and os.path.lexists(there) and (there.is_symlink() or not there.is_dir()):
+    folders = {parent for name in names for parent in Path(name).parents if parent != Path()}
+    for made in sorted(folders | {Path(name) for name in names if name.endswith("/")}):
+        there = folder / made
+        if os.path.lexists(there) and (there.is_symlink() or not there.is_dir()):
             kind = "a link" if there.is_symlink() else "a file"
             raise BadInput(f"{there} has to be a folder, but is {kind}; move it.")
-        if made.is_file() and there.is_dir():
-            raise BadInput(f"{there} has to be a file, but is a folder; move it.")
+    for name in sorted(names):
+        if not name.endswith("/") and (folder / name).is_dir():
+            raise BadInput(f"{folder / name} has to be a file, but is a folder; move it.")
 
 
 def _carry_over(folder: Path, part: Path, names: Collection[str]) -> None:

@@ -4,13 +4,14 @@ import fcntl
 import re
 import shutil
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from carbonopt.core.errors import BadInput
 from carbonopt.core.pipeline import LEDGER, REPORT
 
+DEEPSPEED_SETTINGS = "ds_config.json"  # in a trial's folder
 _MAX_NAME_BYTES = 200  # file systems take 255, of which a new folder's temporary name needs a few
 
 
@@ -60,6 +61,16 @@ class StudyPaths:
         """Of processes that don't know yet which trial they are."""
         return self.root / f".next-{number}-log.txt"
 
+    def check_kinds(self) -> None:
+        """Raises BadInput where a folder has to be and something else is, or the other way round: else that would be
+        found when it is written, after a trial or after all of them."""
+        logs = (self.prepare_log, self.template_log)
+        settings = self.trials.glob(f"*/{DEEPSPEED_SETTINGS}") if self.trials.is_dir() else ()
+        _check_kinds(
+            (self.prepared, self.trials, self.probes, self.trackers, self.report),
+            (self.storage, self.storage_pointer, self.prepare_spec, *logs, *settings),
+        )
+
     def foreign_files(self) -> list[str]:
         """Names of what stands in the folder but belongs to no study; nothing once it is a study's folder."""
         if self.storage.exists() or self.storage_pointer.exists():
@@ -82,11 +93,24 @@ class PipelinePaths:
     def study(self, folder: str) -> StudyPaths:
         return StudyPaths(self.root / folder)
 
+    def check_kinds(self) -> None:
+        """As of a study's folder."""
+        _check_kinds((self.report,), (self.ledger,))
+
     def foreign_files(self) -> list[str]:
         """As of a study's folder."""
         if self.ledger.exists():
             return []
         return sorted(path.name for path in self.root.iterdir() if path != self.lock)
+
+
+def _check_kinds(folders: Iterable[Path], files: Iterable[Path]) -> None:
+    for path in folders:
+        if path.exists() and not path.is_dir():
+            raise BadInput(f"{path} has to be a folder, but is a file; move it.")
+    for path in files:
+        if path.is_dir():
+            raise BadInput(f"{path} has to be a file, but is a folder; move it.")
 
 
 @contextmanager
@@ -101,6 +125,7 @@ def own_folder(paths: StudyPaths | PipelinePaths) -> Iterator[None]:
         root.mkdir(parents=True, exist_ok=True)
         if strange := paths.foreign_files():
             raise BadInput(f"--out {root} holds other files ({strange[0]}) and no {what}; give a new folder.")
+        paths.check_kinds()
         empty = not any(root.iterdir())
         if paths.lock.is_fifo():
             raise BadInput(f"--out {root} can't be written to: {paths.lock} is a pipe; remove it.")

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -376,6 +377,31 @@ def test_a_pipe_in_a_study_folder_holds_nothing_up(name: str, finished: Path) ->
     done = carbonopt("recommend", finished, timeout_s=30)
     assert done.returncode == 0 if name == ".lock" else "must be a regular file" in done.stderr
     assert "a pipe" in refusal("run", finished.parent / "study.yaml", "--out", finished) or name != ".lock"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("report", "a folder"),
+        ("trials", "a folder"),
+        ("trials/0000/ds_config.json", "a file"),
+        ("report/index.html", "a file"),
+        ("report/winner/ds_config.json", "a file"),
+        ("report/paper", "a folder"),
+    ],
+)
+def test_what_could_not_be_written_is_found_before_the_first_trial(name: str, kind: str, finished: Path) -> None:
+    before, path = carbonopt("export", finished).stdout, finished / name
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    if kind == "a file":
+        path.mkdir(parents=True)
+    else:
+        path.write_text("")
+    refused = carbonopt("run", finished.parent / "study.yaml", "--out", finished, "--trials", 99)
+    assert refused.returncode == 2 and f"{name} has to be {kind}" in refused.stderr
+    assert carbonopt("export", finished).stdout == before
 
 
 def test_a_report_replaces_only_a_report(finished_study: Path, tmp_path: Path) -> None:
