@@ -28,8 +28,8 @@ _LAYERS = (  # fields of configurations, by which transformers makes a model wit
 )  # fmt: skip
 _DROPOUTS = (  # likewise, by which a model has dropout; heads' and whole layers' are others
     "dropout", "dropout_rate", "hidden_dropout", "hidden_dropout_prob", "attention_dropout", "resid_dropout",
-    "attention_probs_dropout_prob", "activation_dropout", "embed_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop",
-    "embedding_dropout", "mlp_dropout", "residual_dropout",
+    "attention_probs_dropout_prob", "activation_dropout", "embed_dropout", "resid_pdrop", "embd_pdrop", "emb_pdrop",
+    "attn_pdrop", "embedding_dropout", "mlp_dropout", "residual_dropout",
 )  # fmt: skip
 FLOAT8_CAPABILITY = (8, 9)
 _MOST_PREFETCHED = 250_000_000  # parameters in float32, 1 GB of the host's memory, beside another trial that runs
@@ -128,12 +128,21 @@ def with_dropout(config: PreTrainedConfig, dropout: float | None) -> PreTrainedC
         return config
     changed = copy.deepcopy(config)
     text = changed.get_text_config()
-    names = [name for name in _DROPOUTS if isinstance(getattr(text, name, None), int | float)]
-    if not names:
+    # DBRX has that of attention in a part of its own; a part with layers is another model (Git's of images).
+    nested = [part for part in vars(text).values() if isinstance(part, PreTrainedConfig) and not _has_layers(part)]
+    places = [(part, name) for part in (text, *nested) for name in _DROPOUTS]
+    places = [(part, name) for part, name in places if isinstance(getattr(part, name, None), int | float)]
+    if not places:
         raise BadInput(f"dropout: {config.model_type} has none in its configuration; leave it out.")
-    for name in names:
-        setattr(text, name, dropout)
+    sentence = f"dropout: {config.model_type} can't have it: its configuration refuses {{}}; leave it out."
+    with refused(sentence, Exception):  # MPT's is a whole number; its check has an error of its own, and no other's
+        for part, name in places:
+            setattr(part, name, dropout)
     return changed
+
+
+def _has_layers(config: PreTrainedConfig) -> bool:
+    return any(hasattr(config, name) for name in _LAYERS)
 
 
 def parameter_count(kind: ModelKind, config: PreTrainedConfig, trust_remote_code: bool) -> int:

@@ -94,6 +94,15 @@ def test_dropout_is_set_wherever_a_model_has_it_but_in_heads_and_whole_layers():
     assert with_dropout(config, None) is config
 
 
+def test_dropout_is_set_in_a_part_of_a_configuration_or_refused():
+    dbrx = with_dropout(CONFIG_MAPPING["dbrx"](), 0.375)
+    assert dbrx.attn_config.attn_pdrop == dbrx.resid_pdrop == dbrx.emb_pdrop == 0.375
+    git = with_dropout(CONFIG_MAPPING["git"](), 0.375)
+    assert git.hidden_dropout_prob == 0.375 and git.vision_config.attention_dropout == 0.0, "another model's"
+    with pytest.raises(BadInput, match=r"dropout: mpt can't have it: .*attn_pdrop.*; leave it out"):
+        with_dropout(CONFIG_MAPPING["mpt"](), 0.1)  # transformers takes whole numbers alone there
+
+
 @pytest.mark.parametrize(
     ("searched", "says"),
     [
