@@ -137,7 +137,9 @@ def _check_scheduler(scheduler: SchedulerType, given: Mapping[str, Any], space: 
     rate = 1.0 if space["learning_rate"] is None else float(lowest(space["learning_rate"]))
     optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=rate)
     of_scheduler = {**scheduler_arguments(scheduler.value, None, _STEPS), **given}
-    sentence = f"lr_scheduler {scheduler.value} can't be made with {place} {dict(given)}: {{}}; change {place}."
+    sentence = (
+        f"lr_scheduler {scheduler.value} can't be made with {place} {dict(given) or 'left out'}: {{}}; change that."
+    )
     with refused(sentence, *_UNMAKEABLE):
         made = get_scheduler(scheduler, optimizer, 1, _STEPS, of_scheduler)
         for _ in range(_STEPS if isinstance(made, torch.optim.lr_scheduler.LambdaLR) else 0):
@@ -151,9 +153,8 @@ def _check_optimizer(made: TrainingArguments) -> None:
     whole = copy.copy(made)
     if made.optim_target_modules is not None:
         whole.optim_target_modules = "all-linear"  # the study's names are another model's
-    sentence = f"{_PLACE}: the optimizer {name} can't be made with adam_beta1 {made.adam_beta1:g}, adam_beta2 "
-    sentence += f"{made.adam_beta2:g}, adam_epsilon {made.adam_epsilon:g} and optim_args {made.optim_args!r} here: {{}}"
-    with refused(f"{sentence}; change these, or optim.", *_UNMAKEABLE):
+    instead = "change optim, optim_args or the values that begin with adam_"
+    with refused(f"{_PLACE}: the optimizer {name} can't be made here: {{}}; {instead}.", *_UNMAKEABLE):
         optimizer, options = _optimizer(whole)
         weights: Any = list(_one_layer().parameters())
         for own in ("params", "model", "optimizer_dict"):  # as the Trainer takes them

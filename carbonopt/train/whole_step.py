@@ -22,11 +22,13 @@ _MEMORY_SHARE = 4  # a graph's activations stay beside an evaluation's: more tha
 
 def whole_step(trainer: Any, params: TrainingParams) -> "WholeStep | None":
     """For a Trainer whose engine is there and has its `fast_step`. None where a step is more than this: several micro
-    batches, ZeRO, a scaled loss, a search for infinite gradients, an optimizer that isn't torch's."""
+    batches, ZeRO, a scaled loss, a search for infinite gradients, an optimizer that isn't torch's; and where the study
+    has the engine look at its own steps."""
     engine = trainer.model_wrapped
     bf16 = engine._config.bfloat16_config
     optimizer = engine.optimizer.optimizer if bf16.enabled else engine.optimizer
-    if not params.allows_whole_step or not isinstance(optimizer, torch.optim.AdamW):
+    watched = engine.flops_profiler_enabled() or engine.wall_clock_breakdown() or engine.memory_breakdown()
+    if watched or not params.allows_whole_step or not isinstance(optimizer, torch.optim.AdamW):
         return None
     return None if bf16.enabled and bf16.check_grad_overflow else WholeStep(trainer, engine, optimizer)
 

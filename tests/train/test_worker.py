@@ -211,6 +211,15 @@ def test_a_whole_step_is_the_engines(more, trial):
 
 
 @pytest.mark.slow
+def test_a_step_that_deepspeed_shall_look_at_is_its_own(trial, reference, tmp_path):
+    profile = tmp_path / "profile.txt"
+    watching = {"flops_profiler": {"enabled": True, "profile_step": 1, "output_file": str(profile)}}
+    run = trial({**WORKLOAD, "deepspeed": watching}, zero_stage=0)
+    assert run.values == pytest.approx(reference.values, rel=1e-6)
+    assert "Flops Profiler" in profile.read_text()
+
+
+@pytest.mark.slow
 def test_zero_3_on_two_ranks_neither(saved, reference):
     assert saved.exit_code == FINISHED_EXIT
     assert saved.values == pytest.approx(reference.values, rel=1e-6)
