@@ -201,12 +201,15 @@ def _check_libraries(made: TrainingArguments) -> None:
         with refused(f"{_PLACE}: {chosen} can't be compiled with: {{}}; give others.", *_UNMAKEABLE):
             plugin = TorchDynamoPlugin(backend=made.torch_compile_backend, mode=made.torch_compile_mode)
             torch.compile(torch.nn.Identity(), **plugin.to_kwargs())
-    if options := made.activation_checkpointing_kwargs:
-        _check_checkpointing(options)
+    name = "activation_checkpointing"
+    if not hasattr(made, name):  # transformers 5.17 has the old name alone
+        name = "gradient_checkpointing"
+    if given := getattr(made, f"{name}_kwargs"):
+        _check_checkpointing(name, given)
 
 
-def _check_checkpointing(given: Any) -> None:
-    """Takes apart what the Trainer does, and runs a layer."""
+def _check_checkpointing(name: str, given: Any) -> None:
+    """Takes apart what the Trainer does, and runs a layer. `name`: that of arguments and methods in transformers."""
     options = dict(given)
     of_model = {key: options.pop(key) for key in ("every_n_layers", "offload") if key in options}
     sentence = f"{_PLACE}.gradient_checkpointing_kwargs {given} is not what checkpointing takes: {{}}; change it."
@@ -217,7 +220,7 @@ def _check_checkpointing(given: Any) -> None:
                 max_position_embeddings=2,
             )
         )  # fmt: skip
-        small.activation_checkpointing_enable(activation_checkpointing_kwargs=options or None, **of_model)
+        getattr(small, f"{name}_enable")(**{f"{name}_kwargs": options or None}, **of_model)
         checkpoint(torch.nn.Identity(), torch.zeros(1, requires_grad=True), **{"use_reentrant": False, **options})
 
 
