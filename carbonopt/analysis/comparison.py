@@ -28,8 +28,8 @@ class Saving(Frozen):
 
 
 class BothStopped(Frozen):
-    """The recommended run, too, stopped at its first evaluation at or below the target. One run each, the search's own;
-    neither was planned to be that short."""
+    """The recommended run, too, stopped at its first evaluation at or below the target. By the search's own runs, whose
+    shares are of the means over all runs; neither was planned to be that short."""
 
     step: int  # of that evaluation
     emissions_kg_co2e: float  # up to there: at most this was needed
@@ -42,8 +42,8 @@ class BothStopped(Frozen):
 
 
 class AtEqualQuality(Frozen):
-    """Against the baseline (its first run) stopped as soon as it met the target. It evaluates now and then: the truth
-    lies between."""
+    """Against the baseline (by its first run's share) stopped as soon as it met the target. It evaluates now and then:
+    the truth lies between."""
 
     baseline_step: int  # its first evaluation at or below the target
     baseline_emissions_kg_co2e: float  # up to there: at most this was needed
@@ -146,15 +146,18 @@ def _equal_quality(
 
 
 def _until_target(data: StudyData, target: Target, config: Configuration) -> tuple[int, float, float] | None:
-    """Of the search's own run: the step of its first evaluation that meets the target, the emissions up to there and up
-    to the evaluation before. None: it never met the target, or these are not known."""
-    before_kwh: float | None = 0.0
+    """The step of the search's own run's first evaluation that meets the target, the emissions up to there and up to
+    the evaluation before: its shares of that run's, of the mean over all runs, with which it is compared. None: it
+    never met the target, or these are not known."""
+    of_run_kg, before_kwh = config.emissions_of_runs[0], 0.0
     for point in config.first.evals:
         energy_kwh = point.train_energy_kwh
+        if energy_kwh is None or not of_run_kg:
+            return None
         if target.is_met_by(point.value):
-            if not energy_kwh or before_kwh is None:
-                return None
-            return point.step, data.emissions_kg_co2e(energy_kwh), data.emissions_kg_co2e(before_kwh)
+            scale = config.emissions_kg_co2e / of_run_kg
+            up_to, before = (scale * data.emissions_kg_co2e(spent_kwh) for spent_kwh in (energy_kwh, before_kwh))
+            return (point.step, up_to, before) if up_to else None
         before_kwh = energy_kwh
     return None
 

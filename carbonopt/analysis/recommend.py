@@ -306,22 +306,25 @@ def _answer(evidence: Evidence, winner: Configuration, baseline: Configuration, 
 
 
 def _closest(records: Iterable[TrialRecord], tried: Sequence[Configuration]) -> Closest | None:
-    """The complete trial with the best quality, else the unfinished one with the best last evaluation."""
+    """The complete trial with the best quality, or an unfinished one whose last evaluation is better."""
     emissions_kg: float | None
-    if tried:
-        config = _most_accurate([config for config in tried if not config.failed_replicate] or tried)
+    unfinished = [(run.evals[-1].value, run) for run in records if run.evals and run.state is not TrialState.COMPLETE]
+    reached = [(value, run) for value, run in unfinished if value is not None]
+    config = _most_accurate([config for config in tried if not config.failed_replicate] or tried) if tried else None
+    last = min(reached, key=lambda entry: (entry[1].quality.of.rank(entry[0]), entry[1].trial), default=None)
+    rank = None if last is None else last[1].quality.of.rank(last[0])
+    if config is not None and (rank is None or config.quality.rank(config.value) <= rank):
         record, value, emissions_kg, seeds = config.first, config.value, config.emissions_kg_co2e, config.n
         why = "the complete trial with the best quality"
         why += "; with another seed it did not complete" if config.failed_replicate else ""
+    elif last is None:
+        return None
     else:
-        unfinished = [(run.evals[-1].value, run) for run in records if run.evals]
-        reached = [(value, run) for value, run in unfinished if value is not None]
-        if not reached:
-            return None
-        value, record = min(reached, key=lambda entry: (entry[1].quality.of.rank(entry[0]), entry[1].trial))
+        value, record = last
         emissions_kg, seeds = record.emissions_kg_co2e, 1
         progress = f"step {record.evals[-1].step}" + (f" of {record.total_steps}" if record.total_steps else "")
-        why = f"no trial completed; the best last evaluation, at {progress}"
+        none = "no trial completed; " if config is None else ""
+        why = f"{none}the best last evaluation, at {progress}"
         if record.stop_reason is StopReason.INTERRUPTED:
             why += "; it was interrupted and will be run again when the study goes on"
     return Closest(

@@ -3,7 +3,7 @@
 import math
 from typing import Literal
 
-from carbonopt.core.config import Choices, Domain, Fixed
+from carbonopt.core.config import Choices, Domain, Fixed, Range, values_of
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import Target
 from carbonopt.core.study import StudyData
@@ -35,11 +35,12 @@ class Trend(Frozen):
 
 
 class Edge(Frozen):
-    """A trial has a dimension's last value, and the study ran others with another one."""
+    """A trial has a dimension's last value, or nearly so, and the study ran others with another one."""
 
     dimension: str
     end: End
     value: float
+    last: float  # the value at that end
 
 
 class Shortfall(Frozen):
@@ -77,8 +78,15 @@ def edges(data: StudyData, params: TrialParams, *more: str) -> tuple[Edge, ...]:
         end = _at_end(domain, setting)
         tried_others = any(record.evals and getattr(record.params, name) != setting for record in data.records)
         if end is not None and tried_others and not (name == "global_batch_size" and setting == 1):
-            at_end.append(Edge(dimension=name, end=end, value=setting))
+            last = _last(domain, end)
+            at_end.append(Edge(dimension=name, end=end, value=setting, last=last))
     return tuple(at_end)
+
+
+def _last(domain: Domain, end: End) -> float:
+    """The value at an end of a domain."""
+    values = [domain.low, domain.high] if isinstance(domain, Range) else [float(value) for value in values_of(domain)]
+    return min(values) if end == "lowest" else max(values)
 
 
 def recommended_edges(data: StudyData, params: TrialParams | None) -> tuple[Edge, ...]:

@@ -29,7 +29,7 @@ def pruning_text(search: Search) -> str:
     if pruning.target:
         rules.append("what can't be on the front" if front else "what can't reach the target")
     if pruning.cap and not front:
-        rules.append("what emits more, or is sure to emit more, than the best trial that meets the target")
+        rules.append("what emits more, or is expected to emit more, than the best trial that meets the target")
     if pruning.target and pruning.audit:
         rules[0] += f" ({100 * pruning.audit:g} % of it runs to its end all the same, as an audit)"
     return "; ".join(rules) or "nothing: every trial runs to its end"

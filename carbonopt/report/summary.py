@@ -6,7 +6,6 @@ from carbonopt.analysis.recommend import Baseline, Recommendation
 from carbonopt.core import format as fmt
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import Quality
-from carbonopt.core.trial import TrialState
 from carbonopt.report.document import Tile
 from carbonopt.report.study_view import StudyView
 
@@ -20,11 +19,12 @@ def headline(study: StudyView) -> str:
     """One number, and at most one qualification."""
     rec, quality = study.recommendation, study.quality
     if rec.params is None:
-        if rec.closest is not None and rec.closest.state is not TrialState.COMPLETE:
-            stood = f"one stood at {quality.text(rec.closest.value)}"
-            return f"No trial completed; {stood}, the target is {quality.name} {_target(study)}"
-        closest = f"the closest had {quality.text(rec.closest.value)}" if rec.closest else "none was evaluated"
-        return f"No trial reached the target, {quality.name} {_target(study)}; {closest}"
+        closest = rec.closest
+        if closest is not None and rec.target.is_met_by(closest.value):
+            stood = f"one stood at {quality.text(closest.value)}"
+            return f"No trial completed at the target, {quality.name} {_target(study)}; {stood}"
+        had = f"the closest had {quality.text(closest.value)}" if closest else "none was evaluated"
+        return f"No trial reached the target, {quality.name} {_target(study)}; {had}"
     at_quality = f"at the target quality{_qualification(study)}: {short_params(rec.params)}"
     if rec.baseline is None or rec.saving_fraction is None:
         return f"The least CO2e {at_quality}"

@@ -198,8 +198,17 @@ def test_a_baseline_of_zero_emissions_has_no_share():
     assert rec.met and rec.saving_fraction is None and rec.break_even_runs is None
 
 
+def test_a_stopped_trial_that_came_closer_is_the_closest():
+    last = EvalPoint.of(PERPLEXITY, math.log(10.5), 1, step=3, tokens=9)
+    pruned = record(1, 1.0, None, state=TrialState.PRUNED, evals=(last,))
+    closest = recommend(study(record(0, 2.0, 12.0), pruned, record(2, 1.0, 11.0))).closest
+    assert closest is not None
+    assert (closest.trial, closest.value) == (1, pytest.approx(10.5))
+    assert closest.why == "the best last evaluation, at step 3"
+
+
 def test_closest_is_the_most_accurate_complete_trial():
-    last = EvalPoint.of(PERPLEXITY, 1.0, 1, step=3, tokens=9)
+    last = EvalPoint.of(PERPLEXITY, math.log(11.5), 1, step=3, tokens=9)
     pruned = record(1, 1.0, None, state=TrialState.PRUNED, evals=(last,))
     answer = recommend(study(record(0, 2.0, 12.0), pruned, record(2, 1.0, 11.0))).as_json()
     assert answer["met"] is False

@@ -238,7 +238,7 @@ def test_what_is_pruned_in_words() -> None:
     def search(**changes) -> Search:
         return missed(**changes).config.search
 
-    assert "is sure to emit more, than the best" in pruning_text(search())
+    assert "is expected to emit more, than the best" in pruning_text(search())
     assert "(5 % of it runs to its end all the same, as an audit)" in pruning_text(search(pruning={"audit": 0.05}))
     assert pruning_text(search(goal="front")) == "what can't be on the front"  # no cap there
     assert goal_text(search(goal="front")).startswith("front: ")
@@ -249,6 +249,6 @@ def test_a_trial_that_stood_at_the_target_and_failed_is_not_said_to_miss_it() ->
     seen = curve(0, 6.0, 3.0)
     failed = seen.model_copy(update={"state": TrialState.FAILED, "failure": Failure(kind="RuntimeError", text="no")})
     view = StudyView(missed(failed))
-    assert headline(view) == "No trial completed; one stood at 3.000, the target is perplexity at most 4.000"
+    assert headline(view) == "No trial completed at the target, perplexity at most 4.000; one stood at 3.000"
     assert "closest_not_complete" in caveats_of(view.data)
     assert headline(StudyView(missed(curve(0, 6.0, 5.0)))).startswith("No trial reached the target")

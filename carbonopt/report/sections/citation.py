@@ -23,7 +23,10 @@ def sentence(study: StudyView) -> str | None:
         return None
     saved = ""
     if rec.baseline is not None and rec.saving_fraction is not None and rec.trial != rec.baseline.trial:
-        saved = f", {fmt.less_text(rec.saving_fraction)} than {baseline_text(rec.baseline)} ({sure_text(study)})"
+        misses = "" if rec.baseline.meets_target else ", which misses that target"
+        saved = (
+            f", {fmt.less_text(rec.saving_fraction)} than {baseline_text(rec.baseline)}{misses} ({sure_text(study)})"
+        )
         if equal := turned(study.comparison):
             saving = less_or_more_text((equal.saving_fraction_before, equal.saving_fraction))
             saved += f", and {saving} than that stopped when it first met the target"

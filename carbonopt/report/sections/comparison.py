@@ -63,10 +63,16 @@ def _runs(study: StudyView) -> Table | None:
     note = f"The baseline is {base.why}. "
     worse = quality.worse_by(rec.value, base.value)
     if math.isfinite(worse):
-        note += f"The recommendation's {quality.name} is {fmt.percent_text(worse)} worse (negative: better). "
-    note += f"The range is the interval of the whole runs at {fmt.percent_text(saving.level)} confidence, from "
-    note += f"{saving.seeds} and {saving.baseline_seeds} runs; of stopped ones, what the evaluations before leave open."
-    return table("comparison", "The recommendation against the baseline", rows, columns, note=note)
+        than = f"{fmt.percent_text(abs(worse))} {'worse' if worse > 0 else 'better'}"
+        note += f"The recommendation's {quality.name} is {than}. "
+    if saving.lowest is not None:
+        note += f"The range of whole runs is their interval at {fmt.percent_text(saving.level)} confidence, from "
+        note += f"{saving.seeds} and {saving.baseline_seeds} runs. "
+    if saving.seeds > 1 or saving.baseline_seeds > 1:
+        note += "Of stopped runs the share is the first run's, of the mean over all. "
+    if equal is not None and equal.both_stopped is not None:
+        note += "The range of stopped ones is what the evaluations before leave open."
+    return table("comparison", "The recommendation against the baseline", rows, columns, note=note.rstrip())
 
 
 def _configuration(study: StudyView) -> Table | None:

@@ -18,7 +18,7 @@ FEW_TRIALS = 10  # completed; below this the front is a sketch
 FAILURE_TEXT_LENGTH = 160  # characters; the whole text is in the exported record
 STOPPED_BECAUSE = {
     StopReason.TARGET: "target out of reach",
-    StopReason.CAP: "emits more, or is sure to emit more, than the best",
+    StopReason.CAP: "emits more, or is expected to emit more, than the best",
     StopReason.BUDGET: "the budget ended",
     StopReason.INTERRUPTED: "interrupted",
 }

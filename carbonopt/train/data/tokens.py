@@ -50,6 +50,9 @@ def make_encoder(workload: ModelWorkload, train: list[str], evaluation: list[str
         options = {"revision": revision, "trust_remote_code": model.trust_remote_code}
         with unloadable("tokenizer", str(name)):
             tokenizer = AutoTokenizer.from_pretrained(name, **options)
+        if not tokenizer("any text", add_special_tokens=False)["input_ids"]:  # what transformers makes of no files
+            instead = "save it there, too (tokenizer.save_pretrained), or give workload.tokenizer"
+            raise BadInput(f"the tokenizer of {name!r} makes no tokens of a text: its files are missing; {instead}.")
 
     def ids(documents: list[str]) -> Iterable[np.ndarray]:
         for start in range(0, len(documents), _DOCUMENTS_AT_ONCE):
