@@ -434,6 +434,12 @@ class Track(Frozen):
     tensorboard: bool = False
 
 
+_OTHER_TOKENS = (
+    "workload.tokenizer: train_bpe learns other tokens than those that workload.model.name_or_path was trained on; "
+    "leave it out for the model's own"
+)
+
+
 class StudyConfig(Frozen):
     name: Annotated[Name, AfterValidator(_not_dots_only)]
     workload: Workload | None = None  # a replay needs none
@@ -457,9 +463,17 @@ class StudyConfig(Frozen):
         return {
             no_baseline: self.confirm is not None and self.confirm.baseline and not has_start,
             "workload is missing; only a replay can do without": self.workload is None and launch.trains,
+            _OTHER_TOKENS: self._learns_other_tokens,
             unexpecting: self.budget.until is not None and (sampler, goal) != ("carbon", "recommend"),
             "carbon.objective: gpu needs GPUs to count, but launch.gpus is []": uncounted,
         }
+
+    @property
+    def _learns_other_tokens(self) -> bool:
+        """Whether pretrained weights would get a tokenizer whose tokens they have never seen."""
+        if self.workload is None or self.workload.model is None or self.workload.tokenizer is None:
+            return False
+        return self.workload.model.name_or_path is not None and self.workload.tokenizer.train_bpe is not None
 
     @property
     def quality(self) -> Quality:

@@ -96,7 +96,14 @@ _OFFLOADS = ("offload_optimizer.device", "offload_param.device", "cpu_offload", 
 _OFFLOAD_KEYS = tuple(f"zero_optimization.{key}" for key in _OFFLOADS)
 _DPO, _RLHF = ("dpo",), ("rlhf",)
 _NOT_COMPARED = ("causal_lm", "sft", "reward", "seq2seq", "classification")  # others compare a model with itself
-_of_steps = partial(Dimension, argument="warmup_steps", to_argument=lambda ratio, steps: math.ceil(ratio * steps))
+
+
+def warmup_steps(ratio: float, steps: int) -> int:
+    """Of a share of a run's steps. The rate of the first of them is 0: one step at least is none of them."""
+    return min(math.ceil(ratio * steps), steps - 1)
+
+
+_of_steps = partial(Dimension, argument="warmup_steps", to_argument=warmup_steps)
 
 
 class TrialParams(Frozen, extra="allow"):

@@ -157,9 +157,10 @@ def training_arguments(config: StudyConfig, record: TrialRecord) -> dict[str, An
     scheduler = arguments.get("lr_scheduler_type")
     if needed := scheduler_arguments(scheduler, params.decay_ratio, record.total_steps or 1):
         arguments["lr_scheduler_kwargs"] = needed | (arguments.get("lr_scheduler_kwargs") or {})
-    if (ratio := _warmup_ratio(config, record)) is not None:
+    ratio, steps = _warmup_ratio(config, record), record.total_steps
+    if ratio is not None and (steps is None or params.warmup_ratio is None):
         # A number of steps where it is known: the only thing that every transformers takes for the same.
-        arguments["warmup_steps"] = ratio if record.total_steps is None else math.ceil(ratio * record.total_steps)
+        arguments["warmup_steps"] = ratio if steps is None else math.ceil(ratio * steps)
     if params.precision is not None:
         arguments |= {"bf16": params.precision == "bf16", "fp16": params.precision == "fp16"}
     return arguments

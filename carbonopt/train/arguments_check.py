@@ -48,8 +48,10 @@ _WHY_OWNED = {
     "trials always train with DeepSpeed": "fsdp fsdp_config parallelism_config accelerator_config ddp_*",
     "the loss is the token-weighted cross entropy": "label_smoothing_factor average_tokens_across_devices",
     "carbonopt feeds the data itself": "remove_unused_columns label_names train_sampling_strategy length_column_name "
-    "dataloader_drop_last ignore_data_skip",
+    "dataloader_drop_last dataloader_prefetch_factor dataloader_persistent_workers dataloader_multiprocessing_context "
+    "include_num_input_tokens_seen ignore_data_skip",
     "a trial writes no checkpoints": "resume_from_checkpoint load_best_model_at_end metric_for_best_model push_to_hub "
+    "greater_is_better "
     "enable_jit_checkpoint restore_callback_states_from_checkpoint save_* hub_*",
     "evaluation is workload.evaluations and workload.eval_batch_size_per_gpu": "do_train do_eval do_predict "
     "per_device_eval_batch_size prediction_loss_only batch_eval_metrics include_for_metrics eval_*",
@@ -81,11 +83,16 @@ def check_training_arguments(
     if space["lr_scheduler"] is None:
         given_one = str(SchedulerType(made.lr_scheduler_type).value)
         check_schedule(space, (given_one,), f"{given_one} in {_PLACE}")
+    names = list(map(str, values_of(space["lr_scheduler"]))) or [str(SchedulerType(made.lr_scheduler_type).value)]
+    if "warmup_steps" in given and not any(map(DIMENSIONS["warmup_ratio"].acts_with, names)):
+        raise BadInput(f"{_PLACE}.warmup_steps has no effect with lr_scheduler {' or '.join(names)}; leave it out.")
     of_scheduler: Any = made.lr_scheduler_kwargs or {}
     for scheduler in values_of(space["lr_scheduler"]) or (made.lr_scheduler_type,):
         _check_scheduler(SchedulerType(scheduler), of_scheduler, space)
-    _check_optimizer(made)
+    _check_optimizer(made, given, space)
     _check_libraries(made)
+    with refused(f"{_PLACE}.log_level can't be had: {{}}; choose another one.", KeyError):
+        made.get_process_log_level()
 
 
 def _check_keys(given: dict[str, Any], space: Space, kind: type[TrainingArguments]) -> None:
@@ -147,8 +154,9 @@ def _check_scheduler(scheduler: SchedulerType, given: Mapping[str, Any], space: 
             made.step()
 
 
-def _check_optimizer(made: TrainingArguments) -> None:
-    """Raises BadInput where the optimizer can't be made here, or takes nothing of what is given for it."""
+def _check_optimizer(made: TrainingArguments, given: Mapping[str, Any], space: Space) -> None:
+    """Raises BadInput where the optimizer can't be made here, can't be divided as the space says, or takes nothing of
+    what is given for it."""
     name = getattr(made.optim, "value", made.optim)
     whole = copy.copy(made)
     if made.optim_target_modules is not None:
@@ -159,7 +167,13 @@ def _check_optimizer(made: TrainingArguments) -> None:
         weights: Any = list(_one_layer().parameters())
         for own in ("params", "model", "optimizer_dict"):  # as the Trainer takes them
             weights = options.pop(own, weights)
-        optimizer(weights, **options)
+        has_state = bool(optimizer(weights, **options).state)
+    if has_state and any(stage != 0 for stage in values_of(space["zero_stage"]) or (1,)):
+        rule = f"{_PLACE}.optim {name} has a state before its first step, which ZeRO can't divide"
+        raise BadInput(f"{rule}; fix search.space.zero_stage at 0, or choose another one.")
+    for key in ("adam_beta1", "adam_beta2", "adam_epsilon"):
+        if key in given and _changes_nothing(whole, **{key: getattr(made, key) / 2}):
+            raise BadInput(f"{_PLACE}.{key} changes nothing of the optimizer {name}; leave it out.")
     parts = [part for part in (made.optim_args or "").split(",") if part]
     for part in parts:
         if _changes_nothing(whole, optim_args=",".join(other for other in parts if other != part)):

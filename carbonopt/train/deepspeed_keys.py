@@ -42,6 +42,8 @@ def check_deepspeed_keys(settings: dict[str, Any]) -> None:
     for path, instead in OWNED.items():
         if _has_path(settings, path.split(".")):
             raise BadInput(f"workload.deepspeed can't have {path}: carbonopt sets it; {instead}.")
+    if not isinstance(zero := settings.get("zero_optimization", {}), dict):
+        raise BadInput(f"workload.deepspeed.zero_optimization must hold keys and their values, but got {zero!r:.80}.")
     from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
 
     own_errors = (DeepSpeedConfigError, ValueError, TypeError, AssertionError, KeyError, AttributeError)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from transformers import AutoConfig, Trainer, TrainerCallback, TrainerControl, TrainerState, set_seed
+from transformers import AutoConfig, TrainerCallback, TrainerControl, TrainerState, set_seed
 
 from carbonopt.core.events import Evaluated, Probed
 from carbonopt.core.files import PreparedFolder, write_json
@@ -28,6 +28,7 @@ from carbonopt.train.deepspeed_config import deepspeed_config
 from carbonopt.train.failures import Diverged
 from carbonopt.train.fast_step import install_fast_step
 from carbonopt.train.imports import load_compiler
+from carbonopt.train.schedule import ScheduledTrainer
 from carbonopt.train.tasks.base import Trained, TrialRun
 from carbonopt.train.tasks.trainer_task import TrainerTask
 from carbonopt.train.whole_step import WholeStep, whole_step
@@ -36,7 +37,7 @@ _PROBE_CHECK = 2  # step at which a probe first looks at the clock, which waits 
 _LOSS_CHECK_STEPS = 50  # reading the loss waits for the GPU; between two evaluations this often is enough
 
 
-class TrialTrainer(Trainer):
+class TrialTrainer(ScheduledTrainer):
     """The Trainer with the trial's own order of data, which already is this rank's part, batch by batch."""
 
     last_loss: torch.Tensor | None = None  # of this rank's last micro batch, still on its device

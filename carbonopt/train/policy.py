@@ -24,6 +24,7 @@ from carbonopt.train.client import Speaker
 from carbonopt.train.data.packing import batches_of_rank
 from carbonopt.train.data.prompts import Prompts
 from carbonopt.train.decoding import GRAPHED, install_token_graph
+from carbonopt.train.schedule import ScheduledTrainer
 from carbonopt.train.tasks.base import Evaluation, TrialRun
 from carbonopt.train.tasks.rlhf import RLHF
 
@@ -74,10 +75,10 @@ class _Policy:
         return made
 
 
-class _GRPO(_Policy, GRPOTrainer): ...
+class _GRPO(_Policy, ScheduledTrainer, GRPOTrainer): ...
 
 
-class _RLOO(_Policy, RLOOTrainer): ...
+class _RLOO(_Policy, ScheduledTrainer, RLOOTrainer): ...
 
 
 def _is_adapted(model: Any) -> bool:

@@ -87,10 +87,11 @@ def _of_model(name: str, key: str) -> Rewards:
     def rewards(prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
         texts = [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
         frame = Frame.around(tokenizer, texts[0], ends=False)
+        before, after = frame.before.tolist(), frame.after.tolist()  # torch joins no numpy numbers with Python's
         scores: list[float] = []
         for start in range(0, len(texts), _AT_ONCE):
             rows = tokenizer(texts[start : start + _AT_ONCE], add_special_tokens=False)["input_ids"]
-            rows = [[*frame.before, *row, *frame.after] for row in rows]
+            rows = [[*before, *row, *after] for row in rows]
             batch = tokenizer.pad({"input_ids": rows}, padding_side="right", return_tensors="pt").to(ranks.device())
             scores += model(**batch).logits[:, 0].float().tolist()
         return scores

@@ -153,6 +153,7 @@ def test_an_arguments_value_is_the_dimensions_own_but_for_the_warm_up() -> None:
         if name not in ("warmup_ratio", "optimizer"):
             assert dimension.to_argument(0.1, 101) == 0.1
     assert DIMENSIONS["warmup_ratio"].to_argument(0.1, 101) == 11, "steps, as transformers rounds them"
+    assert DIMENSIONS["warmup_ratio"].to_argument(0.1, 1) == 0, "else the only step would change nothing"
 
 
 DEEPSPEED: dict[str, Any] = {  # a value that DeepSpeed allows

@@ -9,7 +9,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from carbonopt.core.config import Choices, Fixed, Space, Workload
 from carbonopt.core.dimensions import TrialParams
@@ -394,7 +394,6 @@ def test_a_local_folder_is_a_data_set(tmp_path, monkeypatch):
         ({"lr_scheduler_kwargs": "{}"}, "must hold keys and their values"),
         ({"adam_beta1": 5}, "the optimizer adamw_torch_fused can't be made here: .* 5;"),
         ({"dataloader_num_workers": 1.5}, "must be a whole number, but got 1.5"),
-        ({"dataloader_prefetch_factor": 1.5}, "must be a whole number, but got 1.5"),
         ({"torch_compile_mode": "nope"}, "torch_compile_mode nope can't be compiled with"),
         ({"torch_compile_backend": "nope"}, "torch_compile_backend nope .* can't be compiled with"),
         ({"optim": "galore_adamw", "optim_target_modules": "all-linear"}, "optimizer galore_adamw can't be made"),
@@ -402,6 +401,10 @@ def test_a_local_folder_is_a_data_set(tmp_path, monkeypatch):
         ({"optim": "sgd", "optim_args": "momentum"}, "optimizer sgd can't be made here"),
         ({"optim": "sgd", "optim_args": "momentum=0.9,foo=bar"}, "foo=bar changes nothing of the optimizer sgd"),
         ({"optim_args": "foo=bar"}, "foo=bar changes nothing of the optimizer adamw_torch_fused"),
+        ({"optim": "sgd", "adam_epsilon": 1e-3}, "adam_epsilon changes nothing of the optimizer sgd"),
+        ({"optim": "adagrad"}, "adagrad has a state before its first step, which ZeRO can't divide"),
+        ({"log_level": "bogus"}, "log_level can't be had: .*bogus"),
+        ({"dataloader_prefetch_factor": 2}, "carbonopt feeds the data itself"),
         ({"optim_target_modules": ["c_attn"]}, "optim_target_modules changes nothing"),
         ({"use_liger_kernel": True}, "use_liger_kernel can't be had here"),
         ({"liger_kernel_config": {"rope": True}}, "liger_kernel_config has no effect without use_liger_kernel"),
@@ -553,3 +556,21 @@ def test_refuses_an_offload_that_the_stage_lacks(stage, offload):
     )
     with pytest.raises(BadInput, match="needs zero_stage"):
         deepspeed_config(params, workload(), on_gpu=True)
+
+
+def test_warm_up_beside_a_rate_that_has_none_is_refused():
+    space = SPACE.model_copy(update={"lr_scheduler": Fixed(value="constant")})
+    with pytest.raises(BadInput, match="warmup_steps has no effect with lr_scheduler constant"):
+        check_training_arguments({"warmup_steps": 5}, space)
+
+
+def test_a_folder_without_its_tokenizer_is_refused(tmp_path):
+    GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, n_positions=8, vocab_size=30)).save_pretrained(tmp_path)
+    with pytest.raises(BadInput, match="its files are missing; save it there, too"):
+        make_encoder(workload(model={"name_or_path": str(tmp_path)}, tokenizer=None), ["abc"], ["abc"])
+
+
+def test_an_evaluation_in_another_alphabet_is_refused():
+    encoder = make_encoder(workload(), ["abc"], ["abяю"])
+    assert encoder.unknown_share(encoder.encode(["abca"])) == 0.0
+    assert encoder.unknown_share(encoder.encode(["abяю"])) == 0.5

@@ -297,6 +297,15 @@ def test_a_step_of_muon_is_orthogonal(more, trial):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("params", [{}, {"zero_stage": 3}, {"zero_stage": 0, "precision": "bf16"}])
+@pytest.mark.parametrize("scheduler", ["polynomial", "cosine_with_min_lr"])
+def test_a_schedule_that_reads_the_optimizers_own_rate(scheduler, params, trial, reference):
+    given = {"training_arguments": {"lr_scheduler_kwargs": {"min_lr": 1e-4}}} if scheduler.startswith("cos") else {}
+    run = trial({**WORKLOAD, **given}, lr_scheduler=scheduler, **params)
+    assert run.values[-1] == pytest.approx(reference.values[-1], rel=0.05)
+
+
+@pytest.mark.slow
 def test_muon_learns_faster_than_adamw_and_alike_on_two_ranks(trial, reference):
     one = trial(zero_stage=0, optimizer="muon")
     two = trial(zero_stage=0, optimizer="muon", world_size=2, micro_batch_size_per_gpu=2)

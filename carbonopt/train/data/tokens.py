@@ -25,6 +25,11 @@ class Encoder:
     tokenizer: PreTrainedTokenizerBase
     rows: Callable[[list[str]], Iterable[np.ndarray]]  # each document's token ids, without special tokens
 
+    def unknown_share(self, tokens: Tokens) -> float:
+        """Of tokens that stand for whatever the tokenizer doesn't know, which are as one and easily predicted."""
+        unknown = self.tokenizer.unk_token_id
+        return 0.0 if unknown in (None, self.tokenizer.eos_token_id) else float(np.mean(tokens == unknown))
+
     def encode(self, documents: list[str]) -> Tokens:
         """All documents in one array, with the end-of-text token between two of them where the tokenizer has one."""
         dtype = np.uint16 if len(self.tokenizer) <= 2**16 else np.uint32

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from carbonopt.train.loop import TrialTrainer
 
 
+_MOST_UNKNOWN = 0.1  # of the evaluation's tokens
+
+
 class CausalLMWorkload(ModelWorkload, extra="forbid"):
     task: Literal["causal_lm"] = "causal_lm"
     dataset: TextDataset
@@ -62,6 +65,12 @@ class CausalLM(TrainerTask):
             raise BadInput(f"{rule}, but has {len(train)} tokens; {more}.")
         if len(evaluation) < 2:
             raise BadInput(f"the evaluation text must have at least 2 tokens, but has {len(evaluation)}.")
+        unknown = encoder.unknown_share(evaluation)
+        if unknown > _MOST_UNKNOWN:
+            rule = f"at most {_MOST_UNKNOWN:.0%} of the evaluation's tokens may be unknown to the tokenizer"
+            raise BadInput(
+                f"{rule}, which takes them all for one, but {unknown:.0%} are; give a text like the training's."
+            )
         eval_examples = packing.sequence_count(len(evaluation), length, keep_tail=True)
         np.save(folder.train, train, allow_pickle=False)
         np.save(folder.evaluation, evaluation, allow_pickle=False)
@@ -78,6 +87,7 @@ class CausalLM(TrainerTask):
             model_parameters=parameters,
             versions=imports.package_versions(),
             eval_batch_size_per_gpu=self.eval_batch_size_here(config, eval_examples),
+            notes=(f"{unknown:.2%} of the evaluation's tokens are unknown to the tokenizer.",) if unknown else (),
         )
 
     def trainer(self, run: TrialRun, model: Any, arguments: "TrainingArguments") -> "TrialTrainer":

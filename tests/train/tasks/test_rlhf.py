@@ -88,12 +88,15 @@ def others(run: Run, name: str) -> list[float]:
 # ----------------------------------------------------------------------------------------------------------- rewards
 
 
-def test_a_reward_model_scores_as_the_task_reward_has_trained_it(tmp_path):
+@pytest.mark.parametrize("end", [None, "</s>"])  # the end of a text, where it isn't the padding
+def test_a_reward_model_scores_as_the_task_reward_has_trained_it(end, tmp_path):
     """Prompt and completion as one text, whichever others are in the batch."""
     from carbonopt.train.data.pair_rows import Pair, tokenized
     from carbonopt.train.data.tokens import Encoder
 
     tokenizer = AutoTokenizer.from_pretrained(prepared_in(tmp_path).tokenizer)
+    if end is not None:
+        tokenizer.add_special_tokens({"eos_token": end})
     config = AutoConfig.for_model(**LLAMA, vocab_size=len(tokenizer), num_labels=1, pad_token_id=tokenizer.pad_token_id)
     torch.manual_seed(0)
     model = AutoModelForSequenceClassification.from_config(config).eval()
