@@ -10,9 +10,10 @@ class ScheduledTrainer(Trainer):
     lowest rate) read of it."""
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        inner = optimizer = self.optimizer if optimizer is None else optimizer
+        optimizer = self.optimizer if optimizer is None else optimizer
+        inner: Any = optimizer
         while not hasattr(inner, "defaults"):
             inner = inner.optimizer
-        if inner is not optimizer:
+        if optimizer is not None and inner is not optimizer:
             optimizer.defaults = inner.defaults
         return super().create_scheduler(num_training_steps, optimizer=optimizer)
