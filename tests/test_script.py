@@ -16,12 +16,12 @@ from commands import carbonopt, within
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import quality_of
-from carbonopt.core.trial import Phase, QualityResult, StopReason, TrialRecord, TrialSpec, TrialState
+from carbonopt.core.trial import Phase, StopReason, TrialRecord, TrialSpec, TrialState
 from carbonopt.energy.meter import ReplayMeter
 from carbonopt.engines.process.processes import WorkProcesses
 from carbonopt.study.check import check
 from carbonopt.study.file import load_study
-from carbonopt.study.supervisor import Rules, TrialWatch
+from carbonopt.study.supervisor import Rules, TrialWatch, begun
 from carbonopt.train.tasks.script import Script, ScriptWorkload
 
 LOOP = """
@@ -72,7 +72,7 @@ def watched(script: str, folder: Path, *, quality: str = "accuracy", steps: int 
     trial = WorkProcesses([*program.argv], [{}], environment, log, folder=program.folder, invites=True)
     return TrialWatch(
         spec=spec.model_copy(update={"program": program}),
-        quality=QualityResult.named(judged_by),
+        so_far=begun(spec, judged_by, "worker", None),
         trial=trial,
         meter=meter,
         rules=Rules(**settings),

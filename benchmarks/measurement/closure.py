@@ -42,7 +42,7 @@ def main() -> None:
             if "carbonopt.train.worker" in " ".join(process.cmdline()):
                 process.kill()
         run.wait()
-        study_data = StudyStorage.of_folder(connect(storage_url(paths, None), must_exist=True), paths).read(live=False)
+        study_data = StudyStorage.of_folder(connect(storage_url(paths, None), must_exist=True), paths).read()
     results = {
         "exit_code": run.returncode,
         "footprint": footprint(study_data).model_dump(mode="json"),

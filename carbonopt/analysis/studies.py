@@ -9,7 +9,7 @@ from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import Target
-from carbonopt.core.study import StudyData
+from carbonopt.core.study import StudyData, wall_clock_s
 from carbonopt.core.units import emissions_kg_co2e
 from carbonopt.core.values import Frozen
 
@@ -108,7 +108,7 @@ def _compared(name: str, data: StudyData, rec: Recommendation, common: tuple[flo
         spent_energy_kwh=rec.study_energy_kwh,
         spent_emissions_kg_co2e=rec.study_emissions_kg_co2e,
         spent_common_emissions_kg_co2e=emissions_kg_co2e(rec.study_energy_kwh, *common),
-        spent_duration_s=sum(session.duration_s for session in data.sessions),
+        spent_duration_s=wall_clock_s(data.sessions),
         ended=data.ended is not None,
     )
 

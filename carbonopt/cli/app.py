@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import signal
+import socket
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -51,6 +52,7 @@ def run(
     storage: StorageUrl = None,
     trials: Annotated[int | None, typer.Option("--trials", min=1, max=10**6, help="Instead of budget.trials.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, max=2**31 - 1, help="Instead of search.seed.")] = None,
+    worker: Annotated[bool, typer.Option("--worker", help="Join the study, which another command leads.")] = False,
 ) -> None:
     """Run a study, or go on with it, and write its report.
 
@@ -61,17 +63,20 @@ def run(
     from carbonopt.study.file import PipelineFile, load_study
 
     if (pipeline := PipelineFile.load(study)) is not None:
-        if given := [name for name, value in (("--storage", storage), ("--trials", trials)) if value is not None]:
+        options = (("--storage", storage), ("--trials", trials), ("--worker", worker or None))
+        if given := [name for name, value in options if value is not None]:
             raise BadInput(f"{given[0]} is for one study, but {study} chains several; leave it out.")
         _run_pipeline(pipeline, out, seed)
     config = load_study(study)
     for part, key, value in (("budget", "trials", trials), ("search", "seed", seed)):
         if value is not None:
             config = config.model_copy(update={part: getattr(config, part).model_copy(update={key: value})})
-    paths = StudyPaths(out) if out is not None else StudyPaths.default(config.name)
-    data, page = _run_study(config, study.read_text(encoding="utf-8"), paths, storage)
+    root = (StudyPaths(out) if out is not None else StudyPaths.default(config.name)).root
+    paths = StudyPaths(root, f"{socket.gethostname()}-{os.getpid()}" if worker else None)
+    data, page = _run_study(config, study.read_text(encoding="utf-8"), paths, storage, joins=worker)
     met = _print_recommendation(data)
-    print(f"\nReport: {_printable(str(page))}")
+    if page is not None:
+        print(f"\nReport: {_printable(str(page))}")
     _exit(met)
 
 
@@ -111,9 +116,15 @@ def _run_pipeline(file: "PipelineFile", out: Path | None, seed: int | None) -> N
 
 
 def _run_study(
-    config: "StudyConfig", text: str, paths: "StudyPaths", storage: str | None, as_step: "AsStep | None" = None
-) -> "tuple[StudyData, Path]":
-    """Runs it, or goes on with it, and writes its report; `text`: its file."""
+    config: "StudyConfig",
+    text: str,
+    paths: "StudyPaths",
+    storage: str | None,
+    as_step: "AsStep | None" = None,
+    *,
+    joins: bool = False,
+) -> "tuple[StudyData, Path | None]":
+    """Runs it, or goes on with it, and writes its report, unless it `joins` another command's; `text`: its file."""
     from carbonopt.cli.display import LiveDisplay
     from carbonopt.core.files import check_kinds
     from carbonopt.doctor import before_run
@@ -145,12 +156,14 @@ def _run_study(
 
         trackers = open_trackers(config, paths.trackers, display.warn)
         try:
-            data = run_study(checked, text, paths, storage, display, trackers, interrupted, warn, meanwhile, as_step)
+            data = run_study(
+                checked, text, paths, storage, display, trackers, interrupted, warn, meanwhile, as_step, joins=joins
+            )
         finally:
             trackers.close()
             display.close()
         interrupted.raise_on_signal()  # what was measured is stored
-        return data, _write_report(data, paths, paths.report)
+        return data, None if joins else _write_report(data, paths, paths.report)
 
 
 @app.command()
@@ -419,7 +432,7 @@ def _printable(text: str) -> str:
 
 def _read(study_dir: Path, url: str | None) -> "tuple[StudyPaths, StudyData]":
     """A study from its folder. Raises BadInput if there is none, or it can't be read."""
-    from carbonopt.storage.paths import StudyPaths, is_locked
+    from carbonopt.storage.paths import StudyPaths
     from carbonopt.storage.pipeline import read_study
 
     paths = StudyPaths(study_dir)
@@ -427,7 +440,7 @@ def _read(study_dir: Path, url: str | None) -> "tuple[StudyPaths, StudyData]":
         if url is None and not paths.storage.exists() and not paths.storage_pointer.exists():
             advice = "give the folder that `carbonopt run` wrote, such as runs/NAME"
             raise BadInput(f"{study_dir} holds no study; {advice}.")
-        return paths, read_study(paths, url).read(live=is_locked(paths))
+        return paths, read_study(paths, url).read()
     except OSError as error:
         advice = "ask its owner for a copy" if isinstance(error, PermissionError) else "give a study's folder"
         raise BadInput(f"{study_dir} can't be read: {error.strerror}; {advice}.") from error

@@ -50,9 +50,9 @@ class LiveDisplay:
         else:
             self._print(text)
 
-    def study_started(self, data: StudyData) -> None:
+    def study_started(self, data: StudyData, hours_before: float) -> None:
         self._spent_kwh = data.spent_kwh()
-        self._hours_before = sum(session.duration_s for session in data.sessions[:-1]) / 3600  # the last is this one
+        self._hours_before = hours_before
         for record in data.records:
             self._consider(record)
         self._ended = _searched(data)

@@ -379,6 +379,11 @@ class Carbon(Frozen):
         }
 
 
+# How many trials of a search several workers run at once. Proposals that are made side by side know less, and take more
+# energy: "frugal" begins another one where at most 1 + ended ÷ 2 run then, "full" wherever a worker is free.
+Haste = Literal["frugal", "full"]
+
+
 class LocalLaunch(Frozen):
     """Trials on this machine: one rank for each GPU; with `gpus: []` on the CPU."""
 
@@ -390,6 +395,7 @@ class LocalLaunch(Frozen):
     cpu_ranks: int = Field(default=1, ge=1, le=64)  # with `gpus: []`
     timeout_s: float = Field(default=900.0, gt=0)  # a trial without any progress for so long is ended
     warm_start: bool = True  # trials are forked from a process that has imported everything; false: each one imports it
+    haste: Haste = "frugal"
 
     def faults(self) -> dict[str, bool]:
         return {
@@ -413,6 +419,7 @@ class ReplayLaunch(Frozen):
 
     kind: Literal["replay"]
     table: Name
+    haste: Haste = "frugal"
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -502,6 +509,6 @@ class StudyConfig(Frozen):
         return may_be_other_than(space["torch_compile"], False) or (bool(self.launch.gpus) and on_gpus)
 
     def identity(self) -> dict[str, Any]:
-        """What makes two study files the same study: all but budget, confirmation, trackers, trace and warm start."""
-        parts = {"carbon": {"trace"}, "launch": {"warm_start"}}
+        """What makes two study files the same study: all but budget, confirmation, trackers, trace, start and haste."""
+        parts = {"carbon": {"trace"}, "launch": {"warm_start", "haste"}}
         return self.model_dump(mode="json", exclude={"budget": True, "confirm": True, "track": True, **parts})

@@ -1,5 +1,6 @@
 """Everything the storage knows of a study, as frozen values: what analysis and reports are made from, anywhere."""
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -100,6 +101,22 @@ class SessionLedger(Frozen):
     gap_gpu_kwh: float | None = None
     outer_gpu_kwh: float | None = None
     idle: tuple[IdlePower, ...] = ()  # each GPU, before the call's first trial
+
+
+def wall_clock_s(sessions: Iterable[SessionLedger], until: datetime | None = None) -> float:
+    """How long at least one of these calls worked, in seconds: what several did at once counts once. `until`: what was
+    later doesn't count."""
+    spans = []
+    for session in sessions:
+        begin = datetime.fromisoformat(session.started_at)
+        spans.append((begin, begin + timedelta(seconds=session.duration_s)))
+    total, reached = timedelta(0), None
+    for begin, end in sorted(spans):
+        begin, end = (moment if until is None else min(moment, until) for moment in (begin, end))
+        reached = begin if reached is None else reached
+        total += max(end - max(begin, reached), timedelta(0))
+        reached = max(end, reached)
+    return total.total_seconds()
 
 
 class StudyData(Frozen):

@@ -79,6 +79,13 @@ class ReplayEngine(Engine):
     def _runs(self) -> list[RecordedRun]:
         return read_table(self._path, self._quality)
 
+    @cached_property
+    def _by_params(self) -> dict[tuple[Scalar, ...], list[RecordedRun]]:
+        rows: dict[tuple[Scalar, ...], list[RecordedRun]] = {}
+        for run in self._runs:
+            rows.setdefault(tuple(run.params[key] for key in self._runs[0].params), []).append(run)
+        return rows
+
     def check(self, space: SearchSpace) -> None:
         """Refuses a table that can't be read, and a space with a configuration that was not recorded, naming the
         nearest rows."""
@@ -110,7 +117,9 @@ class ReplayEngine(Engine):
 
     def _find(self, params: TrialParams, seed: int) -> RecordedRun:
         wanted = {key: getattr(params, key) for key in self._runs[0].params}
-        rows = [run for run in self._runs if all(_apart(run.params[key], wanted[key]) < 1e-9 for key in wanted)]
+        rows = self._by_params.get(tuple(wanted.values())) or [
+            run for run in self._runs if all(_apart(run.params[key], wanted[key]) < 1e-9 for key in wanted)
+        ]
         if not rows:
             by_distance = sorted(
                 self._runs, key=lambda run: math.fsum(_apart(run.params[key], wanted[key]) for key in wanted)

@@ -15,21 +15,29 @@ DEEPSPEED_SETTINGS = "ds_config.json"  # in a trial's folder
 _MAX_NAME_BYTES = 200  # file systems take 255, of which a new folder's temporary name needs a few
 
 
-class StudyPaths:
-    """The folder of one study. Everything but the storage is a log or can be made again."""
+def turn_file(database: Path) -> Path:
+    """Whose lock says which worker has its turn (see `storage.workers`)."""
+    return database.with_name(f"{database.name}-turn")
 
-    def __init__(self, root: Path) -> None:
+
+class StudyPaths:
+    """The folder of one study. Everything but the storage is a log or can be made again. `worker`: one that joins; its
+    own logs are aside."""
+
+    def __init__(self, root: Path, worker: str | None = None) -> None:
         self.root = root
+        self.workers = root / "workers"
+        self.own = own = root if worker is None else self.workers / worker
         self.storage = root / "study.db"
         self.storage_pointer = root / "storage.json"  # where it is when it is not that file; never holds a password
-        self.lock = root / ".lock"
+        self.lock = own / ".lock"
         self.prepared = root / "prepared"
-        self.prepare_spec = root / "prepare.json"
-        self.prepare_log = root / "prepare-log.txt"
-        self.template_log = root / "template-log.txt"
+        self.prepare_spec = own / "prepare.json"
+        self.prepare_log = own / "prepare-log.txt"
+        self.template_log = own / "template-log.txt"
         self.trials = root / "trials"
         self.probes = root / "probes"
-        self.trackers = root / "track"
+        self.trackers = own / "track"
         self.report = root / "report"
 
     @classmethod
@@ -59,7 +67,7 @@ class StudyPaths:
 
     def waiting_log(self, number: int) -> Path:
         """Of processes that don't know yet which trial they are."""
-        return self.root / f".next-{number}-log.txt"
+        return self.own / f".next-{number}-log.txt"
 
     def check_kinds(self) -> None:
         """Raises BadInput where a folder has to be and something else is, or the other way round: else that would be
@@ -76,7 +84,7 @@ class StudyPaths:
         if self.storage.exists() or self.storage_pointer.exists():
             return []
         own = (self.lock, self.prepared, self.prepare_log, self.template_log, self.prepare_spec, self.trackers)
-        made = {path.name for path in own} | {f"{self.storage.name}-journal"}
+        made = {path.name for path in (*own, self.workers, turn_file(self.storage))} | {f"{self.storage.name}-journal"}
         names = {path.name for path in self.root.iterdir() if path.suffix not in (".part", ".old")}  # half made
         return sorted(names - made)
 
@@ -117,16 +125,16 @@ def _check_kinds(folders: Iterable[Path], files: Iterable[Path]) -> None:
 def own_folder(paths: StudyPaths | PipelinePaths) -> Iterator[None]:
     """The folder of a study or a pipeline, for one command at a time. Raises BadInput if it can't be made, holds other
     files, or another command works in it. After a BadInput inside, what this made is gone again, but for studies."""
-    root, what = paths.root, "study" if isinstance(paths, StudyPaths) else "pipeline"
+    root, own, what = paths.root, paths.lock.parent, "study" if isinstance(paths, StudyPaths) else "pipeline"
     try:
         if root.exists() and not root.is_dir():
             raise BadInput(f"--out {root} is a file; give a folder.")
-        missing = [folder for folder in (root, *root.absolute().parents) if not folder.exists()]
-        root.mkdir(parents=True, exist_ok=True)
+        missing = [folder for folder in (own, *own.absolute().parents) if not folder.exists()]
+        own.mkdir(parents=True, exist_ok=True)
         if strange := paths.foreign_files():
             raise BadInput(f"--out {root} holds other files ({strange[0]}) and no {what}; give a new folder.")
         paths.check_kinds()
-        empty = not any(root.iterdir())
+        empty = not any(own.iterdir())
         if paths.lock.is_fifo():
             raise BadInput(f"--out {root} can't be written to: {paths.lock} is a pipe; remove it.")
         lock = paths.lock.open("w")
@@ -140,7 +148,7 @@ def own_folder(paths: StudyPaths | PipelinePaths) -> Iterator[None]:
         try:
             yield
         except BadInput:
-            made = [] if not empty or (isinstance(paths, PipelinePaths) and paths.ledger.exists()) else root.iterdir()
+            made = [] if not empty or (isinstance(paths, PipelinePaths) and paths.ledger.exists()) else own.iterdir()
             for path in made:
                 if path.is_dir():
                     shutil.rmtree(path)

@@ -6,7 +6,7 @@ from carbonopt.core.errors import BadInput, first_fault
 from carbonopt.core.files import read_text, write_bytes
 from carbonopt.core.pipeline import Pipeline, PipelineData, PipelineSession
 from carbonopt.core.values import Frozen
-from carbonopt.storage.paths import PipelinePaths, StudyPaths, is_locked
+from carbonopt.storage.paths import PipelinePaths, StudyPaths
 from carbonopt.storage.study import StudyStorage
 from carbonopt.storage.url import connect, storage_url
 
@@ -41,5 +41,5 @@ def read_study(paths: StudyPaths, url: str | None = None) -> StudyStorage:
 def read_pipeline(paths: PipelinePaths, ledger: Ledger) -> PipelineData:
     """With the studies that have begun. Raises BadInput if one can't be read."""
     begun = {name: study for name in ledger.pipeline.folders() if (study := paths.study(name)).storage.exists()}
-    studies = {folder: read_study(study).read(live=is_locked(study)) for folder, study in begun.items()}
+    studies = {folder: read_study(study).read() for folder, study in begun.items()}
     return PipelineData(pipeline=ledger.pipeline, studies=studies, sessions=ledger.sessions)

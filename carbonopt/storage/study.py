@@ -4,12 +4,12 @@ import functools
 import json
 import sqlite3
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import optuna
-from optuna.storages import BaseStorage
+from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial
 from optuna.trial import TrialState as OptunaState
 from pydantic import ValidationError
@@ -20,6 +20,7 @@ from carbonopt.core.errors import RENAMED_KEYS, BadInput, CarbonoptError, first_
 from carbonopt.core.quality import Target
 from carbonopt.core.study import CarbonTrace, InputFile, Provenance, SessionLedger, StudyData
 from carbonopt.core.trial import Prepared, StopReason, TrialRecord, TrialState
+from carbonopt.storage import workers
 from carbonopt.storage.paths import StudyPaths, is_locked
 from carbonopt.storage.url import RESTORE, first_line, stored_pointer, what_is_wrong
 
@@ -33,11 +34,12 @@ WORST_VIOLATION = 10.0  # for a trial that taught nothing about its quality; e^1
 class StudyStorage:
     """One study. The `study` attribute is Optuna's, for asking."""
 
-    def __init__(self, storage: BaseStorage, name: str) -> None:
+    def __init__(self, storage: RDBStorage, name: str) -> None:
         self.study, self._storage = optuna.load_study(study_name=name, storage=storage), storage
+        self._ended: dict[int, TrialRecord] = {}  # of trials that have, which nobody changes any more
 
     @classmethod
-    def load(cls, storage: BaseStorage, name: str) -> "StudyStorage | None":
+    def load(cls, storage: RDBStorage, name: str) -> "StudyStorage | None":
         """The study of that name, or None, also for one that `create` was killed in."""
         with _readable(f"study {name!r}"):
             if name not in optuna.get_all_study_names(storage):
@@ -51,7 +53,7 @@ class StudyStorage:
         return own and not self._trials and "provenance" not in self.study.user_attrs
 
     @classmethod
-    def of_folder(cls, storage: BaseStorage, paths: StudyPaths) -> "StudyStorage":
+    def of_folder(cls, storage: RDBStorage, paths: StudyPaths) -> "StudyStorage":
         """The study that a folder belongs to. Raises BadInput if the storage is damaged, or does not hold it, or holds
         several and the folder doesn't say which."""
         pointer = stored_pointer(paths)
@@ -69,7 +71,7 @@ class StudyStorage:
         raise BadInput(f"{must} none: it is damaged ({RESTORE}), or {ended}.")
 
     @classmethod
-    def create(cls, storage: BaseStorage, config: StudyConfig, provenance: Provenance) -> "StudyStorage":
+    def create(cls, storage: RDBStorage, config: StudyConfig, provenance: Provenance) -> "StudyStorage":
         quality = config.quality
         study = optuna.create_study(
             study_name=config.name, storage=storage, directions=["minimize", quality.direction], load_if_exists=True
@@ -85,15 +87,19 @@ class StudyStorage:
         self.study.set_user_attr("config", config.model_dump(mode="json"))
         self.study.set_user_attr("provenance", provenance.model_dump(mode="json"))
 
-    def check_same(self, config: StudyConfig, where: str) -> None:
-        """Refuses another study's storage: raises BadInput, naming the first key that differs."""
+    def check_same(self, config: StudyConfig, where: str, *, joins: bool) -> None:
+        """Refuses another study's storage: raises BadInput, naming the first key that differs. `joins`: for a worker
+        that brings devices of its own."""
         with _readable(f"study {config.name!r}"):
-            stored = self.study.user_attrs.get("config")
-        if stored is None:
+            is_ours = "config" in self.study.user_attrs
+        if not is_ours:
             raise BadInput(f"{where} holds a study {config.name!r} that carbonopt did not make; rename yours.")
-        if difference := _first_difference(self.read(live=False).config.identity(), config.identity()):
+        stored, given = self.read().config.identity(), config.identity()
+        if joins:
+            stored, given = ({**identity, "launch": None} for identity in (stored, given))
+        if difference := _first_difference(stored, given):
             advice = "Give another --out (or another name), or restore the study file"
-            allowed = "only budget, confirm, track, carbon.trace and launch.warm_start may change"
+            allowed = "only budget, confirm, track, carbon.trace, launch.warm_start and launch.haste may change"
             raise BadInput(f"{where} holds another study: {difference}. {advice}; {allowed}.")
 
     def set_prepared(self, prepared: Prepared) -> None:
@@ -124,23 +130,29 @@ class StudyStorage:
         """Of a probe, by its own number; again and again while it runs."""
         self.study.set_user_attr(f"{_PROBE}{record.trial}", record.as_json())
 
-    def probes(self) -> tuple[TrialRecord, ...]:
-        """By number. Raises BadInput for a record that is damaged."""
+    def probes(self, living: Collection[str]) -> tuple[TrialRecord, ...]:
+        """By number. `living`: as in `read`. Raises BadInput for a record that is damaged."""
         told = {key: own for key, own in self.study.user_attrs.items() if key.startswith(_PROBE)}
-        return tuple(sorted((_probe(key, own) for key, own in told.items()), key=lambda record: record.trial))
+        probes = (_as_ended(_probe(key, own), living) for key, own in told.items())
+        return tuple(sorted(probes, key=lambda record: record.trial))
 
-    def read(self, *, live: bool) -> StudyData:
-        """The whole study. `live`: whether a command works on it, so that a trial may be running. Raises BadInput if
-        what is stored is not what carbonopt writes."""
+    def workers(self) -> frozenset[str]:
+        """The live ones, by their names."""
+        return workers.living(self._storage, self.study.study_name)
+
+    def read(self, living: Collection[str] | None = None) -> StudyData:
+        """The whole study. `living`: the live workers, which may run trials; None: the storage is asked. Raises
+        BadInput if what is stored is not what carbonopt writes."""
         with _readable(f"study {self.study.study_name!r}"):
+            living = self.workers() if living is None else living
             attributes = self.study.user_attrs
             prepared, trace, inputs = (attributes.get(key) for key in ("prepared", "trace", "inputs"))
             config = StudyConfig.model_validate(attributes["config"])
             return StudyData(
                 config=config,
-                records=_records(self._trials, config, live),
+                records=self._records(config, living),
                 sessions=self.sessions(),
-                probes=tuple(_as_ended(probe, live) for probe in self.probes()),
+                probes=self.probes(living),
                 provenance=Provenance.model_validate(attributes["provenance"]),
                 prepared=None if prepared is None else Prepared(**prepared),
                 trace=None if trace is None else CarbonTrace.model_validate_json(trace),
@@ -148,13 +160,40 @@ class StudyStorage:
                 ended=attributes.get("ended"),
             )
 
+    def _records(self, config: StudyConfig, living: Collection[str]) -> tuple[TrialRecord, ...]:
+        """Of all trials that were begun. Raises BadInput if a trial is missing (without it another one may be
+        recommended), or what the search chose for it is."""
+        trials = self._trials
+        if missing := sorted(set(range(len(trials))) - {trial.number for trial in trials}):
+            raise BadInput(f"trial {missing[0]} is missing")
+        records, free = [], config.search.space.free().keys()
+        for trial in trials:
+            if (record := self._ended.get(trial.number)) is None:
+                if trial.state.is_finished() and not free <= trial.params.keys():
+                    raise BadInput(f"trial {trial.number} has lost its parameters")
+                if (record := _record(trial, living)) is None:
+                    continue
+                if record.repeat_of is not None and record.repeat_of >= len(trials):
+                    raise BadInput(f"trial {record.trial} repeats trial {record.repeat_of}, which is not there")
+                if trial.state.is_finished():
+                    self._ended[trial.number] = record
+            records.append(record)
+        return tuple(records)
+
     @property
     def _trials(self) -> list[FrozenTrial]:
         return self.study.get_trials(deepcopy=False)
 
     def finished_count(self) -> int:
         """Of the search's own trials."""
-        return sum(trial.state.is_finished() and REPEAT_OF not in trial.user_attrs for trial in self._trials)
+        return self._count(lambda state: state.is_finished())
+
+    def running_count(self) -> int:
+        """Likewise."""
+        return self._count(lambda state: state == OptunaState.RUNNING)
+
+    def _count(self, of: Callable[[OptunaState], bool]) -> int:
+        return sum(of(trial.state) and REPEAT_OF not in trial.user_attrs for trial in self._trials)
 
     def queue_repeat(self, number: int, seed: int) -> None:
         """Puts a trial's configuration into the queue again, unless a repeat waits there already."""
@@ -196,16 +235,23 @@ class StudyStorage:
         self.save_progress(trial, record)
         self._storage.set_trial_state_values(trial._trial_id, OptunaState.WAITING)
 
-    def recover(self) -> None:
-        """Puts back the trials that a dead worker left running, with what they had used as far as it was stored. The
-        caller is the study's only worker (see `storage.workers`)."""
+    def recover(self, living: Collection[str]) -> None:
+        """Puts back the trials that dead workers left running, and ends their probes, with what they had used as far as
+        it was stored. In a worker's turn: whoever begins a trial says in its own that it runs it."""
         for trial in self.study.get_trials(deepcopy=False, states=(OptunaState.RUNNING,)):
-            if (record := _record(trial, live=False)) is not None:
+            record = _record(trial, living)
+            if record is not None and record.worker in living:
+                continue
+            if record is not None:
                 self._storage.set_trial_user_attr(trial._trial_id, "record", record.as_json())
             self._storage.set_trial_state_values(trial._trial_id, OptunaState.WAITING)
+        stored = self.study.user_attrs
+        for probe in self.probes(living):
+            if (ended := probe.as_json()) != stored[f"{_PROBE}{probe.trial}"]:
+                self.study.set_user_attr(f"{_PROBE}{probe.trial}", ended)
 
 
-def check_folder_is_free(storage: BaseStorage, paths: StudyPaths, name: str) -> None:
+def check_folder_is_free(storage: RDBStorage, paths: StudyPaths, name: str) -> None:
     """Raises BadInput if a folder is another study's: names that differ can have the same folder by default."""
     pointer = stored_pointer(paths)
     with _readable(str(paths.root)):
@@ -286,22 +332,7 @@ def _input_files(noted: str) -> tuple[InputFile, ...]:
     return tuple(InputFile(**file) for file in json.loads(noted))
 
 
-def _records(trials: Sequence[FrozenTrial], config: StudyConfig, live: bool) -> tuple[TrialRecord, ...]:
-    """Of all trials that were begun. Raises BadInput if a trial is missing (without it another one may be recommended),
-    or what the search chose for it is."""
-    if missing := sorted(set(range(len(trials))) - {trial.number for trial in trials}):
-        raise BadInput(f"trial {missing[0]} is missing")
-    for trial in trials:
-        if trial.state.is_finished() and not config.search.space.free().keys() <= trial.params.keys():
-            raise BadInput(f"trial {trial.number} has lost its parameters")
-    records = tuple(record for trial in trials if (record := _record(trial, live)) is not None)
-    for record in records:
-        if record.repeat_of is not None and record.repeat_of >= len(trials):
-            raise BadInput(f"trial {record.trial} repeats trial {record.repeat_of}, which is not there")
-    return records
-
-
-def _record(trial: FrozenTrial, live: bool) -> TrialRecord | None:
+def _record(trial: FrozenTrial, living: Collection[str]) -> TrialRecord | None:
     """The record of a trial; None for one that was put in the queue and never begun, or only just."""
     attribute = trial.user_attrs.get("record")
     if attribute is None:
@@ -319,7 +350,7 @@ def _record(trial: FrozenTrial, live: bool) -> TrialRecord | None:
             raise BadInput(f"trial {trial.number} ran {name} {value}, but its record says {recorded}")
     if trial.state.is_finished():
         _check_ended(record, trial)
-    return _as_ended(record, live)
+    return _as_ended(record, living)
 
 
 def _probe(key: str, own: Any) -> TrialRecord:
@@ -334,9 +365,9 @@ def _probe(key: str, own: Any) -> TrialRecord:
     return record
 
 
-def _as_ended(record: TrialRecord, live: bool) -> TrialRecord:
-    """What runs while nobody works on the study was interrupted."""
-    if record.state == TrialState.RUNNING and not live:
+def _as_ended(record: TrialRecord, living: Collection[str]) -> TrialRecord:
+    """What runs while its worker doesn't was interrupted."""
+    if record.state == TrialState.RUNNING and record.worker not in living:
         return record.model_copy(update={"state": TrialState.FAILED, "stop_reason": StopReason.INTERRUPTED})
     return record
 

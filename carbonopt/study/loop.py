@@ -5,9 +5,11 @@ import dataclasses
 import platform
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from importlib.metadata import version
 from operator import attrgetter
@@ -15,18 +17,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import optuna
+from optuna.storages import RDBStorage
 
 import carbonopt
 from carbonopt.analysis import confirmation as confirm
 from carbonopt.analysis.pipeline import handed_on
 from carbonopt.core.dimensions import TrialParams, affecting
 from carbonopt.core.errors import BadInput, CarbonoptError, StudyInterrupted
-from carbonopt.core.study import InputFile, Provenance, SessionLedger, StudyData
+from carbonopt.core.study import InputFile, Provenance, SessionLedger, StudyData, wall_clock_s
 from carbonopt.core.trial import (
     TRIAL_PHASES,
     Phase,
     Prepared,
-    QualityResult,
     StopReason,
     TrialRecord,
     TrialSpec,
@@ -40,7 +42,7 @@ from carbonopt.storage.url import connect, remember_storage, storage_url
 from carbonopt.storage.workers import Lease, leased
 from carbonopt.study.check import Checked, as_prepared
 from carbonopt.study.inputs import check_unchanged, input_files, with_sha256, workload_fingerprint
-from carbonopt.study.supervisor import Rules, TrialObserver, TrialWatch
+from carbonopt.study.supervisor import Rules, TrialObserver, TrialWatch, begun
 from carbonopt.train.tasks.base import task_for
 
 if TYPE_CHECKING:
@@ -50,6 +52,9 @@ if TYPE_CHECKING:
 _NOT_ENDED = (StopReason.INTERRUPTED, StopReason.BUDGET)
 PROBE_S = 2.0  # of steps: the GPUs' counters tick in 0.1 s, which is then 2 % of them
 _FAILURES = 3  # of the first trials, all alike, after which a study ends
+_KNOWS_ALL = ("grid", "random")  # samplers that learn nothing from trials, and lose nothing by several at once
+_LOOK_AGAIN_S = 0.2  # whether other workers have ended what there is to wait for
+_LEAD = "start it by `carbonopt run` without --worker and join it when its first trial has begun"
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ class StudyDisplay(TrialObserver, EngineObserver, Protocol):
     """Who shows a study while it runs."""
 
     def progress(self, step: int, total_steps: int, train_kwh: float) -> None: ...
-    def study_started(self, data: StudyData) -> None: ...
+    def study_started(self, data: StudyData, hours_before: float) -> None: ...
     def probe_started(self, spec: TrialSpec) -> None: ...
     def probe_ended(self, record: TrialRecord) -> None: ...
 
@@ -80,6 +85,8 @@ def run_study(
     begins: Callable[[], None] = lambda: None,
     meanwhile: Callable[[], None] = lambda: None,
     as_step: AsStep | None = None,
+    *,
+    joins: bool = False,
 ) -> StudyData:
     """Runs a study to the end of its budget, or goes on with it. The caller holds the folder's lock.
 
@@ -89,29 +96,27 @@ def run_study(
         begins: called when there is something left to run, before it is.
         meanwhile: called in a thread of its own while processes import what trials need; over before the first trial.
         as_step: what a pipeline asks of it; None: it stands alone.
+        joins: whether this call helps another one that leads the study, or has led it.
 
     Raises:
-        BadInput: before anything was started; also where another worker has the study.
+        BadInput: before anything was started; also where another worker leads it, or where there is none to join.
         StudyInterrupted: after `interrupted` said so; the running trial has been put back.
         MeasurementError: if no energy can be measured.
     """
-    database = connect(storage_url(paths, url))
+    database = connect(storage_url(paths, url), must_exist=joins)
     check_folder_is_free(database, paths, checked.config.name)
-    with leased(database, checked.config.name) as lease, contextlib.closing(checked.engine):
-        stored = StudyStorage.load(database, checked.config.name)
+    with leased(database, checked.config.name, joins=joins) as lease, contextlib.closing(checked.engine):
         where = str(paths.root) if url is None else "the storage"
-        config = (checked := _as_stored(checked, stored, paths)).config
-        if stored is not None:
-            stored.check_same(config, where)
-            if (data := _already_done(stored, checked, paths, as_step)) is not None:
-                return data
+        stored, checked = _load(database, checked, paths, where, joins=joins)
+        if stored is not None and (data := _already_done(stored, checked, paths, as_step)) is not None:
+            return data
 
         def interrupted_and_heard_of() -> bool:
             lease.renew()
             return interrupted()
 
-        inputs = input_files(config)
-        if stored is not None and (before := stored.read(live=False)).records and before.inputs is not None:
+        inputs = input_files(checked.config)
+        if stored is not None and (before := stored.read()).records and before.inputs is not None:
             check_unchanged(before.inputs, inputs, where, interrupted_and_heard_of)
             inputs = before.inputs
         begins()
@@ -119,24 +124,59 @@ def run_study(
             checked, checked.engine, paths, lease, display, [display, trackers], interrupted_and_heard_of, as_step
         )
         prepared, inputs = call.prepare(inputs, meanwhile)
-        config, provenance = call.checked.config, _provenance(call.checked, prepared, study_file)
-        remember_storage(paths, url, config.name)
-        if stored is not None:
-            stored.refresh(config, provenance)
-        storage = stored or StudyStorage.create(database, config, provenance)
-        _note(storage, call.checked, prepared, inputs)
-        call.run_trials(storage, inputs)
-        return storage.read(live=True)
+        provenance = _provenance(call.checked, prepared, study_file)
+        remember_storage(paths, url, checked.config.name)
+        if joins and stored is not None:
+            _check_alike(stored.read().provenance, provenance)
+        else:
+            stored = stored or StudyStorage.create(database, call.checked.config, provenance)
+            stored.refresh(call.checked.config, provenance)
+            _note(stored, call.checked, prepared, inputs)
+        call.run_trials(stored, inputs)
+        return stored.read()
+
+
+def _load(
+    database: RDBStorage, checked: Checked, paths: StudyPaths, where: str, *, joins: bool
+) -> tuple[StudyStorage | None, Checked]:
+    """The study, if it has begun, and what is checked, as it goes on with it. Raises BadInput for another study, or
+    where a worker would join none."""
+    stored = StudyStorage.load(database, checked.config.name)
+    if joins and stored is None:
+        raise BadInput(f"--worker joins a study, but {where} has none called {checked.config.name!r} yet: {_LEAD}.")
+    checked = _as_stored(checked, stored, paths)
+    if stored is not None:
+        stored.check_same(checked.config, where, joins=joins)
+        if joins:
+            checked = _as_led(checked, stored)
+    return stored, checked
 
 
 def _as_stored(checked: Checked, stored: StudyStorage | None, paths: StudyPaths) -> Checked:
     """With the space that an earlier call has chosen, by which a study goes on."""
     if checked.is_settled or stored is None:
         return checked
-    prepared = stored.read(live=False).prepared
+    prepared = stored.read().prepared
     if prepared is None:  # killed as soon as there was a study
         return as_prepared(checked, paths.prepared)
     return checked if prepared.auto is None else checked.settled(prepared.auto)
+
+
+def _as_led(checked: Checked, stored: StudyStorage) -> Checked:
+    """With how far the study goes as the call says that leads it."""
+    led = stored.read().config
+    update = {"budget": led.budget, "confirm": led.confirm}
+    return dataclasses.replace(checked, config=checked.config.model_copy(update=update))
+
+
+def _check_alike(stored: Provenance, own: Provenance) -> None:
+    """Raises BadInput where a joining worker's trials could not be compared with those of the study."""
+    if stored.hardware is None or own.hardware is None:
+        return
+    theirs, ours = (", ".join(hardware.gpus) or hardware.cpu for hardware in (stored.hardware, own.hardware))
+    if theirs != ours:
+        rule = "the workers of a study must have the same devices, because their trials' energy is compared"
+        raise BadInput(f"--worker: {rule}, but this one has {ours} and the study {theirs}.")
 
 
 def _note(storage: StudyStorage, checked: Checked, prepared: Prepared | None, inputs: tuple[InputFile, ...]) -> None:
@@ -154,14 +194,14 @@ def _already_done(
     config, trials = checked.config, checked.config.budget.trials
     if trials is None or stored.finished_count() < trials:
         return None
-    data = stored.read(live=False).model_copy(update={"config": config})
+    data = stored.read().model_copy(update={"config": config})
     if _next_repeat(data, checked.engine, paths, as_step) is not None:
         return None
     stored.set_trace(checked.trace)
     if data.ended is None:  # killed before it said so, or interrupted and now given fewer trials
         stored.refresh(config, data.provenance)
-        stored.set_ended(_with_confirmation(_all_run(trials), stored.read(live=False), checked.engine))
-    return stored.read(live=False)
+        stored.set_ended(_with_confirmation(_all_run(trials), stored.read(), checked.engine))
+    return stored.read()
 
 
 @dataclass
@@ -180,7 +220,9 @@ class _Call:
     strategy: "Strategy" = field(init=False)
     ledger: SessionLedger = field(init=False)
     began_s: float = field(init=False)  # by the monotonic clock: when its meter did
-    hours_before: float = field(init=False)  # of earlier calls, for the budget
+    hours_before: float = field(init=False)  # in which others worked before this call, for the budget
+    living: frozenset[str] = field(init=False)  # the study's workers, as of the last turn
+    elsewhere_kwh: float = 0.0  # what the study has spent without what runs here
 
     def prepare(
         self, inputs: tuple[InputFile, ...], meanwhile: Callable[[], None]
@@ -211,38 +253,77 @@ class _Call:
 
         memory_gib = None if self.engine.hardware is None else self.engine.hardware.gpu_memory_gib
         self.storage, self.strategy = storage, Strategy(self.checked.config, self.checked.space, memory_gib)
-        storage.recover()
-        self.strategy.learn(storage.probes())
-        storage.set_ended(None)
-        self.hours_before = sum(session.duration_s for session in storage.sessions()) / 3600
-        self._store_ledger()
-        data = storage.read(live=True)
-        self.display.study_started(data)
-        if self.checked.start is not None and not data.records:
-            # It may wait already: this command can have been killed right after queueing it.
-            storage.study.enqueue_trial(self.checked.start, skip_if_exists=True)
+        sessions, now = storage.sessions(), datetime.fromisoformat(self.ledger.started_at)
+        self.hours_before = wall_clock_s(sessions, until=now) / 3600
+        with self._turn():
+            storage.set_ended(None)
+            self._store_ledger()
+            data = storage.read(self.living)
+            if self.checked.start is not None and not data.records:
+                # It may wait already: this command can have been killed right after queueing it.
+                storage.study.enqueue_trial(self.checked.start, skip_if_exists=True)
+        self.display.study_started(data, self.hours_before)
         while True:
             self.lease.renew()
-            ended = self._why_ended()
-            if ended and not self._queue_repeat():
-                storage.set_ended(_with_confirmation(ended, storage.read(live=True), self.engine))
-                self._store_ledger()
-                return
             if (not_free := self.engine.await_free(self.interrupted)) is not None:
                 self.display.warn(not_free)
-            if self.interrupted():
-                raise self._interruption()
             if (workload := self.checked.config.workload) is not None and workload.dataset is None:
                 # What a script reads each trial reads anew; other data was read once, in the preparation.
                 try:
                     check_unchanged(inputs, input_files(self.checked.config), str(self.paths.root), self.interrupted)
                 except BadInput as error:  # not before anything was started
                     raise CarbonoptError(str(error)) from error
-            if (probed := self.strategy.probe(storage.study, number := storage.next_number())) is not None:
-                self._run_probe(probed, PROBE_S)
-                continue
-            storage.study.sampler = self.strategy.sampler(storage.study, number)
-            self._run_trial(storage.study.ask(self.strategy.distributions))
+            with self._turn():
+                work = self._begin_next()
+            if work is None:
+                self._store_ledger()
+                return
+            work()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """This worker's turn: what others have done is known, and nobody begins anything meanwhile."""
+        self._raise_if_interrupted()
+        with self.lease.turn(self._raise_if_interrupted):
+            self.living = self.lease.others() | {self.lease.worker.id}
+            self.storage.recover(self.living)
+            self.strategy.learn(self.storage.probes(self.living))
+            yield
+
+    def _raise_if_interrupted(self) -> None:
+        if self.interrupted():
+            raise self._interruption()
+
+    def _begin_next(self) -> Callable[[], None] | None:
+        """What this worker does next, begun in the storage already; None: the study has ended. In its turn."""
+        data, storage = self.storage.read(self.living), self.storage
+        running = sum(run.state is TrialState.RUNNING for run in (*data.records, *data.probes))  # of other workers
+        if (ended := self._why_ended(data)) and not self._queue_repeat(data):
+            if running:
+                return self._wait
+            storage.set_ended(_with_confirmation(ended, data, self.engine))
+            return None
+        if not ended and not self._may_begin():
+            return self._wait
+        number = storage.next_number()
+        if (probed := self.strategy.probe(storage.study, number)) is not None:
+            return self._begin_probe(probed, PROBE_S)
+        storage.study.sampler = self.strategy.sampler(storage.study, number)
+        return self._begin_trial(storage.study.ask(self.strategy.distributions))
+
+    def _may_begin(self) -> bool:
+        """Whether the search may have one more trial beside those that other workers run."""
+        config, ended, running = self.checked.config, self.storage.finished_count(), self.storage.running_count()
+        if config.budget.trials is not None and ended + running >= config.budget.trials:
+            return False  # the last of the budget run
+        learns = config.search.sampler not in _KNOWS_ALL
+        return not learns or config.launch.haste == "full" or running < 1 + ended // 2
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + _LOOK_AGAIN_S
+        while time.monotonic() < deadline:
+            self._raise_if_interrupted()
+            time.sleep(_LOOK_AGAIN_S / 10)
 
     def _spec(self, number: int, folder: Path, params: TrialParams, **more: Any) -> TrialSpec:
         config = self.checked.config
@@ -257,22 +338,27 @@ class _Call:
         }
         return TrialSpec(**own | more)
 
-    def _run_probe(self, params: TrialParams, steps_s: float) -> None:
-        """Makes a first step and others for so long. What they take is a part of the study of its own, stored while
-        they run."""
-        number = len(self.storage.probes())
+    def _begin_probe(self, params: TrialParams, steps_s: float) -> Callable[[], None]:
+        """A first step, and others for so long. In this worker's turn."""
+        number = len(self.storage.probes(self.living))
         spec = self._spec(number, self.paths.probe(number), params, probe_s=steps_s)
+        record = self._begun(spec)
+        self.storage.set_probe(record)
+        return partial(self._run_probe, spec, record)
+
+    def _run_probe(self, spec: TrialSpec, record: TrialRecord) -> None:
+        """What it takes is a part of the study of its own, stored while it runs."""
         self.display.probe_started(spec)
 
         def store(record: TrialRecord) -> None:
             self.lease.renew()
             self.storage.set_probe(record)
             self._store_ledger()
+            self._look_at_others(record)
 
-        limits = self._limits(self.storage.read(live=True).spent_kwh())
-        record = self._watched(spec, self.paths.probe_log(number), limits, [], store)
+        self.elsewhere_kwh = self.storage.read(self.living).spent_kwh()
+        record = self._watched(spec, record, self.paths.probe_log(spec.number), self._limits(), [], store)
         store(record)
-        self.strategy.learn(self.storage.probes())
         self.display.probe_ended(record)
         if record.stop_reason is StopReason.INTERRUPTED:
             raise self._interruption()
@@ -283,13 +369,17 @@ class _Call:
         config, key = self.checked.config, attrgetter(*affecting("kernels"))
         if not config.probes or not config.compiles(params):
             return False
-        data = self.storage.read(live=True)
+        data = self.storage.read(self.living)
         return all(key(record.params) != key(params) for record in (*data.records, *data.probes) if record.kernels)
 
-    def _run_trial(self, trial: optuna.Trial) -> None:
-        config, storage, number = self.checked.config, self.storage, trial.number
+    def _begun(self, spec: TrialSpec, earlier: TrialRecord | None = None) -> TrialRecord:
+        return begun(spec, self.checked.config.quality, self.lease.worker.id, earlier)
+
+    def _begin_trial(self, trial: optuna.Trial) -> Callable[[], None]:
+        """In this worker's turn."""
+        config, number = self.checked.config, trial.number
         params, repeat_of = self.checked.space.params(trial.params), trial.user_attrs.get(REPEAT_OF)
-        earlier = storage.interrupted(number)
+        earlier = self.storage.interrupted(number)
         spec = self._spec(
             number,
             self.paths.trial(number),
@@ -302,15 +392,25 @@ class _Call:
         if config.workload is not None and config.launch.trains:
             task = task_for(config.workload.model_dump(mode="json"))
             spec = spec.model_copy(update={"program": task.program(spec, config.quality)})
+        record = self._begun(spec, earlier)
+        self.storage.save_progress(trial, record)
+        return partial(self._run_trial, trial, spec, record, earlier)
+
+    def _run_trial(
+        self, trial: optuna.Trial, spec: TrialSpec, record: TrialRecord, earlier: TrialRecord | None
+    ) -> None:
+        config, storage, number, params = self.checked.config, self.storage, trial.number, spec.params
         if self._compiles_first(params):
-            self._run_probe(params, 0.0)  # its trial tells what a step takes
+            with self._turn():
+                probe = self._begin_probe(params, 0.0)  # its trial tells what a step takes
+            probe()
         for observer in self.observers:
             observer.trial_started(spec)
         # The start is the baseline, a repeat says how far runs differ: only whole ones can be compared.
-        to_its_end = repeat_of is not None or (number == 0 and self.checked.start is not None)
+        to_its_end = spec.repeat_of is not None or (number == 0 and self.checked.start is not None)
         rules = self._rules(number, params, to_its_end=to_its_end)
         log, store = self.paths.trial_log(number, spec.attempt), partial(self._store, trial)
-        record = self._watched(spec, log, rules, self.observers, store, earlier)
+        record = self._watched(spec, record, log, rules, self.observers, store)
         self.lease.renew()
         if interrupted := record.stop_reason == StopReason.INTERRUPTED:
             storage.requeue(trial, record)
@@ -325,11 +425,11 @@ class _Call:
     def _watched(
         self,
         spec: TrialSpec,
+        record: TrialRecord,
         log: Path,
         rules: Rules,
         observers: list[TrialObserver],
         store: Callable[[TrialRecord], None],
-        earlier: TrialRecord | None = None,
     ) -> TrialRecord:
         """Runs a trial or a probe from its start to its end."""
 
@@ -340,21 +440,26 @@ class _Call:
         self.engine.meter.enter(Phase.SETUP)
         return TrialWatch(
             spec=spec,
-            quality=QualityResult.named(self.checked.config.quality),
+            so_far=record,
             trial=self.engine.start(spec, log.resolve()),
             meter=self.engine.meter,
             rules=rules,
             observers=observers,
             progress=progress,
             store=store,
-            earlier=earlier,
-            worker=self.lease.worker.id,
         ).run()
 
     def _store(self, trial: optuna.Trial, record: TrialRecord) -> None:
         self.lease.renew()
         self.storage.save_progress(trial, record)
         self._store_ledger()
+        self._look_at_others(record)
+
+    def _look_at_others(self, running: TrialRecord) -> None:
+        """What they have spent meanwhile counts for the budget, too."""
+        if len(self.living) > 1:
+            own_kwh = running.energy_kwh.total if running.energy_kwh else 0.0
+            self.elsewhere_kwh = self.storage.read(self.living).spent_kwh() - own_kwh
 
     def _store_ledger(self) -> None:
         """As it stands. Called while the meter is in GAP or in a trial's phases."""
@@ -368,23 +473,24 @@ class _Call:
 
     def _rules(self, number: int, params: TrialParams, *, to_its_end: bool) -> Rules:
         search, study = self.checked.config.search, self.storage.study
-        data, meeting = self.storage.read(live=True), self.strategy.meeting(study, number)
+        data, meeting = self.storage.read(self.living), self.strategy.meeting(study, number)
         emissions = (record.emissions_kg_co2e for record in data.records if record.trial in meeting)
         best = min((kg_co2e for kg_co2e in emissions if kg_co2e is not None), default=None)
         prunes = bool(search.pruning.target) and not to_its_end
+        self.elsewhere_kwh = data.spent_kwh()
         return dataclasses.replace(
-            self._limits(data.spent_kwh()),
+            self._limits(),
             should_prune=self.strategy.should_prune(study, number, params) if prunes else None,
             audit=self.strategy.audits(number),
             cap_kg_co2e=best if search.pruning.cap and search.goal == "recommend" and not to_its_end else None,
         )
 
-    def _limits(self, spent_kwh: float) -> Rules:
-        """What may end anything that runs; `spent_kwh`: before it."""
+    def _limits(self) -> Rules:
+        """What may end anything that runs."""
 
         def budget_spent() -> bool:
             running = sum(self.engine.meter.running(phase).total_kwh for phase in TRIAL_PHASES)
-            return self._spent(spent_kwh + running) is not None
+            return self._spent(self.elsewhere_kwh + running) is not None
 
         return Rules(
             should_prune=None,
@@ -396,18 +502,16 @@ class _Call:
             timeout_s=self.checked.config.launch.timeout_s,
         )
 
-    def _why_ended(self) -> str | None:
+    def _why_ended(self, data: StudyData) -> str | None:
         """Why the study is over, in words; None while it goes on."""
         trials = self.checked.config.budget.trials
         if trials is not None and self.storage.finished_count() >= trials:
             return _all_run(trials)
-        data = self.storage.read(live=True)
         spent = self._spent(data.spent_kwh()) or _always_the_same_failure(data)
         return spent or self.strategy.why_ended(self.storage.study, self.storage.next_number())
 
-    def _queue_repeat(self) -> bool:
+    def _queue_repeat(self, data: StudyData) -> bool:
         """Whether the ended search's answer is still to be confirmed; the run that is due is in the queue then."""
-        data = self.storage.read(live=True)
         if self._spent(data.spent_kwh()) is not None:
             return False
         if (due := _next_repeat(data, self.engine, self.paths, self.as_step)) is None:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from carbonopt.core import events
 from carbonopt.core.errors import BadInput
+from carbonopt.core.quality import Quality
 from carbonopt.core.reported import printed_evaluation
 from carbonopt.core.trial import (
     TRIAL_PHASES,
@@ -60,21 +61,27 @@ class TrialObserver(Protocol):
     def trial_ended(self, record: TrialRecord) -> None: ...
 
 
+def begun(spec: TrialSpec, quality: Quality, worker: str, earlier: TrialRecord | None) -> TrialRecord:
+    """The record of a trial or a probe that this worker begins now; `earlier`: of an attempt that was interrupted."""
+    known: dict[str, Any] = {name: getattr(spec, name) for name in ("attempt", "seed", "repeat_of", "params")}
+    known |= {"trial": spec.number, "quality": QualityResult.named(quality), "worker": worker}
+    if earlier is not None:
+        known |= {"earlier_attempts_energy_kwh": earlier.spent_kwh, "earlier_attempts_gpu_kwh": earlier.spent_gpu_kwh}
+    return TrialRecord(**known, state=TrialState.RUNNING, started_at=now_utc("milliseconds"))
+
+
 @dataclass
 class TrialWatch:
     """Watches one running trial. `store` takes its record so far, every STORE_EVERY_S and at each evaluation."""
 
     spec: TrialSpec
-    quality: QualityResult  # nothing reached yet
+    so_far: TrialRecord  # as `begun`; then with what the trial and its watch have told
     trial: RunningTrial
     meter: Meter
     rules: Rules
     observers: list[TrialObserver]
     progress: Callable[[int, int, float], None]  # step, total steps, energy of the training window in kWh
     store: Callable[[TrialRecord], None]
-    earlier: TrialRecord | None = None  # of an attempt that was interrupted
-    worker: str | None = None  # who runs it
-    _so_far: TrialRecord = field(init=False)  # what the trial and its watch have told
     _first_progress: tuple[int, float] | None = None  # step and energy in kWh: what is before has compilation in it
     _projected: tuple[float, float] = (0.0, 0.0)  # share of the steps that it is told from; kWh of all steps
     _phase: Phase = Phase.SETUP
@@ -89,11 +96,6 @@ class TrialWatch:
     def __post_init__(self) -> None:
         self._oom_kills = _host_oom_kills()
         self._closed_at_s = time.monotonic() - self.meter.running(Phase.SETUP).duration_s
-        known: dict[str, Any] = {name: getattr(self.spec, name) for name in ("attempt", "seed", "repeat_of", "params")}
-        known |= {"trial": self.spec.number, "quality": self.quality, "worker": self.worker}
-        if (before := self.earlier) is not None:
-            known |= {"earlier_attempts_energy_kwh": before.spent_kwh, "earlier_attempts_gpu_kwh": before.spent_gpu_kwh}
-        self._so_far = TrialRecord(**known, state=TrialState.RUNNING, started_at=now_utc("milliseconds"))
 
     def run(self) -> TrialRecord:
         """The trial's record when it has ended, for whatever reason; its processes are gone by then. The meter must be
@@ -107,23 +109,23 @@ class TrialWatch:
         if self.spec.program is not None and self._phase_untold:
             # It has told no phases: all of it is taken for training, set-up and evaluations in it.
             readings[Phase.TRAIN], readings[Phase.SETUP] = readings[Phase.SETUP], readings[Phase.TRAIN]
-        if self._so_far.state == TrialState.COMPLETE and (text := _unmeasured(readings[Phase.TRAIN])):
+        if self.so_far.state == TrialState.COMPLETE and (text := _unmeasured(readings[Phase.TRAIN])):
             self._fail("unmeasured", text, with_tail=False)
         return self._record(readings)
 
     def _note(self, **fields: Any) -> None:
         """What is None is no news."""
         news = {name: value for name, value in fields.items() if value is not None}
-        self._so_far = TrialRecord(**vars(self._so_far) | news)
+        self.so_far = TrialRecord(**vars(self.so_far) | news)
 
     def _listen(self) -> None:
         heard = time.monotonic()
-        while self._so_far.state == TrialState.RUNNING:
+        while self.so_far.state == TrialState.RUNNING:
             event = self.trial.receive(TICK_S)
             if event is not None:
                 heard = time.monotonic()
                 self._on_event(event)
-            if self._so_far.state != TrialState.RUNNING or isinstance(event, events.Evaluated):
+            if self.so_far.state != TrialState.RUNNING or isinstance(event, events.Evaluated):
                 continue  # the trial is about to ask for its next phase: nothing that takes time before that answer
             if (reason := self._stop_now()) is not None:
                 self.trial.answer(stop=reason)
@@ -182,7 +184,7 @@ class TrialWatch:
         self._note(
             **{name: getattr(told, name) for name in _MEASURED_BY_RANKS},
             # A script may evaluate again after its last step: that one counts.
-            evals=(*(earlier for earlier in self._so_far.evals if earlier.step < point.step), point),
+            evals=(*(earlier for earlier in self.so_far.evals if earlier.step < point.step), point),
             predictions=told.predictions or None,
             steps_done=point.step,
         )
@@ -206,13 +208,13 @@ class TrialWatch:
             return None  # all its energy is spent already: its result costs nothing more
         if self._finished_training():  # a script may still do anything
             return StopReason.BUDGET if self.rules.budget_spent() else None
-        if self._so_far.audited_at_step is None and self._passes_cap():
+        if self.so_far.audited_at_step is None and self._passes_cap():
             return StopReason.CAP
         return StopReason.BUDGET if self.rules.budget_spent() else None
 
     def _should_prune(self, total_steps: int) -> bool:
-        should_prune, evals = self.rules.should_prune, self._so_far.evals
-        if should_prune is None or self._so_far.audited_at_step is not None or not should_prune(evals, total_steps):
+        should_prune, evals = self.rules.should_prune, self.so_far.evals
+        if should_prune is None or self.so_far.audited_at_step is not None or not should_prune(evals, total_steps):
             return False
         if self.rules.audit:
             self._note(audited_at_step=evals[-1].step)
@@ -232,30 +234,34 @@ class TrialWatch:
             self._projected = (step - first_step) / total_steps, train_kwh + per_step_kwh * (total_steps - step)
 
     def _finished_training(self) -> bool:
-        return bool(self._so_far.evals) and self._so_far.evals[-1].step == self._so_far.total_steps
+        return bool(self.so_far.evals) and self.so_far.evals[-1].step == self.so_far.total_steps
 
     def _on_program_end(self) -> None:
         """A script is complete with its last report; one that has none of carbonopt's lines may print it."""
-        if not self._so_far.evals:
+        if not self.so_far.evals:
             try:
-                said, steps = self.trial.log_tail(PRINTED_LINES), self._so_far.steps_done or 1
-                point = printed_evaluation(said, self.quality.of, steps)
+                said, steps = self.trial.log_tail(PRINTED_LINES), self.so_far.steps_done or 1
+                point = printed_evaluation(said, self._quality, steps)
             except BadInput as error:
                 self._fail("bad_input", str(error))
                 return
             self._note(**({} if point is None else {"evals": (point,), "steps_done": point.step}))
-        if not self._so_far.evals:
-            name = self.quality.name
+        if not self.so_far.evals:
+            name = self._quality.name
             report = f'report it by carbonopt.script, or print one line of JSON at its end: {{"{name}": VALUE}}'
             self._fail("no_quality", f"the script ended without saying its {name}, the quality of the target; {report}")
-        elif self._so_far.evals[-1].value is None:
+        elif self.so_far.evals[-1].value is None:
             self._fail("diverged", self._not_finite)
         else:  # by its own will perhaps earlier than it had said
-            self._note(state=TrialState.COMPLETE, total_steps=self._so_far.steps_done or self._so_far.evals[-1].step)
+            self._note(state=TrialState.COMPLETE, total_steps=self.so_far.steps_done or self.so_far.evals[-1].step)
+
+    @property
+    def _quality(self) -> Quality:
+        return self.so_far.quality.of
 
     @property
     def _not_finite(self) -> str:
-        return f"the {'evaluation loss' if self.quality.of.value_of_mean == 'exp' else self.quality.name} is not finite"
+        return f"the {'evaluation loss' if self._quality.value_of_mean == 'exp' else self._quality.name} is not finite"
 
     def _on_exit(self, code: int) -> None:
         """Processes that ended without a word of why."""
@@ -285,7 +291,7 @@ class TrialWatch:
             return
         self.meter.enter(phase)
         self._phase = phase
-        training = Stage.STEPS if self._so_far.evals else Stage.COMPILE
+        training = Stage.STEPS if self.so_far.evals else Stage.COMPILE
         stages = {Phase.TRAIN: training, Phase.EVAL: Stage.EVALUATION, Phase.SETUP: Stage.TEARDOWN}
         self._begin(stages.get(phase, self._stage))
 
@@ -304,14 +310,14 @@ class TrialWatch:
 
     def _record(self, readings: dict[Phase, Reading]) -> TrialRecord:
         """What is told and what is measured; emissions so far are no result."""
-        state, train, whole = self._so_far.state, readings[Phase.TRAIN], _whole(readings)
-        last = self._so_far.evals[-1:] if state == TrialState.COMPLETE else ()
+        state, train, whole = self.so_far.state, readings[Phase.TRAIN], _whole(readings)
+        last = self.so_far.evals[-1:] if state == TrialState.COMPLETE else ()
         reached = {name: getattr(point, name) for point in last for name in ("value", "sum", "count")}
         seconds = {phase.value: reading.duration_s for phase, reading in readings.items()}
         gpu_energy = {phase: gpu for phase, reading in readings.items() if (gpu := reading.gpu) is not None}
         nodes = {node: {phase: reading.nodes[node] for phase, reading in readings.items()} for node in whole.nodes}
         measured: dict[str, Any] = {
-            "quality": {**vars(self.quality), **reached},
+            "quality": {**vars(self.so_far.quality), **reached},
             "energy_kwh": _energy(readings),
             "duration_s": {**seconds, "total": whole.duration_s},
             "nodes": tuple({**vars(node), "readings": _energy(parts)} for node, parts in nodes.items()),
@@ -323,7 +329,7 @@ class TrialWatch:
         if state != TrialState.RUNNING:
             emissions = self.rules.emissions_kg_co2e(train.total_kwh)
             measured |= {"stages": self._stages if whole.nodes else None, "emissions_kg_co2e": emissions}
-        return TrialRecord(**vars(self._so_far) | measured)
+        return TrialRecord(**vars(self.so_far) | measured)
 
 
 def _unmeasured(train: Reading) -> str | None:

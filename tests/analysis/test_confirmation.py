@@ -85,7 +85,7 @@ class Replayed:
         return run_study(checked, "", self.paths, None, display or Silent(), Silent(), interrupted)
 
     def read(self) -> StudyData:
-        return StudyStorage.of_folder(connect(storage_url(self.paths, None)), self.paths).read(live=False)
+        return StudyStorage.of_folder(connect(storage_url(self.paths, None)), self.paths).read()
 
 
 def run_of(perplexity: float) -> TrialRecord:

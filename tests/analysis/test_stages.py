@@ -342,6 +342,6 @@ def test_a_single_trial_and_equal_ones_have_rows():
 def test_the_display_counts_what_is_done(ended: int, said: str, capsys):
     data: StudyData = study(*(trial(number) for number in range(ended)))
     display = LiveDisplay(data.config)
-    display.study_started(data)
+    display.study_started(data, 0.0)
     display.close()
     assert capsys.readouterr().err == f"going on with 'small': {said}\n"

@@ -49,10 +49,14 @@ def test_at_the_common_intensity_emissions_are_as_joules():
 
 
 def test_what_a_study_spent_is_all_of_it():
-    sessions = tuple(SessionLedger(started_at="2026-01-01T00:00:00Z", duration_s=s, gap_kwh=1e-5) for s in (70.0, 30.0))
+    began = ("2026-01-01T00:00:00Z", "2026-01-01T00:00:40Z", "2026-01-01T01:00:00Z")  # two of them at once
+    sessions = tuple(
+        SessionLedger(started_at=at, duration_s=s, gap_kwh=1e-5)
+        for at, s in zip(began, (70.0, 20.0, 30.0), strict=True)
+    )
     data = study(trial(0), pruned(1), sessions=sessions)
     spent = compared(a=data, b=at(data, 2 * INTENSITY_G_PER_KWH, 2.2)).studies
-    energy_kwh = math.fsum(record.energy_kwh.total for record in data.records) + 2e-5
+    energy_kwh = math.fsum(record.energy_kwh.total for record in data.records) + 3e-5
     for each in spent:
         assert (each.trials, each.spent_duration_s) == (2, 100.0)
         assert each.spent_energy_kwh == pytest.approx(energy_kwh)

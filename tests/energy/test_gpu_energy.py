@@ -223,8 +223,8 @@ import math
 from carbonopt.engines.process.processes import WorkProcesses
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import PERPLEXITY
-from carbonopt.core.trial import QualityResult, TrialSpec
-from carbonopt.study.supervisor import Rules, TrialWatch
+from carbonopt.core.trial import TrialSpec
+from carbonopt.study.supervisor import Rules, TrialWatch, begun
 from study.test_supervisor import SPEAKING
 
 def watched(number, script, ranks=1, timeout_s=60.0, cap=None):
@@ -238,8 +238,8 @@ def watched(number, script, ranks=1, timeout_s=60.0, cap=None):
         [sys.executable, "-c", rank], [{"RANK": str(index)} for index in range(ranks)],
         {**os.environ, "PYTHONPATH": ""}, __import__("pathlib").Path(here) / f"log-{number}.txt",
     )
-    none = QualityResult.named(PERPLEXITY)
-    return TrialWatch(spec, none, processes, meter, rules, [], lambda *_: None, lambda record: None).run()
+    so_far = begun(spec, PERPLEXITY, 'worker', None)
+    return TrialWatch(spec, so_far, processes, meter, rules, [], lambda *_: None, lambda record: None).run()
 
 meter = MachineMeter([0, 1])
 done = 'evaluated(50, 3.0)\\ntime.sleep(0.4)\\nevaluated(100, 1.5)\\nsay("Finished", summary={})'

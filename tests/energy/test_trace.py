@@ -216,7 +216,7 @@ def test_a_study_keeps_its_trace_and_takes_another_one_even_when_it_has_ended(re
         command = [sys.executable, "-m", "carbonopt", "run", str(write_study(replay_study)), "--out", str(folder)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         paths = StudyPaths(folder)
-        data = StudyStorage.of_folder(connect(storage_url(paths, None)), paths).read(live=False)
+        data = StudyStorage.of_folder(connect(storage_url(paths, None)), paths).read()
         return done.returncode, done.stderr, data
 
     folder = tmp_path / "out"

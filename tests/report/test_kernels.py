@@ -128,7 +128,7 @@ def test_a_probe_compiles_and_trials_find_the_kernels(tmp_path: Path, tiny_study
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "carbonopt"]
     subprocess.run([*command, "run", str(write_study(tiny_study)), "--out", str(folder)], check=True)
-    data = StudyStorage.of_folder(connect(storage_url(StudyPaths(folder), None)), StudyPaths(folder)).read(live=False)
+    data = StudyStorage.of_folder(connect(storage_url(StudyPaths(folder), None)), StudyPaths(folder)).read()
     compiled = {record.kernels for record in data.records if record.params.torch_compile}
     assert compiled == {Kernels.LOADED}
     assert {record.kernels for record in data.records if not record.params.torch_compile} == {None}

@@ -273,4 +273,4 @@ def test_a_damaged_probe_is_named(key: str, changes: dict | None, says: str, who
     study.set_user_attr(key, None if changes is None else probe(0).as_json() | changes)
     storage = StudyStorage.of_folder(connect(f"sqlite:///{paths.storage}"), paths)
     with pytest.raises(BadInput, match=says):
-        storage.read(live=False)
+        storage.read()

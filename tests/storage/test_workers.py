@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import signal
 import sqlite3
@@ -258,3 +259,61 @@ def test_sessions_of_studies_from_before_workers_are_kept(replay_study: dict, wr
     first, second = StudyStorage.load(storage, "replayed").sessions()
     assert first.worker is None and first.started_at == old["started_at"]
     assert second.worker is not None and second.started_at >= first.started_at
+
+
+# ------------------------------------------------------------------------------------------------------ several at once
+
+
+def joining(study: Path, folder: Path, url: str) -> list[str]:
+    return [*command(study, folder, url), "--worker"]
+
+
+def check_shared(folder: Path, url: str, trials: int) -> None:
+    """The configured trials, none twice, and all that was spent."""
+    data = StudyStorage.of_folder(connect(url), StudyPaths(folder)).read()
+    own = [record for record in data.records if record.repeat_of is None]
+    assert [record.state for record in own] == [TrialState.COMPLETE] * trials
+    assert len({tuple(record.params.as_record().items()) for record in own}) == trials
+    assert footprint(data).closure == pytest.approx(1.0, abs=0.01)
+    assert {record.worker for record in data.records} <= {session.worker for session in data.sessions}
+
+
+@pytest.fixture
+def wide_study(replay_study: dict) -> dict:
+    """Of 27 configurations that a replay has."""
+    replay_study["search"] |= {"sampler": "random", "pruning": {"target": False, "cap": False}}
+    replay_study["budget"] = {"trials": 25}
+    return replay_study
+
+
+@pytest.mark.slow
+def test_workers_share_a_study(url: str, wide_study: dict, write_study, tmp_path: Path) -> None:
+    study, folder = write_study(wide_study), tmp_path / "shared"
+    with begun(command(study, folder, url)) as lead:
+        wait_for(lambda: StudyPaths(folder).storage_pointer.exists(), 60)
+        joined = [subprocess.Popen(joining(study, folder, url), stdout=subprocess.DEVNULL) for _ in range(3)]
+        assert [process.wait(240) for process in (*joined, lead)] == [0] * 4
+    check_shared(folder, url, 25)
+
+
+@pytest.mark.slow
+def test_the_trials_of_killed_workers_are_taken_over(url: str, wide_study: dict, write_study, tmp_path: Path) -> None:
+    """Whenever they die: also in their turn."""
+    study, folder, chance = write_study(wide_study), tmp_path / "shared", random.Random(0)
+    for _ in range(4):
+        with begun(command(study, folder, url)) as lead:
+            wait_for(lambda: StudyPaths(folder).storage_pointer.exists() or lead.poll() is not None, 60)
+            joined = [subprocess.Popen(joining(study, folder, url), stdout=subprocess.DEVNULL) for _ in range(2)]
+            time.sleep(chance.uniform(3, 6))
+            for process in chance.sample([lead, *joined], 3):
+                process.kill()
+                process.wait()
+    assert done(command(study, folder, url)).returncode == 0
+    check_shared(folder, url, 25)
+
+
+def test_a_worker_joins_nothing_that_has_not_begun(wide_study: dict, write_study, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'none.db'}"
+    refused = done(joining(write_study(wide_study), tmp_path / "shared", url))
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert not (tmp_path / "shared").exists() and not (tmp_path / "none.db").exists()

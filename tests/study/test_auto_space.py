@@ -30,7 +30,7 @@ def auto_study(tiny_study: dict) -> dict:
 
 def read(folder: Path):
     paths = StudyPaths(folder)
-    return StudyStorage.of_folder(connect(storage_url(paths, None)), paths).read(live=False)
+    return StudyStorage.of_folder(connect(storage_url(paths, None)), paths).read()
 
 
 def test_a_study_chooses_its_space_and_goes_on_with_it(

@@ -30,7 +30,7 @@ from carbonopt.study.inputs import check_unchanged, input_files, with_sha256
 
 def read(folder: Path):
     paths = StudyPaths(folder)
-    return StudyStorage.of_folder(connect(storage_url(paths, None)), paths).read(live=False)
+    return StudyStorage.of_folder(connect(storage_url(paths, None)), paths).read()
 
 
 def start(study: Path, folder: Path, **environment: str) -> subprocess.Popen:

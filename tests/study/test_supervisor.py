@@ -14,7 +14,6 @@ from carbonopt.core.trial import (
     EvalPoint,
     Kernels,
     Phase,
-    QualityResult,
     StopReason,
     TrialRecord,
     TrialSpec,
@@ -24,7 +23,7 @@ from carbonopt.energy.meter import ReplayMeter
 from carbonopt.engines.process.processes import WorkProcesses
 from carbonopt.search.cap import passes_cap
 from carbonopt.search.pruning import straight_line_loss
-from carbonopt.study.supervisor import Rules, TrialWatch
+from carbonopt.study.supervisor import Rules, TrialWatch, begun
 
 SPEAKING = """
 import json, math, os, socket, sys, time
@@ -76,7 +75,7 @@ def watched(script: str, tmp_path: Path, meter: ReplayMeter | None = None, **rul
     stored: list[TrialRecord] = []
     watch = TrialWatch(
         spec=spec,
-        quality=QualityResult.named(PERPLEXITY),
+        so_far=begun(spec, PERPLEXITY, "worker", None),
         trial=WorkProcesses(argv, [{}], dict(os.environ), tmp_path / "log.txt"),
         meter=meter,
         rules=Rules(**settings),

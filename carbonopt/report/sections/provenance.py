@@ -10,7 +10,7 @@ from pathlib import Path
 from carbonopt.core import format as fmt
 from carbonopt.core.config import Carbon
 from carbonopt.core.format import count_text, intensity_text
-from carbonopt.core.study import StudyData
+from carbonopt.core.study import StudyData, wall_clock_s
 from carbonopt.core.trial import COMPONENTS
 from carbonopt.core.units import human_duration
 from carbonopt.report.document import Code, Section, table, word
@@ -99,7 +99,7 @@ def _machine(data: StudyData) -> dict[str, str]:
 def _search(data: StudyData) -> dict[str, str]:
     search, ran = data.config.search, ""
     if data.sessions:
-        took = human_duration(sum(session.duration_s for session in data.sessions))
+        took = human_duration(wall_clock_s(data.sessions))
         ran = f"from {data.sessions[0].started_at}, {took} in {count_text(len(data.sessions), 'session')}"
     return {
         "Goal": goal_text(search),
