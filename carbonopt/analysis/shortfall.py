@@ -3,9 +3,10 @@
 import math
 from typing import Literal
 
-from carbonopt.core.config import Choices, Domain, Fixed, Range, values_of
+from carbonopt.core.config import Choices, Domain, Fixed
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import Target
+from carbonopt.core.space import highest, lowest
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.core.values import Frozen
@@ -78,15 +79,9 @@ def edges(data: StudyData, params: TrialParams, *more: str) -> tuple[Edge, ...]:
         end = _at_end(domain, setting)
         tried_others = any(record.evals and getattr(record.params, name) != setting for record in data.records)
         if end is not None and tried_others and not (name == "global_batch_size" and setting == 1):
-            last = _last(domain, end)
+            last = float(lowest(domain)) if end == "lowest" else highest(domain)
             at_end.append(Edge(dimension=name, end=end, value=setting, last=last))
     return tuple(at_end)
-
-
-def _last(domain: Domain, end: End) -> float:
-    """The value at an end of a domain."""
-    values = [domain.low, domain.high] if isinstance(domain, Range) else [float(value) for value in values_of(domain)]
-    return min(values) if end == "lowest" else max(values)
 
 
 def recommended_edges(data: StudyData, params: TrialParams | None) -> tuple[Edge, ...]:

@@ -129,9 +129,7 @@ def run_study(
         if joins and stored is not None:
             _check_alike(stored.read().provenance, provenance)
         else:
-            stored = stored or StudyStorage.create(database, call.checked.config, provenance)
-            stored.refresh(call.checked.config, provenance)
-            _note(stored, call.checked, prepared, inputs)
+            stored = _noted(database, stored, call.checked, provenance, prepared, inputs)
         call.run_trials(stored, inputs)
         return stored.read()
 
@@ -179,12 +177,23 @@ def _check_alike(stored: Provenance, own: Provenance) -> None:
         raise BadInput(f"--worker: {rule}, but this one has {ours} and the study {theirs}.")
 
 
-def _note(storage: StudyStorage, checked: Checked, prepared: Prepared | None, inputs: tuple[InputFile, ...]) -> None:
-    """What is known before the first trial."""
+def _noted(
+    database: RDBStorage,
+    stored: StudyStorage | None,
+    checked: Checked,
+    provenance: Provenance,
+    prepared: Prepared | None,
+    inputs: tuple[InputFile, ...],
+) -> StudyStorage:
+    """The study, made where it had not begun, with what is known before the first trial."""
+    if stored is not None:
+        stored.refresh(checked.config, provenance)
+    storage = stored or StudyStorage.create(database, checked.config, provenance)
     if prepared is not None:
         storage.set_prepared(prepared)
     storage.set_inputs(inputs)
     storage.set_trace(checked.trace)
+    return storage
 
 
 def _already_done(
@@ -394,11 +403,9 @@ class _Call:
             spec = spec.model_copy(update={"program": task.program(spec, config.quality)})
         record = self._begun(spec, earlier)
         self.storage.save_progress(trial, record)
-        return partial(self._run_trial, trial, spec, record, earlier)
+        return partial(self._run_trial, trial, spec, record)
 
-    def _run_trial(
-        self, trial: optuna.Trial, spec: TrialSpec, record: TrialRecord, earlier: TrialRecord | None
-    ) -> None:
+    def _run_trial(self, trial: optuna.Trial, spec: TrialSpec, record: TrialRecord) -> None:
         config, storage, number, params = self.checked.config, self.storage, trial.number, spec.params
         if self._compiles_first(params):
             with self._turn():
