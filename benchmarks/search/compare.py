@@ -27,11 +27,11 @@ import optuna
 from carbonopt.core.config import StudyConfig
 from carbonopt.core.quality import PERPLEXITY, QUALITIES, Target
 from carbonopt.core.space import SearchSpace
-from carbonopt.core.trial import Phase, QualityResult, StopReason, TrialSpec, TrialState
+from carbonopt.core.trial import Phase, StopReason, TrialSpec, TrialState
 from carbonopt.core.units import joules_from_kwh
 from carbonopt.engines.replay import RecordedRun, ReplayEngine, read_table
 from carbonopt.search.strategy import Strategy, distributions
-from carbonopt.study.supervisor import Rules, TrialWatch
+from carbonopt.study.supervisor import Rules, TrialWatch, begun
 
 TARGETS = (0.03, 0.10, 0.20)  # the share of the best quality by which they are worse
 NEAR = 1.05  # of the cheapest feasible run's energy
@@ -178,15 +178,15 @@ def carbon(table: Table, sampler: str, target: Target, seed: int, goal: str = "r
     while True:
         number = len(study.get_trials(deepcopy=False))
         began = time.perf_counter()
-        if strategy.why_ended(study, number) is not None:
+        if strategy.why_ended(study.trials, number) is not None:
             return
-        study.sampler = strategy.sampler(study, number)
+        study.sampler = strategy.sampler(study.trials, number)
         trial = study.ask(distributions(space))
         seconds = time.perf_counter() - began
         params = space.params(trial.params)
         spec = TrialSpec(number=number, attempt=1, seed=0, params=params, workload={}, prepared_dir="", trial_dir="")
         rules = Rules(
-            should_prune=strategy.should_prune(study, number, params) if sampler == "carbon" else None,
+            should_prune=strategy.should_prune(study.trials, number, params) if sampler == "carbon" else None,
             audit=False,
             cap_kg_co2e=best_kwh if goal == "recommend" else None,
             emissions_kg_co2e=lambda kwh: kwh,
@@ -196,7 +196,7 @@ def carbon(table: Table, sampler: str, target: Target, seed: int, goal: str = "r
         )
         engine.meter.enter(Phase.SETUP)
         watch = TrialWatch(
-            *(spec, QualityResult.named(quality), engine.start(spec, Path()), engine.meter, rules),
+            *(spec, begun(spec, quality, "", None), engine.start(spec, Path()), engine.meter, rules),
             *([], lambda *_: None, lambda _: None),
         )
         record = watch.run()

@@ -27,6 +27,7 @@ from carbonopt.search.sampler import CarbonSampler, NextTrial
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)  # its INFO lines would break the live display
 
+Trials = Sequence[FrozenTrial]
 PruningRule = Callable[[Evals, int], bool]  # by a trial's evaluations and its number of steps
 _AUDIT = 1  # keeps the audits' draws apart from the proposals'
 # How often the inner sampler is asked before a random valid configuration is taken: one that has settled on a region
@@ -41,7 +42,7 @@ INNER: dict[str, Callable[..., BaseSampler]] = {
 
 
 class Strategy:
-    """Of one study; `memory_gib` of a device, None where it is not known."""
+    """Of one study; `memory_gib` of a device, None where it is not known. `trials`: the study's, all that there are."""
 
     def __init__(self, config: StudyConfig, space: SearchSpace, memory_gib: float | None) -> None:
         self._config, self._space = config, space
@@ -69,22 +70,22 @@ class Strategy:
         """What these probes have measured counts from now on, all that there are."""
         self._probes, self._planned = list(probes), None
 
-    def probe(self, study: Study, number: int) -> TrialParams | None:
+    def probe(self, trials: Trials, number: int) -> TrialParams | None:
         """What to measure by a few steps before trial `number` is proposed; None: nothing is worth it."""
-        if not self._proposes or study.get_trials(deepcopy=False, states=(OptunaState.WAITING,)):
+        if not self._proposes or _waits(trials):
             return None
-        values = self._plan(study, number).probe
+        values = self._plan(trials, number).probe
         return None if values is None else self._space.params({**self._single, **values})
 
-    def why_ended(self, study: Study, number: int) -> str | None:
+    def why_ended(self, trials: Trials, number: int) -> str | None:
         """Why no further trial is worth it, in words; None if trial `number` is."""
-        if study.get_trials(deepcopy=False, states=(OptunaState.WAITING,)):
+        if _waits(trials):
             return None  # one was interrupted, or is the study's start: it has been chosen already
-        if _exhausted(study, self._space):
+        if _exhausted(trials, self._space):
             return "every configuration of the search space has been run"
         if not self._proposes:
             return None
-        plan, budget = self._plan(study, number), self._config.budget
+        plan, budget = self._plan(trials, number), self._config.budget
         if plan.values is None and not plan.untried:
             return "no further configuration that can exist was found in the search space"
         if plan.values is None:
@@ -102,42 +103,42 @@ class Strategy:
         saves = f"to save {energy_text(gain_kwh)} in {runs} of what is recommended"
         return f"converged: another trial is expected to cost {energy_text(cost_kwh)} and {saves}"
 
-    def sampler(self, study: Study, number: int) -> BaseSampler:
+    def sampler(self, trials: Trials, number: int) -> BaseSampler:
         """For the proposal of trial `number`."""
         name, seed = self._config.search.sampler, self._config.search.seed
         if name == "grid":
-            return Planned(_next_of_grid(study, self._space, seed, number), self.distributions)
+            return Planned(_next_of_grid(trials, self._space, seed, number), self.distributions)
         if not self._proposes:
-            return ValidSampler("random" if name == "carbon" else name, self._space, seed, number)
-        values = self._plan(study, number).values
+            return ValidSampler("random" if name == "carbon" else name, self._space, seed, number, trials)
+        values = self._plan(trials, number).values
         return Planned({} if values is None else {**self._single, **values}, self.distributions)
 
-    def should_prune(self, study: Study, number: int, params: TrialParams) -> PruningRule:
+    def should_prune(self, trials: Trials, number: int, params: TrialParams) -> PruningRule:
         """Whether trial `number` can't matter any more."""
         target, values = self._config.target, params.model_dump(exclude_none=True)
         target_loss = None if self._config.search.goal == "front" else self._config.quality.loss_of(target.value)
-        return partial(should_prune, self._plan(study, number).knowledge, number, values, target_loss)
+        return partial(should_prune, self._plan(trials, number).knowledge, number, values, target_loss)
 
-    def meeting(self, study: Study, number: int) -> frozenset[int]:
+    def meeting(self, trials: Trials, number: int) -> frozenset[int]:
         """The trials that meet the target as far as is known before trial `number`: the cheapest one is its cap. Where
         the answer is to be confirmed, a lucky run is none: as a cap it would stop what can be confirmed."""
-        return self._plan(study, number).meeting
+        return self._plan(trials, number).meeting
 
     def audits(self, number: int) -> bool:
         """Whether trial `number` is run to its end even if it should be stopped for its target."""
         draw = np.random.default_rng([self._config.search.seed, number, _AUDIT]).random()
         return bool(draw < self._config.search.pruning.audit)
 
-    def _plan(self, study: Study, number: int) -> NextTrial:
+    def _plan(self, trials: Trials, number: int) -> NextTrial:
         if self._planned is None or self._planned[0] != number:
-            trials = [trial for trial in study.get_trials(deepcopy=False) if trial.number != number]
-            told = (trial.user_attrs["record"] for trial in trials if "record" in trial.user_attrs)
+            others = [trial for trial in trials if trial.number != number]
+            told = (trial.user_attrs["record"] for trial in others if "record" in trial.user_attrs)
             missed = refuted(map(TrialRecord.from_json, told), self._config)
             probes = [taught for record in self._probes if (taught := of_probe(record)) is not None]
             if self._proposes:
-                plan = self._carbon.plan(trials, self._movable, number, missed, probes, self._probing)
+                plan = self._carbon.plan(others, self._movable, number, missed, probes, self._probing)
             else:
-                knowledge = self._carbon.knowledge(trials, self._movable, probes)
+                knowledge = self._carbon.knowledge(others, self._movable, probes)
                 plan = NextTrial(None, None, knowledge, None, 0, frozenset(self._carbon.meeting(knowledge, missed)))
             self._planned = (number, plan)
         return self._planned[1]
@@ -166,17 +167,21 @@ def distributions(space: SearchSpace) -> Distributions:
     return by_name
 
 
-def _exhausted(study: Study, space: SearchSpace) -> bool:
+def _waits(trials: Trials) -> bool:
+    return any(trial.state == OptunaState.WAITING for trial in trials)
+
+
+def _exhausted(trials: Trials, space: SearchSpace) -> bool:
     """Whether every configuration of a finite space has been run or is running."""
     names = list(space.space.free())
-    run = {_key(names, trial.params) for trial in study.get_trials(deepcopy=False) if trial.params or not names}
+    run = {_key(names, trial.params) for trial in trials if trial.params or not names}
     return space.combinations is not None and all(_key(names, values) in run for values in space.combinations)
 
 
-def _next_of_grid(study: Study, space: SearchSpace, seed: int, trial_number: int) -> dict[str, Any]:
+def _next_of_grid(trials: Trials, space: SearchSpace, seed: int, trial_number: int) -> dict[str, Any]:
     """Every combination that can exist, once, in an order drawn from the seed: a GPU drifts as it warms up. Empty only
     for an interrupted trial that is asked for again, with its own values already set."""
-    run = [trial.params for trial in study.get_trials(deepcopy=False) if trial.number != trial_number]
+    run = [trial.params for trial in trials if trial.number != trial_number]
     combinations = space.combinations or []
     order = np.random.default_rng(seed).permutation(len(combinations)).tolist()
     return next((dict(combinations[index]) for index in order if combinations[index] not in run), {})
@@ -204,14 +209,18 @@ class ValidSampler(Planned):
     would cost its energy for nothing. It is seeded by the study's seed and the trial's number, so that an interrupted
     study proposes what the uninterrupted one would have."""
 
-    def __init__(self, name: str, space: SearchSpace, seed: int, trial_number: int) -> None:
+    def __init__(self, name: str, space: SearchSpace, seed: int, trial_number: int, trials: Trials) -> None:
         super().__init__({}, distributions(space))
-        self._space, self._seed = space, int(np.random.default_rng([seed, trial_number]).integers(2**31))
+        self._space, self._trials, self._seed = (
+            space,
+            trials,
+            int(np.random.default_rng([seed, trial_number]).integers(2**31)),
+        )
         self._inner = INNER[name](seed=self._seed)
 
     def sample_relative(self, study: Study, trial: FrozenTrial, search_space: Distributions) -> dict[str, Any]:
-        names, trials = list(search_space), study.get_trials(deepcopy=False)
-        known = {_key(names, other.params) for other in trials if other.number != trial.number}
+        names = list(search_space)
+        known = {_key(names, other.params) for other in self._trials if other.number != trial.number}
         # Single-valued distributions carry nothing to learn from, and some samplers refuse them.
         movable = {name: dist for name, dist in search_space.items() if not dist.single()}
         for sampler in [self._inner] * ATTEMPTS + [RandomSampler(seed=self._seed)] * RANDOM_ATTEMPTS:

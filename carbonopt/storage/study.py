@@ -4,8 +4,9 @@ import functools
 import json
 import sqlite3
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import optuna
@@ -29,6 +30,36 @@ CONSTRAINT = "shortfall of the target"  # feasible at 0 and below (see `Target.s
 REPEAT_OF, SEED = "repeat of", "seed"  # attributes of a trial that repeats another one's configuration
 _PROBE = "probe "  # attributes of the study, with a probe's number
 WORST_VIOLATION = 10.0  # for a trial that taught nothing about its quality; e^10 times a target perplexity
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A study at one moment."""
+
+    data: StudyData
+    trials: list[FrozenTrial]  # Optuna's, by number
+
+    def finished_count(self) -> int:
+        """Of the search's own trials."""
+        return self._count(lambda state: state.is_finished())
+
+    def running_count(self) -> int:
+        """Likewise."""
+        return self._count(lambda state: state == OptunaState.RUNNING)
+
+    def _count(self, of: Callable[[OptunaState], bool]) -> int:
+        return sum(of(trial.state) and REPEAT_OF not in trial.user_attrs for trial in self.trials)
+
+    def next_number(self) -> int:
+        """The number that the next proposal will have."""
+        return min(
+            (trial.number for trial in self.trials if trial.state == OptunaState.WAITING), default=len(self.trials)
+        )
+
+    def interrupted(self, number: int) -> TrialRecord | None:
+        """What is known of the earlier attempts of a trial that is to run again; None for a first attempt."""
+        attribute = self.trials[number].user_attrs.get("record") if number < len(self.trials) else None
+        return None if attribute is None else TrialRecord.from_json(attribute)
 
 
 class StudyStorage:
@@ -120,50 +151,44 @@ class StudyStorage:
         """By its worker: no other session's ledger is overwritten."""
         self.study.set_user_attr(f"session {ledger.worker}", ledger.model_dump(mode="json"))
 
-    def sessions(self) -> tuple[SessionLedger, ...]:
-        """In the order in which they began."""
-        attributes = sorted(self.study.user_attrs.items())
-        ledgers = (SessionLedger(**ledger) for key, ledger in attributes if key.startswith("session "))
-        return tuple(sorted(ledgers, key=lambda ledger: ledger.started_at))
-
     def set_probe(self, record: TrialRecord) -> None:
         """Of a probe, by its own number; again and again while it runs."""
         self.study.set_user_attr(f"{_PROBE}{record.trial}", record.as_json())
-
-    def probes(self, living: Collection[str]) -> tuple[TrialRecord, ...]:
-        """By number. `living`: as in `read`. Raises BadInput for a record that is damaged."""
-        told = {key: own for key, own in self.study.user_attrs.items() if key.startswith(_PROBE)}
-        probes = (_as_ended(_probe(key, own), living) for key, own in told.items())
-        return tuple(sorted(probes, key=lambda record: record.trial))
 
     def workers(self) -> frozenset[str]:
         """The live ones, by their names."""
         return workers.living(self._storage, self.study.study_name)
 
-    def read(self, living: Collection[str] | None = None) -> StudyData:
+    def read(self) -> StudyData:
+        """The whole study. Raises BadInput if what is stored is not what carbonopt writes."""
+        return self.snapshot().data
+
+    def snapshot(self, living: Collection[str] | None = None) -> Snapshot:
         """The whole study. `living`: the live workers, which may run trials; None: the storage is asked. Raises
         BadInput if what is stored is not what carbonopt writes."""
         with _readable(f"study {self.study.study_name!r}"):
             living = self.workers() if living is None else living
-            attributes = self.study.user_attrs
+            attributes, trials = self.study.user_attrs, self._trials
             prepared, trace, inputs = (attributes.get(key) for key in ("prepared", "trace", "inputs"))
             config = StudyConfig.model_validate(attributes["config"])
-            return StudyData(
+            data = StudyData(
                 config=config,
-                records=self._records(config, living),
-                sessions=self.sessions(),
-                probes=self.probes(living),
+                records=self._records(trials, config, living),
+                sessions=_sessions(attributes),
+                probes=_probes(attributes, living),
                 provenance=Provenance.model_validate(attributes["provenance"]),
                 prepared=None if prepared is None else Prepared(**prepared),
                 trace=None if trace is None else CarbonTrace.model_validate_json(trace),
                 inputs=None if inputs is None else _input_files(inputs),
                 ended=attributes.get("ended"),
             )
+        return Snapshot(data, trials)
 
-    def _records(self, config: StudyConfig, living: Collection[str]) -> tuple[TrialRecord, ...]:
+    def _records(
+        self, trials: Sequence[FrozenTrial], config: StudyConfig, living: Collection[str]
+    ) -> tuple[TrialRecord, ...]:
         """Of all trials that were begun. Raises BadInput if a trial is missing (without it another one may be
         recommended), or what the search chose for it is."""
-        trials = self._trials
         if missing := sorted(set(range(len(trials))) - {trial.number for trial in trials}):
             raise BadInput(f"trial {missing[0]} is missing")
         records, free = [], config.search.space.free().keys()
@@ -184,32 +209,11 @@ class StudyStorage:
     def _trials(self) -> list[FrozenTrial]:
         return self.study.get_trials(deepcopy=False)
 
-    def finished_count(self) -> int:
-        """Of the search's own trials."""
-        return self._count(lambda state: state.is_finished())
-
-    def running_count(self) -> int:
-        """Likewise."""
-        return self._count(lambda state: state == OptunaState.RUNNING)
-
-    def _count(self, of: Callable[[OptunaState], bool]) -> int:
-        return sum(of(trial.state) and REPEAT_OF not in trial.user_attrs for trial in self._trials)
-
     def queue_repeat(self, number: int, seed: int) -> None:
         """Puts a trial's configuration into the queue again, unless a repeat waits there already."""
         trials = self._trials
         if not any(trial.state == OptunaState.WAITING and REPEAT_OF in trial.user_attrs for trial in trials):
             self.study.enqueue_trial(dict(trials[number].params), user_attrs={REPEAT_OF: number, SEED: seed})
-
-    def next_number(self) -> int:
-        """The number that the next proposal will have."""
-        trials = self._trials
-        return min((trial.number for trial in trials if trial.state == OptunaState.WAITING), default=len(trials))
-
-    def interrupted(self, number: int) -> TrialRecord | None:
-        """What is known of the earlier attempts of a trial that is to run again; None for a first attempt."""
-        attribute = self._trials[number].user_attrs.get("record")
-        return None if attribute is None else TrialRecord.from_json(attribute)
 
     def save_progress(self, trial: Trial, record: TrialRecord) -> None:
         """Stores what a running trial has used so far, for the case that this process dies."""
@@ -235,20 +239,24 @@ class StudyStorage:
         self.save_progress(trial, record)
         self._storage.set_trial_state_values(trial._trial_id, OptunaState.WAITING)
 
-    def recover(self, living: Collection[str]) -> None:
+    def recover(self, living: Collection[str]) -> Snapshot:
         """Puts back the trials that dead workers left running, and ends their probes, with what they had used as far as
-        it was stored. In a worker's turn: whoever begins a trial says in its own that it runs it."""
-        for trial in self.study.get_trials(deepcopy=False, states=(OptunaState.RUNNING,)):
-            record = _record(trial, living)
-            if record is not None and record.worker in living:
-                continue
-            if record is not None:
+        it was stored. In a worker's turn: whoever begins a trial says in its own that it runs it. Returns the study as
+        it is then."""
+        seen = self.snapshot(living)
+        records = {record.trial: record for record in seen.data.records}
+        left = [trial for trial in seen.trials if trial.state == OptunaState.RUNNING]
+        left = [trial for trial in left if (own := records.get(trial.number)) is None or own.worker not in living]
+        for trial in left:
+            if (record := records.get(trial.number)) is not None:
                 self._storage.set_trial_user_attr(trial._trial_id, "record", record.as_json())
             self._storage.set_trial_state_values(trial._trial_id, OptunaState.WAITING)
-        stored = self.study.user_attrs
-        for probe in self.probes(living):
-            if (ended := probe.as_json()) != stored[f"{_PROBE}{probe.trial}"]:
-                self.study.set_user_attr(f"{_PROBE}{probe.trial}", ended)
+        interrupted = [probe for probe in seen.data.probes if probe.stop_reason is StopReason.INTERRUPTED]
+        stored = self.study.user_attrs if interrupted else {}
+        for probe in interrupted:
+            if probe.as_json() != stored[f"{_PROBE}{probe.trial}"]:
+                self.set_probe(probe)
+        return self.snapshot(living) if left else seen
 
 
 def check_folder_is_free(storage: RDBStorage, paths: StudyPaths, name: str) -> None:
@@ -351,6 +359,19 @@ def _record(trial: FrozenTrial, living: Collection[str]) -> TrialRecord | None:
     if trial.state.is_finished():
         _check_ended(record, trial)
     return _as_ended(record, living)
+
+
+def _sessions(attributes: Mapping[str, Any]) -> tuple[SessionLedger, ...]:
+    """In the order in which they began."""
+    ledgers = (SessionLedger(**ledger) for key, ledger in sorted(attributes.items()) if key.startswith("session "))
+    return tuple(sorted(ledgers, key=lambda ledger: ledger.started_at))
+
+
+def _probes(attributes: Mapping[str, Any], living: Collection[str]) -> tuple[TrialRecord, ...]:
+    """By number. Raises BadInput for a record that is damaged."""
+    told = {key: own for key, own in attributes.items() if key.startswith(_PROBE)}
+    probes = (_as_ended(_probe(key, own), living) for key, own in told.items())
+    return tuple(sorted(probes, key=lambda record: record.trial))
 
 
 def _probe(key: str, own: Any) -> TrialRecord:

@@ -37,7 +37,7 @@ from carbonopt.core.trial import (
 from carbonopt.core.units import emissions_kg_co2e, now_utc
 from carbonopt.engines.base import Engine, EngineObserver, LendMeter, own_meter
 from carbonopt.storage.paths import StudyPaths
-from carbonopt.storage.study import REPEAT_OF, SEED, StudyStorage, check_folder_is_free
+from carbonopt.storage.study import REPEAT_OF, SEED, Snapshot, StudyStorage, check_folder_is_free
 from carbonopt.storage.url import connect, remember_storage, storage_url
 from carbonopt.storage.workers import Lease, leased
 from carbonopt.study.check import Checked, as_prepared
@@ -201,15 +201,15 @@ def _already_done(
 ) -> StudyData | None:
     """The study, if nothing is left to do; nothing is spent on finding that out."""
     config, trials = checked.config, checked.config.budget.trials
-    if trials is None or stored.finished_count() < trials:
+    if trials is None or (seen := stored.snapshot()).finished_count() < trials:
         return None
-    data = stored.read().model_copy(update={"config": config})
+    data = seen.data.model_copy(update={"config": config})
     if _next_repeat(data, checked.engine, paths, as_step) is not None:
         return None
     stored.set_trace(checked.trace)
     if data.ended is None:  # killed before it said so, or interrupted and now given fewer trials
         stored.refresh(config, data.provenance)
-        stored.set_ended(_with_confirmation(_all_run(trials), stored.read(), checked.engine))
+        stored.set_ended(_with_confirmation(_all_run(trials), data, checked.engine))
     return stored.read()
 
 
@@ -262,12 +262,12 @@ class _Call:
 
         memory_gib = None if self.engine.hardware is None else self.engine.hardware.gpu_memory_gib
         self.storage, self.strategy = storage, Strategy(self.checked.config, self.checked.space, memory_gib)
-        sessions, now = storage.sessions(), datetime.fromisoformat(self.ledger.started_at)
-        self.hours_before = wall_clock_s(sessions, until=now) / 3600
-        with self._turn():
+        now = datetime.fromisoformat(self.ledger.started_at)
+        with self._turn() as seen:
+            data = seen.data
+            self.hours_before = wall_clock_s(data.sessions, until=now) / 3600
             storage.set_ended(None)
             self._store_ledger()
-            data = storage.read(self.living)
             if self.checked.start is not None and not data.records:
                 # It may wait already: this command can have been killed right after queueing it.
                 storage.study.enqueue_trial(self.checked.start, skip_if_exists=True)
@@ -282,47 +282,48 @@ class _Call:
                     check_unchanged(inputs, input_files(self.checked.config), str(self.paths.root), self.interrupted)
                 except BadInput as error:  # not before anything was started
                     raise CarbonoptError(str(error)) from error
-            with self._turn():
-                work = self._begin_next()
+            with self._turn() as seen:
+                work = self._begin_next(seen)
             if work is None:
                 self._store_ledger()
                 return
             work()
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
+    def _turn(self) -> Iterator[Snapshot]:
         """This worker's turn: what others have done is known, and nobody begins anything meanwhile."""
         self._raise_if_interrupted()
         with self.lease.turn(self._raise_if_interrupted):
             self.living = self.lease.others() | {self.lease.worker.id}
-            self.storage.recover(self.living)
-            self.strategy.learn(self.storage.probes(self.living))
-            yield
+            seen = self.storage.recover(self.living)
+            self.strategy.learn(seen.data.probes)
+            yield seen
 
     def _raise_if_interrupted(self) -> None:
         if self.interrupted():
             raise self._interruption()
 
-    def _begin_next(self) -> Callable[[], None] | None:
+    def _begin_next(self, seen: Snapshot) -> Callable[[], None] | None:
         """What this worker does next, begun in the storage already; None: the study has ended. In its turn."""
-        data, storage = self.storage.read(self.living), self.storage
-        running = sum(run.state is TrialState.RUNNING for run in (*data.records, *data.probes))  # of other workers
-        if (ended := self._why_ended(data)) and not self._queue_repeat(data):
-            if running:
-                return self._wait
-            storage.set_ended(_with_confirmation(ended, data, self.engine))
-            return None
-        if not ended and not self._may_begin():
+        storage = self.storage
+        if ended := self._why_ended(seen):
+            if not self._queue_repeat(seen.data):
+                if any(run.state is TrialState.RUNNING for run in (*seen.data.records, *seen.data.probes)):
+                    return self._wait  # for what other workers run
+                storage.set_ended(_with_confirmation(ended, seen.data, self.engine))
+                return None
+            seen = storage.snapshot(self.living)  # with the repeat
+        elif not self._may_begin(seen):
             return self._wait
-        number = storage.next_number()
-        if (probed := self.strategy.probe(storage.study, number)) is not None:
-            return self._begin_probe(probed, PROBE_S)
-        storage.study.sampler = self.strategy.sampler(storage.study, number)
-        return self._begin_trial(storage.study.ask(self.strategy.distributions))
+        number = seen.next_number()
+        if (probed := self.strategy.probe(seen.trials, number)) is not None:
+            return self._begin_probe(probed, PROBE_S, seen)
+        storage.study.sampler = self.strategy.sampler(seen.trials, number)
+        return self._begin_trial(storage.study.ask(self.strategy.distributions), seen)
 
-    def _may_begin(self) -> bool:
+    def _may_begin(self, seen: Snapshot) -> bool:
         """Whether the search may have one more trial beside those that other workers run."""
-        config, ended, running = self.checked.config, self.storage.finished_count(), self.storage.running_count()
+        config, ended, running = self.checked.config, seen.finished_count(), seen.running_count()
         if config.budget.trials is not None and ended + running >= config.budget.trials:
             return False  # the last of the budget run
         learns = config.search.sampler not in _KNOWS_ALL
@@ -347,15 +348,15 @@ class _Call:
         }
         return TrialSpec(**own | more)
 
-    def _begin_probe(self, params: TrialParams, steps_s: float) -> Callable[[], None]:
+    def _begin_probe(self, params: TrialParams, steps_s: float, seen: Snapshot) -> Callable[[], None]:
         """A first step, and others for so long. In this worker's turn."""
-        number = len(self.storage.probes(self.living))
+        number = len(seen.data.probes)
         spec = self._spec(number, self.paths.probe(number), params, probe_s=steps_s)
         record = self._begun(spec)
         self.storage.set_probe(record)
-        return partial(self._run_probe, spec, record)
+        return partial(self._run_probe, spec, record, seen.data)
 
-    def _run_probe(self, spec: TrialSpec, record: TrialRecord) -> None:
+    def _run_probe(self, spec: TrialSpec, record: TrialRecord, before: StudyData) -> None:
         """What it takes is a part of the study of its own, stored while it runs."""
         self.display.probe_started(spec)
 
@@ -365,30 +366,29 @@ class _Call:
             self._store_ledger()
             self._look_at_others(record)
 
-        self.elsewhere_kwh = self.storage.read(self.living).spent_kwh()
+        self.elsewhere_kwh = before.spent_kwh()
         record = self._watched(spec, record, self.paths.probe_log(spec.number), self._limits(), [], store)
         store(record)
         self.display.probe_ended(record)
         if record.stop_reason is StopReason.INTERRUPTED:
             raise self._interruption()
 
-    def _compiles_first(self, params: TrialParams) -> bool:
+    def _compiles_first(self, params: TrialParams, data: StudyData) -> bool:
         """Whether a trial would compile what no run has yet. Compiled kernels are kept: what they take is the study's,
         and no part of what a training takes, whichever of the trials comes first."""
         config, key = self.checked.config, attrgetter(*affecting("kernels"))
         if not config.probes or not config.compiles(params):
             return False
-        data = self.storage.read(self.living)
         return all(key(record.params) != key(params) for record in (*data.records, *data.probes) if record.kernels)
 
     def _begun(self, spec: TrialSpec, earlier: TrialRecord | None = None) -> TrialRecord:
         return begun(spec, self.checked.config.quality, self.lease.worker.id, earlier)
 
-    def _begin_trial(self, trial: optuna.Trial) -> Callable[[], None]:
+    def _begin_trial(self, trial: optuna.Trial, seen: Snapshot) -> Callable[[], None]:
         """In this worker's turn."""
         config, number = self.checked.config, trial.number
         params, repeat_of = self.checked.space.params(trial.params), trial.user_attrs.get(REPEAT_OF)
-        earlier = self.storage.interrupted(number)
+        earlier = seen.interrupted(number)
         spec = self._spec(
             number,
             self.paths.trial(number),
@@ -403,19 +403,20 @@ class _Call:
             spec = spec.model_copy(update={"program": task.program(spec, config.quality)})
         record = self._begun(spec, earlier)
         self.storage.save_progress(trial, record)
-        return partial(self._run_trial, trial, spec, record)
+        return partial(self._run_trial, trial, spec, record, seen)
 
-    def _run_trial(self, trial: optuna.Trial, spec: TrialSpec, record: TrialRecord) -> None:
+    def _run_trial(self, trial: optuna.Trial, spec: TrialSpec, record: TrialRecord, seen: Snapshot) -> None:
         config, storage, number, params = self.checked.config, self.storage, trial.number, spec.params
-        if self._compiles_first(params):
-            with self._turn():
-                probe = self._begin_probe(params, 0.0)  # its trial tells what a step takes
+        if self._compiles_first(params, seen.data):
+            with self._turn() as seen:
+                probe = self._begin_probe(params, 0.0, seen)  # its trial tells what a step takes
             probe()
+            seen = storage.snapshot(self.living)
         for observer in self.observers:
             observer.trial_started(spec)
         # The start is the baseline, a repeat says how far runs differ: only whole ones can be compared.
         to_its_end = spec.repeat_of is not None or (number == 0 and self.checked.start is not None)
-        rules = self._rules(number, params, to_its_end=to_its_end)
+        rules = self._rules(seen, number, params, to_its_end=to_its_end)
         log, store = self.paths.trial_log(number, spec.attempt), partial(self._store, trial)
         record = self._watched(spec, record, log, rules, self.observers, store)
         self.lease.renew()
@@ -464,9 +465,10 @@ class _Call:
 
     def _look_at_others(self, running: TrialRecord) -> None:
         """What they have spent meanwhile counts for the budget, too."""
-        if len(self.living) > 1:
+        budget = self.checked.config.budget
+        if len(self.living) > 1 and (budget.energy_kwh, budget.emissions_kg_co2e) != (None, None):
             own_kwh = running.energy_kwh.total if running.energy_kwh else 0.0
-            self.elsewhere_kwh = self.storage.read(self.living).spent_kwh() - own_kwh
+            self.elsewhere_kwh = self.storage.snapshot(self.living).data.spent_kwh() - own_kwh
 
     def _store_ledger(self) -> None:
         """As it stands. Called while the meter is in GAP or in a trial's phases."""
@@ -478,18 +480,19 @@ class _Call:
         self.ledger = self.ledger.model_copy(update=update)
         self.storage.set_session(self.ledger)
 
-    def _rules(self, number: int, params: TrialParams, *, to_its_end: bool) -> Rules:
-        search, study = self.checked.config.search, self.storage.study
-        data, meeting = self.storage.read(self.living), self.strategy.meeting(study, number)
-        emissions = (record.emissions_kg_co2e for record in data.records if record.trial in meeting)
-        best = min((kg_co2e for kg_co2e in emissions if kg_co2e is not None), default=None)
-        prunes = bool(search.pruning.target) and not to_its_end
-        self.elsewhere_kwh = data.spent_kwh()
+    def _rules(self, seen: Snapshot, number: int, params: TrialParams, *, to_its_end: bool) -> Rules:
+        pruning, cap_kg_co2e = self.checked.config.search.pruning, None
+        if pruning.cap and self.checked.config.search.goal == "recommend" and not to_its_end:
+            meeting = self.strategy.meeting(seen.trials, number)
+            emissions = (record.emissions_kg_co2e for record in seen.data.records if record.trial in meeting)
+            cap_kg_co2e = min((kg_co2e for kg_co2e in emissions if kg_co2e is not None), default=None)
+        prunes = bool(pruning.target) and not to_its_end
+        self.elsewhere_kwh = seen.data.spent_kwh()
         return dataclasses.replace(
             self._limits(),
-            should_prune=self.strategy.should_prune(study, number, params) if prunes else None,
+            should_prune=self.strategy.should_prune(seen.trials, number, params) if prunes else None,
             audit=self.strategy.audits(number),
-            cap_kg_co2e=best if search.pruning.cap and search.goal == "recommend" and not to_its_end else None,
+            cap_kg_co2e=cap_kg_co2e,
         )
 
     def _limits(self) -> Rules:
@@ -509,13 +512,13 @@ class _Call:
             timeout_s=self.checked.config.launch.timeout_s,
         )
 
-    def _why_ended(self, data: StudyData) -> str | None:
+    def _why_ended(self, seen: Snapshot) -> str | None:
         """Why the study is over, in words; None while it goes on."""
         trials = self.checked.config.budget.trials
-        if trials is not None and self.storage.finished_count() >= trials:
+        if trials is not None and seen.finished_count() >= trials:
             return _all_run(trials)
-        spent = self._spent(data.spent_kwh()) or _always_the_same_failure(data)
-        return spent or self.strategy.why_ended(self.storage.study, self.storage.next_number())
+        spent = self._spent(seen.data.spent_kwh()) or _always_the_same_failure(seen.data)
+        return spent or self.strategy.why_ended(seen.trials, seen.next_number())
 
     def _queue_repeat(self, data: StudyData) -> bool:
         """Whether the ended search's answer is still to be confirmed; the run that is due is in the queue then."""

@@ -31,6 +31,7 @@ from carbonopt.search.cap import passes_cap
 from carbonopt.train.failures import ran_out_of_memory
 
 TICK_S = 0.5  # how long to wait for an event before looking at the clock, the cap and the budget again
+_STORE_AGAIN_S = 0.2  # evaluations that follow each other faster are stored together
 STORE_EVERY_S = 2.0  # what a running trial has used is stored so often: that much is lost when the study is killed
 SIGNALLED = 128
 _MOST_TAIL_CHARACTERS = 10_000  # of a log, in a record
@@ -91,9 +92,10 @@ class TrialWatch:
     _stages: dict[Stage, dict[str, float]] = field(default_factory=dict)  # fields of StageCost
     _closed_at_s: float = 0.0  # when the last stage that has ended did
     _closed_kwh: float = 0.0  # energy of the stages that have ended
-    _stored_at: float = 0.0
+    _store_at: float = field(init=False)  # when it is due, by the monotonic clock
 
     def __post_init__(self) -> None:
+        self._store_at = time.monotonic() + STORE_EVERY_S  # whoever began it has stored that
         self._oom_kills = _host_oom_kills()
         self._closed_at_s = time.monotonic() - self.meter.running(Phase.SETUP).duration_s
 
@@ -133,8 +135,8 @@ class TrialWatch:
                 self._note(state=state, stop_reason=reason)
             elif time.monotonic() - max(heard, self._said_at()) > self.rules.timeout_s:
                 self._fail("timeout", f"no sign of progress for {self.rules.timeout_s:g} s (launch.timeout_s)")
-            elif time.monotonic() - self._stored_at > STORE_EVERY_S:
-                self._stored_at = time.monotonic()
+            elif time.monotonic() > self._store_at:
+                self._store_at = time.monotonic() + STORE_EVERY_S
                 self.store(self._record({phase: self.meter.running(phase) for phase in TRIAL_PHASES}))
 
     def _said_at(self) -> float:
@@ -195,7 +197,7 @@ class TrialWatch:
         emissions = self.rules.emissions_kg_co2e(train_kwh)
         for observer in self.observers:
             observer.evaluated(self.spec.number, point, emissions)
-        self._stored_at = 0.0  # due, once the trial is on its way again
+        self._store_at -= STORE_EVERY_S - _STORE_AGAIN_S  # once the trial is on its way again
         if not finite:
             self._fail("diverged", self._not_finite)
         elif stop:

@@ -41,12 +41,12 @@ def test_a_large_list_of_which_few_can_exist_is_known_to_its_last_one(tiny_study
             state = optuna.trial.TrialState.FAIL
             study.add_trial(optuna.trial.create_trial(params=params, distributions=strategy.distributions, state=state))
     for number in (len(study.trials), len(study.trials) + 1):
-        assert strategy.why_ended(study, number) is None
-        study.sampler = strategy.sampler(study, number)
+        assert strategy.why_ended(study.trials, number) is None
+        study.sampler = strategy.sampler(study.trials, number)
         trial = study.ask(strategy.distributions)
         assert trial.params["global_batch_size"] == trial.params["micro_batch_size_per_gpu"] == some[-1]
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
-    assert strategy.why_ended(study, len(study.trials)) == "every configuration of the search space has been run"
+    assert strategy.why_ended(study.trials, len(study.trials)) == "every configuration of the search space has been run"
 
 
 SCHEDULES = {
@@ -79,7 +79,7 @@ def test_of_configurations_that_train_alike_one_is_a_candidate(tiny_study: dict)
 def test_of_configurations_that_train_alike_one_is_proposed(sampler: str, tiny_study: dict) -> None:
     strategy, study = strategy_of(tiny_study, SCHEDULES, sampler), optuna.create_study(directions=["minimize"] * 2)
     for number in range(8):
-        study.sampler = strategy.sampler(study, number)
+        study.sampler = strategy.sampler(study.trials, number)
         study.tell(study.ask(strategy.distributions), state=optuna.trial.TrialState.FAIL)
     assert is_of_schedules([trial.params for trial in study.trials])
 
@@ -96,7 +96,7 @@ def test_sparse_ranges_are_searched_until_something_can_exist(seed: int, tiny_st
     }
     strategy = strategy_of({**tiny_study, "search": {}}, space)
     strategy._carbon._seed = seed
-    assert strategy.why_ended(optuna.create_study(directions=["minimize"] * 2), 0) is None
+    assert strategy.why_ended([], 0) is None
 
 
 @pytest.mark.parametrize(

@@ -256,7 +256,7 @@ def test_sessions_of_studies_from_before_workers_are_kept(replay_study: dict, wr
         )
     ran(study, folder, trials=4)
     storage = connect(f"sqlite:///{StudyPaths(folder).storage}")
-    first, second = StudyStorage.load(storage, "replayed").sessions()
+    first, second = StudyStorage.load(storage, "replayed").read().sessions
     assert first.worker is None and first.started_at == old["started_at"]
     assert second.worker is not None and second.started_at >= first.started_at
 
