@@ -8,8 +8,9 @@ import signal
 import socket
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from carbonopt.report.pipeline import PipelineView
     from carbonopt.report.studies import StudiesView
     from carbonopt.storage.paths import PipelinePaths, StudyPaths
+    from carbonopt.study.check import Checked
+    from carbonopt.study.crew import Crew, Member
     from carbonopt.study.file import PipelineFile
     from carbonopt.study.loop import AsStep
 
@@ -72,12 +75,18 @@ def run(
         if value is not None:
             config = config.model_copy(update={part: getattr(config, part).model_copy(update={key: value})})
     root = (StudyPaths(out) if out is not None else StudyPaths.default(config.name)).root
-    paths = StudyPaths(root, f"{socket.gethostname()}-{os.getpid()}" if worker else None)
+    paths = _worker_paths(root) if worker else StudyPaths(root)
     data, page = _run_study(config, study.read_text(encoding="utf-8"), paths, storage, joins=worker)
     met = _print_recommendation(data)
     if page is not None:
         print(f"\nReport: {_printable(str(page))}")
     _exit(met)
+
+
+def _worker_paths(root: Path) -> "StudyPaths":
+    from carbonopt.storage.paths import StudyPaths
+
+    return StudyPaths(root, f"{socket.gethostname()}-{os.getpid()}")
 
 
 def _run_pipeline(file: "PipelineFile", out: Path | None, seed: int | None) -> NoReturn:
@@ -125,28 +134,59 @@ def _run_study(
     joins: bool = False,
 ) -> "tuple[StudyData, Path | None]":
     """Runs it, or goes on with it, and writes its report, unless it `joins` another command's; `text`: its file."""
-    from carbonopt.cli.display import LiveDisplay
-    from carbonopt.core.files import check_kinds
     from carbonopt.doctor import before_run
     from carbonopt.doctor.check import Status
-    from carbonopt.storage.paths import own_folder
-    from carbonopt.storage.study import written
+    from carbonopt.engines.base import own_meter
     from carbonopt.study.check import check
-    from carbonopt.study.loop import run_study
-    from carbonopt.study.stop_request import interruptible
-    from carbonopt.study.trackers import open_trackers
+    from carbonopt.study.crew import Crew, Member, crew, printed_to
 
     checked = check(config)
     findings = before_run(config, paths.root)
     if failures := [str(check) for check in findings if check.status == Status.FAILURE]:
         raise BadInput("; ".join(failures))
-    with own_folder(paths), written(str(paths.root)), interruptible() as interrupted:
-        display = LiveDisplay(config)
 
-        def warn() -> None:
-            for check in findings:
-                if check.status == Status.WARNING:
-                    display.warn(str(check))
+    def join(member: Member, own: "StudyPaths") -> None:
+        step = as_step and replace(as_step, lend=own_meter)
+        _work(checked.in_slot(member.slot), text, own, storage, step, crew=Crew(), member=member)
+
+    def beside(member: Member) -> None:
+        own = _worker_paths(paths.root)
+        with printed_to(own.worker_log):
+            _as_command(lambda: join(member, own))
+
+    with crew(config.launch.slots, beside) as others:
+        warnings = [str(check) for check in findings if check.status == Status.WARNING]
+        return _work(checked, text, paths, storage, as_step, warnings, joins=joins, crew=others)
+
+
+def _work(
+    checked: "Checked",
+    text: str,
+    paths: "StudyPaths",
+    storage: str | None,
+    as_step: "AsStep | None",
+    warnings: Sequence[str] = (),
+    *,
+    joins: bool = True,
+    crew: "Crew",
+    member: "Member | None" = None,
+) -> "tuple[StudyData, Path | None]":
+    """Works on a study in one slot of its launch; as `_run_study`."""
+    from carbonopt.cli.display import LiveDisplay
+    from carbonopt.core.files import check_kinds
+    from carbonopt.storage.paths import own_folder
+    from carbonopt.storage.study import written
+    from carbonopt.study.loop import run_study
+    from carbonopt.study.stop_request import interruptible
+    from carbonopt.study.trackers import open_trackers
+
+    with own_folder(paths), written(str(paths.root)), interruptible() as interrupted:
+        display = LiveDisplay(checked.config)
+
+        def begins() -> None:
+            crew.begin()
+            for warning in warnings:
+                display.warn(warning)
 
         def meanwhile() -> None:
             _import_ahead()
@@ -154,10 +194,22 @@ def _run_study(
 
             check_kinds(paths.report, NAMES)
 
-        trackers = open_trackers(config, paths.trackers, display.warn)
+        trackers = open_trackers(checked.config, paths.trackers, display.warn)
         try:
             data = run_study(
-                checked, text, paths, storage, display, trackers, interrupted, warn, meanwhile, as_step, joins=joins
+                checked,
+                text,
+                paths,
+                storage,
+                display,
+                trackers,
+                interrupted,
+                begins,
+                meanwhile,
+                as_step,
+                joins=joins,
+                crew=crew,
+                member=member,
             )
         finally:
             trackers.close()
@@ -377,8 +429,13 @@ def main() -> None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115, for as long as Python runs
         getattr(sys, name).reconfigure(errors="backslashreplace")  # for terminals without →
     sys.unraisablehook = _unraisable
+    _as_command(lambda: app(sys.argv[1:] or ["--help"], standalone_mode=False))
+
+
+def _as_command(run: Callable[[], int | None]) -> NoReturn:
+    """Ends the process with the exit code that `run` returns, or with that of its error, which is said."""
     try:
-        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        code = run()
         sys.stdout.flush()
     except KeyboardInterrupt:  # one that typer didn't see
         _fail("interrupted.", EXIT_INTERRUPTED)

@@ -385,14 +385,17 @@ Haste = Literal["frugal", "full"]
 
 
 class LocalLaunch(Frozen):
-    """Trials on this machine: one rank for each GPU; with `gpus: []` on the CPU."""
+    """Trials on this machine: one rank for each GPU; with `gpus: []` on the CPU. Several run side by side, each in a
+    slot of its own, where `gpus_per_trial` or `workers` say so."""
 
     trains: ClassVar[bool] = True  # from a workload; false: nothing is run, and nothing is spent
     files: ClassVar[tuple[str, ...]] = ()  # that its trials read beside the workload's
 
     kind: Literal["local"] = "local"
     gpus: tuple[Annotated[int, Field(ge=0)], ...] = (0,)  # NVML indices, as nvidia-smi numbers them
-    cpu_ranks: int = Field(default=1, ge=1, le=64)  # with `gpus: []`
+    gpus_per_trial: int | None = Field(default=None, ge=1)  # that divides the number of GPUs; None: a trial has all
+    cpu_ranks: int = Field(default=1, ge=1, le=64)  # of a trial, with `gpus: []`
+    workers: int = Field(default=1, ge=1, le=64)  # trials side by side with `gpus: []`, each on its share of the cores
     timeout_s: float = Field(default=900.0, gt=0)  # a trial without any progress for so long is ended
     warm_start: bool = True  # trials are forked from a process that has imported everything; false: each one imports it
     haste: Haste = "frugal"
@@ -401,11 +404,27 @@ class LocalLaunch(Frozen):
         return {
             f"gpus must differ from each other, but got {list(self.gpus)}": len(set(self.gpus)) < len(self.gpus),
             "cpu_ranks goes with gpus: [] only": bool(self.gpus) and self.cpu_ranks > 1,
+            "workers goes with gpus: [] only; with GPUs give gpus_per_trial": bool(self.gpus) and self.workers > 1,
+            "gpus_per_trial needs GPUs, but launch.gpus is []": not self.gpus and self.gpus_per_trial is not None,
+            f"gpus_per_trial must divide the number of gpus, but got {self.gpus_per_trial} and {len(self.gpus)}": bool(
+                self.gpus and self.gpus_per_trial and len(self.gpus) % self.gpus_per_trial
+            ),
         }
 
     @property
     def world_size(self) -> int:
-        return len(self.gpus) or self.cpu_ranks
+        """Ranks of a trial."""
+        return self.gpus_per_trial or len(self.gpus) or self.cpu_ranks
+
+    @property
+    def slots(self) -> int:
+        """Trials that run side by side."""
+        return len(self.gpus) // self.world_size if self.gpus else self.workers
+
+    def of_slot(self, slot: int) -> "LocalLaunch":
+        """Of the trials in one slot, as if there were no others."""
+        gpus = self.gpus[slot * self.world_size : (slot + 1) * self.world_size]
+        return self.model_copy(update={"gpus": gpus, "gpus_per_trial": None, "workers": 1})
 
 
 class ReplayLaunch(Frozen):
@@ -414,6 +433,7 @@ class ReplayLaunch(Frozen):
     trains: ClassVar[bool] = False
     gpus: ClassVar[tuple[int, ...]] = ()
     world_size: ClassVar[int] = 1
+    slots: ClassVar[int] = 1
     timeout_s: ClassVar[float] = math.inf
     warm_start: ClassVar[bool] = False
 

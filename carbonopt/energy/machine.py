@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from carbonopt.core.errors import MeasurementError
 from carbonopt.core.study import EnergySource
@@ -20,9 +20,7 @@ from carbonopt.energy.meter import (
     Reading,
     disagreement,
 )
-
-if TYPE_CHECKING:
-    from codecarbon.output_methods.emissions_data import EmissionsData
+from carbonopt.energy.share import CoreShare
 
 # A component without any energy in so long can only be a dead sensor.
 _LONGEST_ZERO_S = 1.0
@@ -33,7 +31,9 @@ class CounterSnapshot(NamedTuple):
 
     at_s: float
     gpus_j: tuple[float, ...]
-    codecarbon: "EmissionsData"
+    codecarbon_gpu_kwh: float
+    cpu_kwh: float
+    ram_kwh: float
     read_by_s: float  # later than `at_s` by more than a few ms only where other work leaves this process no core
 
 
@@ -42,6 +42,9 @@ class MachineMeter(EnergyWindows):
     the GPUs in the same windows beside them. Implements `Meter`. It takes one to three seconds to set up, before the
     first window, which is in PREPARE and begins with the idle power of the GPUs (six seconds; none without GPUs).
 
+    Args:
+        share: of the CPU's and the RAM's energy that counts; None: all of it.
+
     Raises:
         BadInput: if a GPU doesn't exist or has no energy counter.
         MeasurementError: if CodeCarbon can't measure here, or a counter stands still.
@@ -49,7 +52,11 @@ class MachineMeter(EnergyWindows):
     """
 
     def __init__(
-        self, gpu_indices: Sequence[int], objective: Objective = "all", interrupted: Callable[[], bool] = lambda: False
+        self,
+        gpu_indices: Sequence[int],
+        objective: Objective = "all",
+        interrupted: Callable[[], bool] = lambda: False,
+        share: CoreShare | None = None,
     ) -> None:
         sources: dict[str, EnergySource] = {"cpu": "measured" if has_rapl() else "modelled", "ram": "modelled"}
         nothing = Reading(cpu_kwh=0.0, ram_kwh=0.0, objective=objective)
@@ -57,6 +64,7 @@ class MachineMeter(EnergyWindows):
             sources["gpu"] = "measured"
             nothing = nothing.model_copy(update=dict.fromkeys(OF_GPUS, 0.0))
         super().__init__(nothing, sources, power_models())
+        self._share = share
         self._ended: Reading | None = None
         self._open = Phase.PREPARE
         with ExitStack() as opened:  # CodeCarbon has threads, which end also if one of these fails
@@ -117,8 +125,12 @@ class MachineMeter(EnergyWindows):
 
     def _read(self) -> CounterSnapshot:
         # The counters first: their reading is the one that is used, and it is the quicker.
-        at_s, gpus_j, codecarbon = time.monotonic(), self._counters.read(), self._codecarbon.read()
-        self._latest = CounterSnapshot(at_s, gpus_j, codecarbon, time.monotonic())
+        at_s, gpus_j, totals = time.monotonic(), self._counters.read(), self._codecarbon.read()
+        cpu_kwh, ram_kwh = totals.cpu_energy, totals.ram_energy
+        if self._share is not None:
+            self._share.add(cpu_kwh, ram_kwh)
+            cpu_kwh, ram_kwh = self._share.cpu_kwh, self._share.ram_kwh
+        self._latest = CounterSnapshot(at_s, gpus_j, totals.gpu_energy, cpu_kwh, ram_kwh, time.monotonic())
         return self._latest
 
     def _close_window(self) -> None:
@@ -147,13 +159,12 @@ class MachineMeter(EnergyWindows):
         return window.model_copy(update={**update, "start_temperature_c": self._start_temperature_c})
 
     def _between(self, start: CounterSnapshot, end: CounterSnapshot) -> Reading:
-        before, after = start.codecarbon, end.codecarbon
         return Reading(
             gpu_kwh=kwh_from_joules(math.fsum(end.gpus_j) - math.fsum(start.gpus_j)) if end.gpus_j else None,
             # On a machine with GPUs CodeCarbon counts them all when asked for none.
-            codecarbon_gpu_kwh=after.gpu_energy - before.gpu_energy if end.gpus_j else None,
-            cpu_kwh=after.cpu_energy - before.cpu_energy,
-            ram_kwh=after.ram_energy - before.ram_energy,
+            codecarbon_gpu_kwh=end.codecarbon_gpu_kwh - start.codecarbon_gpu_kwh if end.gpus_j else None,
+            cpu_kwh=end.cpu_kwh - start.cpu_kwh,
+            ram_kwh=end.ram_kwh - start.ram_kwh,
             duration_s=end.at_s - start.at_s,
             objective=self._nothing.objective,
         )

@@ -93,9 +93,12 @@ class Engine(Protocol):
         observer: EngineObserver,
         interrupted: Callable[[], bool],
         lend: LendMeter = own_meter,
+        *,
+        prepares: bool = True,
     ) -> None:
         """Starts what takes long, and the meter, which is in PREPARE from then on. The caller holds the study's lock;
         `fingerprint` is of all that the prepared data depends on; `lend` gives another meter than the engine's own.
+        `prepares`: False where another worker does, which is over when `prepare` is called.
 
         Raises:
             BadInput: for devices that aren't there, or what in the user's environment every trial would die of.

@@ -1,4 +1,5 @@
-"""Which engine a study has: by `launch.kind` of its study file, in one table. To make one starts nothing."""
+"""Which engine a study has: by `launch.kind` of its study file, in one table. To make one starts nothing; it is of one
+of the launch's slots, where that has several."""
 
 from collections.abc import Callable
 
@@ -7,4 +8,4 @@ from carbonopt.engines.base import Engine
 from carbonopt.engines.local import LocalEngine
 from carbonopt.engines.replay import ReplayEngine
 
-ENGINES: dict[str, Callable[[StudyConfig], Engine]] = {"local": LocalEngine, "replay": ReplayEngine}
+ENGINES: dict[str, Callable[[StudyConfig, int], Engine]] = {"local": LocalEngine, "replay": ReplayEngine}

@@ -15,6 +15,7 @@ from carbonopt.energy.hardware import describe_hardware, gpu_uuids
 from carbonopt.energy.machine import MachineMeter
 from carbonopt.energy.meter import Meter, NodeMeters
 from carbonopt.energy.occupancy import GpuMemory
+from carbonopt.energy.share import CoreShare
 from carbonopt.engines.base import Engine, EngineObserver, LendMeter, own_meter
 from carbonopt.engines.process.launcher import ProcessLauncher
 from carbonopt.engines.process.processes import WorkProcesses
@@ -25,14 +26,22 @@ _GPU_POWER_W = 700.0  # board power of an H100 or H200 SXM, the largest that a r
 
 class LocalEngine(Engine):
     """Owns this machine's part of a study: its GPUs, the ranks on them, and the meter of what they take. Nobody else
-    meters the machine or starts ranks on it, so that nothing is counted twice, however many ranks run."""
+    meters the machine or starts ranks on it, so that nothing is counted twice, however many ranks run.
 
-    def __init__(self, config: StudyConfig) -> None:
+    Where the launch has several slots, the engine has one of them: its GPUs, and its part of the cores that the command
+    may use, on which this process and all that it starts run until `close`. Of the CPU's and the RAM's energy its meter
+    counts these cores' share."""
+
+    def __init__(self, config: StudyConfig, slot: int = 0) -> None:
         assert isinstance(config.launch, LocalLaunch) and config.workload is not None
-        self._config, self._launch, self._workload = config, config.launch, config.workload
-        gpus = self._launch.gpus
+        self._config, self._workload = config, config.workload
+        self._slot, self._slots, self._launch = slot, config.launch.slots, config.launch.of_slot(slot)
+        gpus, slots = config.launch.gpus, config.launch.slots
         ranks = count_text(self._launch.cpu_ranks, "rank")
         devices = f"GPU{'s'[: len(gpus) > 1]} {', '.join(map(str, gpus))}" if gpus else f"CPU, {ranks}"
+        if slots > 1:
+            each = f", {count_text(self._launch.world_size, 'GPU')} each" if gpus else " each"
+            devices += f"{each}; {slots} trials side by side"
         self.description = f"this machine's {devices}"
         self.max_power_w = _GPU_POWER_W * len(gpus) if gpus else None
         self._begun = ExitStack()
@@ -56,18 +65,21 @@ class LocalEngine(Engine):
         observer: EngineObserver,
         interrupted: Callable[[], bool],
         lend: LendMeter = own_meter,
+        *,
+        prepares: bool = True,
     ) -> None:
         gpus, objective, hold = self._launch.gpus, self._config.carbon.objective, self._begun.enter_context
+        share = self._own_cores() if self._slots > 1 else None
         self.hardware = describe_hardware(gpus)
         uuids = gpu_uuids(gpus)
         self._memory = hold(closing(GpuMemory(gpus)))
         self._launcher = hold(closing(ProcessLauncher(self._launch, uuids, observer.warn)))
         # It imports while the meter is set up, and leaves the GPUs alone, whose idle power is measured then.
-        observer.preparing(self._launcher.begin(self._config, paths, fingerprint))
+        observer.preparing(self._launcher.begin(self._config, paths, fingerprint, prepares=prepares))
 
         def opened() -> Meter:
             node = Node(name=socket.gethostname(), devices=uuids or ("cpu",))
-            return NodeMeters({node: MachineMeter(gpus, objective, interrupted)})
+            return NodeMeters({node: MachineMeter(gpus, objective, interrupted, share)})
 
         try:
             self.meter = hold(closing(lend(opened)))
@@ -75,6 +87,17 @@ class LocalEngine(Engine):
             if interrupted():  # a Ctrl-C also ends the programs that CodeCarbon asks for the CPU, and it fails somehow
                 raise StudyInterrupted(BEFORE_FIRST_TRIAL) from error
             raise
+
+    def _own_cores(self) -> CoreShare:
+        """Goes to the cores of this slot, for as long as it has begun."""
+        cores = sorted(os.sched_getaffinity(0))
+        first, end = (len(cores) * slot // self._slots for slot in (self._slot, self._slot + 1))
+        if first == end:
+            each = f"each of {self._slots} trials side by side needs a core"
+            raise BadInput(f"{each}, but this command may use {len(cores)}; give fewer launch.workers or GPUs.")
+        os.sched_setaffinity(0, cores[first:end])
+        self._begun.callback(os.sched_setaffinity, 0, cores)
+        return CoreShare(cores[first:end], cores)
 
     def prepare(self, interrupted: Callable[[], bool]) -> Prepared | None:
         return self._launcher.prepare(interrupted)

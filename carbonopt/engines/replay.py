@@ -68,7 +68,7 @@ class ReplayEngine(Engine):
     max_power_w = 0.0
     meter: ReplayMeter
 
-    def __init__(self, config: StudyConfig) -> None:
+    def __init__(self, config: StudyConfig, slot: int = 0) -> None:
         assert isinstance(config.launch, ReplayLaunch)
         self._path = Path(config.launch.table)
         self._space, self._quality = config.search.space, config.quality

@@ -35,6 +35,7 @@ class StudyPaths:
         self.prepare_spec = own / "prepare.json"
         self.prepare_log = own / "prepare-log.txt"
         self.template_log = own / "template-log.txt"
+        self.worker_log = own / "log.txt"  # what a worker without a terminal prints
         self.trials = root / "trials"
         self.probes = root / "probes"
         self.trackers = own / "track"

@@ -36,6 +36,10 @@ class Checked:
         """Whether the space is the study's: not one that is still to be chosen."""
         return not isinstance(self.config.search.space, UnchosenSpace)
 
+    def in_slot(self, slot: int) -> "Checked":
+        """For a worker beside the one that was checked."""
+        return replace(self, engine=ENGINES[self.config.launch.kind](self.config, slot))
+
     def settled(self, auto: AutoSpace) -> "Checked":
         """With the space that the preparation has chosen, as if the study file had named it."""
         search = self.config.search.model_copy(update={"space": auto.space, "start": auto.start})
@@ -68,7 +72,7 @@ def check(config: StudyConfig, *, gets_weights: bool = False) -> Checked:
     start = None if config.search.start is None else space.start_values(config.search.start)
     if config.search.sampler == "grid" and space.combinations is None:
         raise BadInput("search.sampler: a grid needs choices (or a step) in every dimension of search.space.")
-    engine = ENGINES[config.launch.kind](config)
+    engine = ENGINES[config.launch.kind](config, 0)
     engine.check(space)
     if task is not None and config.launch.trains:
         task.check(dimensions)

@@ -41,6 +41,7 @@ from carbonopt.storage.study import REPEAT_OF, SEED, Snapshot, StudyStorage, che
 from carbonopt.storage.url import connect, remember_storage, storage_url
 from carbonopt.storage.workers import Lease, leased
 from carbonopt.study.check import Checked, as_prepared
+from carbonopt.study.crew import Crew, Member
 from carbonopt.study.inputs import check_unchanged, input_files, with_sha256, workload_fingerprint
 from carbonopt.study.supervisor import Rules, TrialObserver, TrialWatch, begun
 from carbonopt.train.tasks.base import task_for
@@ -87,51 +88,57 @@ def run_study(
     as_step: AsStep | None = None,
     *,
     joins: bool = False,
+    crew: Crew,
+    member: Member | None = None,
 ) -> StudyData:
     """Runs a study to the end of its budget, or goes on with it. The caller holds the folder's lock.
 
     Args:
         url: of the storage; None: the one that the folder already has, else a file in it.
         interrupted: asked a few times a second; True ends the study, resumable.
-        begins: called when there is something left to run, before it is.
-        meanwhile: called in a thread of its own while processes import what trials need; over before the first trial.
+        begins: called when there is something left to run.
+        meanwhile: called in a thread of its own while processes import; over before the first trial.
         as_step: what a pipeline asks of it; None: it stands alone.
         joins: whether this call helps another one that leads the study, or has led it.
+        crew: in the launch's other slots; `member`: as which one this call does, in another one's crew.
 
     Raises:
-        BadInput: before anything was started; also where another worker leads it, or where there is none to join.
+        BadInput: before anything was started; also where another worker leads it, or there is none to join.
         StudyInterrupted: after `interrupted` said so; the running trial has been put back.
         MeasurementError: if no energy can be measured.
     """
     database = connect(storage_url(paths, url), must_exist=joins)
     check_folder_is_free(database, paths, checked.config.name)
+    where = str(paths.root) if url is None else "the storage"
     with leased(database, checked.config.name, joins=joins) as lease, contextlib.closing(checked.engine):
-        where = str(paths.root) if url is None else "the storage"
-        stored, checked = _load(database, checked, paths, where, joins=joins)
-        if stored is not None and (data := _already_done(stored, checked, paths, as_step)) is not None:
-            return data
-
-        def interrupted_and_heard_of() -> bool:
-            lease.renew()
-            return interrupted()
-
+        heard = partial(_heard_of, lease, interrupted)
+        call = _Call(checked, paths, lease, display, [display, trackers], heard, as_step, crew)
         inputs = input_files(checked.config)
-        if stored is not None and (before := stored.read()).records and before.inputs is not None:
-            check_unchanged(before.inputs, inputs, where, interrupted_and_heard_of)
-            inputs = before.inputs
+        if member is not None:
+            call.begin(inputs, prepares=False)  # what its devices take is the study's, also while it waits
+            member.await_study(heard)
+        stored, call.checked = _load(database, checked, paths, where, joins=joins)
+        if stored is not None and (data := _already_done(stored, call.checked, paths, as_step)) is not None:
+            return data
+        inputs = _as_begun(inputs, stored, where, heard)
         begins()
-        call = _Call(
-            checked, checked.engine, paths, lease, display, [display, trackers], interrupted_and_heard_of, as_step
-        )
+        if member is None:
+            call.begin(inputs, prepares=not joins)
         prepared, inputs = call.prepare(inputs, meanwhile)
         provenance = _provenance(call.checked, prepared, study_file)
         remember_storage(paths, url, checked.config.name)
-        if joins and stored is not None:
+        if stored is not None and joins:
             _check_alike(stored.read().provenance, provenance)
         else:
             stored = _noted(database, stored, call.checked, provenance, prepared, inputs)
         call.run_trials(stored, inputs)
         return stored.read()
+
+
+def _heard_of(lease: Lease, interrupted: Callable[[], bool]) -> bool:
+    """As `interrupted`; the other workers know then that this one lives."""
+    lease.renew()
+    return interrupted()
 
 
 def _load(
@@ -148,6 +155,16 @@ def _load(
         if joins:
             checked = _as_led(checked, stored)
     return stored, checked
+
+
+def _as_begun(
+    inputs: tuple[InputFile, ...], stored: StudyStorage | None, where: str, interrupted: Callable[[], bool]
+) -> tuple[InputFile, ...]:
+    """The files as a study that has trials noted them. Raises BadInput if they have changed since."""
+    if stored is None or not (before := stored.read()).records or before.inputs is None:
+        return inputs
+    check_unchanged(before.inputs, inputs, where, interrupted)
+    return before.inputs
 
 
 def _as_stored(checked: Checked, stored: StudyStorage | None, paths: StudyPaths) -> Checked:
@@ -218,13 +235,13 @@ class _Call:
     """One call of the command that has something left to run. What its trials don't spend is in the ledger."""
 
     checked: Checked
-    engine: Engine
     paths: StudyPaths
     lease: Lease
     display: StudyDisplay
     observers: list[TrialObserver]
     interrupted: Callable[[], bool]
     as_step: AsStep | None
+    crew: Crew
     storage: StudyStorage = field(init=False)
     strategy: "Strategy" = field(init=False)
     ledger: SessionLedger = field(init=False)
@@ -232,17 +249,24 @@ class _Call:
     hours_before: float = field(init=False)  # in which others worked before this call, for the budget
     living: frozenset[str] = field(init=False)  # the study's workers, as of the last turn
     elsewhere_kwh: float = 0.0  # what the study has spent without what runs here
+    told: set[int] = field(default_factory=set)  # trials of whose end the display knows
+
+    def __post_init__(self) -> None:
+        self.engine: Engine = self.checked.engine
+
+    def begin(self, inputs: tuple[InputFile, ...], *, prepares: bool) -> None:
+        """Starts the engine and its meter. `prepares`: as the engine has it."""
+        fingerprint = workload_fingerprint(self.checked.config, inputs, auto=self.checked.auto is not None)
+        lend = own_meter if self.as_step is None else self.as_step.lend
+        self.engine.begin(self.paths, fingerprint, self.display, self.interrupted, lend, prepares=prepares)
+        self.began_s = time.monotonic()
+        self.ledger = SessionLedger(started_at=now_utc(), worker=self.lease.worker.id)
 
     def prepare(
         self, inputs: tuple[InputFile, ...], meanwhile: Callable[[], None]
     ) -> tuple[Prepared | None, tuple[InputFile, ...]]:
-        """Starts the engine and prepares; returns with the files' sha256."""
+        """What `begin` has begun, until trials can be started; returns with the files' sha256."""
         engine = self.engine
-        fingerprint = workload_fingerprint(self.checked.config, inputs, auto=self.checked.auto is not None)
-        lend = own_meter if self.as_step is None else self.as_step.lend
-        engine.begin(self.paths, fingerprint, self.display, self.interrupted, lend)
-        self.began_s = time.monotonic()
-        self.ledger = SessionLedger(started_at=now_utc(), worker=self.lease.worker.id)
         inputs = with_sha256(inputs, self.interrupted)  # here, where what it takes is measured as preparation
         with ThreadPoolExecutor(1) as aside:
             done = aside.submit(meanwhile)
@@ -271,7 +295,9 @@ class _Call:
             if self.checked.start is not None and not data.records:
                 # It may wait already: this command can have been killed right after queueing it.
                 storage.study.enqueue_trial(self.checked.start, skip_if_exists=True)
+        self.crew.study_began()
         self.display.study_started(data, self.hours_before)
+        self.told = {record.trial for record in data.records if record.state is not TrialState.RUNNING}
         while True:
             self.lease.renew()
             if (not_free := self.engine.await_free(self.interrupted)) is not None:
@@ -284,10 +310,25 @@ class _Call:
                     raise CarbonoptError(str(error)) from error
             with self._turn() as seen:
                 work = self._begin_next(seen)
+            self._tell_of_others(seen.data)
             if work is None:
-                self._store_ledger()
-                return
+                break
             work()
+        while self.crew.is_working:  # for whom there is nothing left to do either
+            self._wait()
+            self._tell_of_others(self.storage.read())
+        self._store_ledger()
+
+    def _tell_of_others(self, data: StudyData) -> None:
+        """The display, of what other workers have done."""
+        for record in data.records:
+            if record.trial not in self.told and record.state is not TrialState.RUNNING and not _goes_on(record):
+                self.told.add(record.trial)
+                self.display.trial_ended(record)
+        for member in self.crew.ended():
+            if member.code != 0:
+                what = f"the worker in slot {member.slot} ended with code {member.code}"
+                self.display.warn(f"{what}; the others go on: {self.paths.workers} has its log.")
 
     @contextmanager
     def _turn(self) -> Iterator[Snapshot]:
@@ -425,6 +466,7 @@ class _Call:
         else:
             storage.tell(trial, record, config.target.at())
         self._store_ledger()
+        self.told.add(number)
         for observer in self.observers:
             observer.trial_ended(record)
         if interrupted:
@@ -589,6 +631,11 @@ def _always_the_same_failure(data: StudyData) -> str | None:
             ((_, text),) = reasons
             return f"all {len(failures)} {name} failed in the same way ({text.rstrip('.')}): mend that first"
     return None
+
+
+def _goes_on(record: TrialRecord) -> bool:
+    """Whether it was interrupted, and will be run again."""
+    return record.stop_reason is StopReason.INTERRUPTED
 
 
 def _all_run(trials: int) -> str:

@@ -4,6 +4,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 from carbonopt.core.config import LocalLaunch, StudyConfig, UnchosenSpace
@@ -122,6 +123,7 @@ class ProcessLauncher:
         check_environment()
         self._launch, self._gpu_uuids, self._note = launch, gpu_uuids, note
         self._environment = work_environment(launch, gpu_uuids)
+        self._make: Callable[[], Preparation]  # from `begin` on
         self._preparation: Preparation | None = None
         self._fork_server: ForkServer | None = None
         self._next: ForkedWork | None = None
@@ -129,15 +131,17 @@ class ProcessLauncher:
         self._is_script = False
         self._of_the_study: dict[str, str] = {}  # environment variables for what can be done before a trial is known
 
-    def begin(self, config: StudyConfig, paths: StudyPaths, fingerprint: str) -> bool:
+    def begin(self, config: StudyConfig, paths: StudyPaths, fingerprint: str, *, prepares: bool) -> bool:
         """Starts the process that trials are forked from, and the one that prepares their data. Both import for
         seconds, while the study goes on, and leave the GPUs alone. Returns whether there is anything to prepare.
+        `prepares`: False where another worker may be preparing it now.
 
         On CPUs the preparation is forked from the first as well, later: to import everything twice would take cores
         that are wanted, and energy; beside a GPU, whose idle seconds cost more, both import at once."""
         workload = config.workload
         assert workload is not None
-        self._preparation = Preparation(config, self._launch, self._gpu_uuids, paths, fingerprint)
+        self._make = partial(Preparation, config, self._launch, self._gpu_uuids, paths, fingerprint)
+        self._preparation = self._make() if prepares else None
         log = paths.template_log.resolve()
         self._prelaunch_logs = (paths.waiting_log(number).resolve() for number in itertools.count())
         self._is_script = workload.dataset is None
@@ -154,9 +158,10 @@ class ProcessLauncher:
             self._of_the_study[LIKELY_SEED] = str(config.search.seed) if random_model else ""
             environment = self._environment | {TASK: workload.task} | ({COMPILES: "1"} if config.may_compile else {})
             self._fork_server = ForkServer("carbonopt.train.forked_rank", environment, log)
-        if self._preparation.is_needed and (self._fork_server is None or self._launch.gpus):
+        is_needed = self._preparation is not None and self._preparation.is_needed
+        if self._preparation is not None and is_needed and (self._fork_server is None or self._launch.gpus):
             self._preparation.start()
-        return self._preparation.is_needed
+        return is_needed
 
     def close(self) -> None:
         """Ends what waits for a next trial, what it was forked from, and a preparation that nobody has waited for."""
@@ -221,7 +226,7 @@ class ProcessLauncher:
     def prepare(self, interrupted: Callable[[], bool]) -> Prepared | None:
         """What `begin` has begun, when trials can be started. The first trial's processes open the GPUs as soon as
         they can, while the data is still prepared. Raises what a preparation's `result` raises."""
-        assert self._preparation is not None
+        self._preparation = self._preparation or self._make()
 
         def go_on() -> bool:
             if self._is_warm(0.0):

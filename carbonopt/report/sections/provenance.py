@@ -93,7 +93,11 @@ def _machine(data: StudyData) -> dict[str, str]:
     parts += [f"driver {hardware.driver}"] if hardware.driver else []
     ranks = max((record.params.world_size for record in data.records), default=0)
     where = "" if hardware.gpus else " on the CPU"
-    return {"Hardware": ", ".join(parts), "Ranks": f"{count_text(ranks, 'rank')}{where}" if ranks else ""}
+    rows = {"Hardware": ", ".join(parts), "Ranks": f"{count_text(ranks, 'rank')}{where}" if ranks else ""}
+    if (slots := data.config.launch.slots) > 1:
+        counted = "CPU and RAM energy is counted by their share of the cores"
+        rows["Trials side by side"] = f"{slots}, each with an equal part of GPUs and cores; {counted}"
+    return rows
 
 
 def _search(data: StudyData) -> dict[str, str]:
