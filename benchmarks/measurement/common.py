@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 from carbonopt.core.config import LocalLaunch, StudyConfig
 from carbonopt.core.space import SearchSpace
-from carbonopt.core.trial import Phase, QualityResult, TrialRecord, TrialSpec
+from carbonopt.core.trial import Phase, TrialRecord, TrialSpec
 from carbonopt.core.units import JOULES_PER_KWH
 from carbonopt.energy.hardware import describe_hardware
 from carbonopt.engines.local import LocalEngine
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.study.file import load_study
-from carbonopt.study.supervisor import Rules, TrialWatch
+from carbonopt.study.supervisor import Rules, TrialWatch, begun
 
 HERE = Path(__file__).parent
 
@@ -53,7 +53,6 @@ def trained(config: StudyConfig, runs: Iterable[Run]) -> Iterator[tuple[TrialRec
     end. Yields each record, and the idle power of each GPU."""
     space = SearchSpace(config.search.space, config.launch.world_size, bool(config.launch.gpus))
     rules = Rules(None, False, None, lambda energy_kwh: energy_kwh, lambda: False, lambda: False, 300.0)
-    quality = QualityResult.named(config.quality)
     with tempfile.TemporaryDirectory() as folder:
         paths = StudyPaths(Path(folder))
         engine = LocalEngine(config)
@@ -75,7 +74,7 @@ def trained(config: StudyConfig, runs: Iterable[Run]) -> Iterator[tuple[TrialRec
                 trial = engine.start(spec, paths.trial_log(number, 1))
                 watch = TrialWatch(
                     spec,
-                    quality,
+                    begun(spec, config.quality, "", None),
                     trial,
                     engine.meter,
                     rules,
