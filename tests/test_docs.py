@@ -24,7 +24,7 @@ import carbonopt
 from carbonopt.analysis.confidence import Confidence
 from carbonopt.analysis.recommend import recommend
 from carbonopt.cli.app import app
-from carbonopt.core.config import Choices, Range, ReplayLaunch, Space, StudyConfig
+from carbonopt.core.config import Choices, LocalLaunch, Range, ReplayLaunch, SlurmLaunch, Space, StudyConfig
 from carbonopt.core.dimensions import DIMENSIONS, SEARCHED, TrialParams
 from carbonopt.core.trial import Prediction, TrialRecord, TrialState
 from carbonopt.engines.replay import RecordedRun
@@ -279,7 +279,9 @@ def test_the_pages_of_the_study_file_have_every_key_with_its_default() -> None:
     documented = {key: cells[0] for key, cells in by_key.items() if key not in TASKS}
     expected = {key: default_text(field) for key, field in fields(StudyConfig).items()}
     expected |= {
-        f"launch.{key}": default_text(field) for key, field in ReplayLaunch.model_fields.items() if key != "kind"
+        f"launch.{key}": default_text(field)
+        for launch in (SlurmLaunch, ReplayLaunch, LocalLaunch)
+        for key, field in launch.model_fields.items()
     }
     for task in TASKS:  # what all tasks share has the shared default, whatever a task makes of it
         settings = fields(task_class(task).settings, "workload.")

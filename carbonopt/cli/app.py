@@ -56,17 +56,22 @@ def run(
     trials: Annotated[int | None, typer.Option("--trials", min=1, max=10**6, help="Instead of budget.trials.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, max=2**31 - 1, help="Instead of search.seed.")] = None,
     worker: Annotated[bool, typer.Option("--worker", help="Join the study, which another command leads.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Submit to Slurm and return.")] = False,
 ) -> None:
     """Run a study, or go on with it, and write its report.
 
     The same command after any interruption reaches the configured total. Ends with 0 if a trial met the target, 3 if
     none did, 130 if interrupted.
     """
+    from carbonopt.engines.slurm import in_allocation
     from carbonopt.storage.paths import StudyPaths
     from carbonopt.study.file import PipelineFile, load_study
 
     if (pipeline := PipelineFile.load(study)) is not None:
-        options = (("--storage", storage), ("--trials", trials), ("--worker", worker or None))
+        options = (
+            *(("--storage", storage), ("--trials", trials)),
+            *(("--worker", worker or None), ("--detach", detach or None)),
+        )
         if given := [name for name, value in options if value is not None]:
             raise BadInput(f"{given[0]} is for one study, but {study} chains several; leave it out.")
         _run_pipeline(pipeline, out, seed)
@@ -75,12 +80,41 @@ def run(
         if value is not None:
             config = config.model_copy(update={part: getattr(config, part).model_copy(update={key: value})})
     root = (StudyPaths(out) if out is not None else StudyPaths.default(config.name)).root
+    if config.launch.kind == "slurm" and not in_allocation():
+        _run_in_jobs(config, study, StudyPaths(root), storage, trials, seed, worker=worker, detach=detach)
+    if detach:
+        raise BadInput("--detach is for a study with launch.kind: slurm, outside of Slurm's jobs; leave it out.")
     paths = _worker_paths(root) if worker else StudyPaths(root)
     data, page = _run_study(config, study.read_text(encoding="utf-8"), paths, storage, joins=worker)
     met = _print_recommendation(data)
     if page is not None:
         print(f"\nReport: {_printable(str(page))}")
     _exit(met)
+
+
+def _run_in_jobs(
+    config: "StudyConfig",
+    study: Path,
+    paths: "StudyPaths",
+    storage: str | None,
+    trials: int | None,
+    seed: int | None,
+    *,
+    worker: bool,
+    detach: bool,
+) -> NoReturn:
+    from carbonopt.cli.slurm import run_in_jobs
+    from carbonopt.study.check import check
+    from carbonopt.study.stop_request import interruptible
+
+    if worker:
+        raise BadInput("--worker joins from within a job of Slurm; launch.workers says how many jobs are submitted.")
+    check(config)
+    options = {"--storage": storage, "--trials": trials, "--seed": seed}
+    arguments = [text for name, value in options.items() if value is not None for text in (name, str(value))]
+    with interruptible() as interrupted:
+        code = run_in_jobs(config, study, paths, storage, arguments, interrupted, detach=detach)
+    raise typer.Exit(code or 0)
 
 
 def _worker_paths(root: Path) -> "StudyPaths":
@@ -137,11 +171,12 @@ def _run_study(
     from carbonopt.doctor import before_run
     from carbonopt.doctor.check import Status
     from carbonopt.engines.base import own_meter
+    from carbonopt.engines.slurm import here
     from carbonopt.study.check import check
     from carbonopt.study.crew import Crew, Member, crew, printed_to
 
     checked = check(config)
-    findings = before_run(config, paths.root)
+    findings = before_run(here(config), paths.root)
     if failures := [str(check) for check in findings if check.status == Status.FAILURE]:
         raise BadInput("; ".join(failures))
 
@@ -360,7 +395,7 @@ def check(
     check_weights([(config, ())])
     print(_printable(describe_study(checked)))
     print(f"  folder      {paths.root}, unless `carbonopt run` is given --out", flush=True)
-    if config.launch.trains:
+    if config.launch.kind == "local":
         from carbonopt.energy.hardware import check_gpus
 
         try:

@@ -384,21 +384,26 @@ class Carbon(Frozen):
 Haste = Literal["frugal", "full"]
 
 
-class LocalLaunch(Frozen):
-    """Trials on this machine: one rank for each GPU; with `gpus: []` on the CPU. Several run side by side, each in a
-    slot of its own, where `gpus_per_trial` or `workers` say so."""
+class _Training(Frozen):
+    """Trials that train, one rank for each GPU; without GPUs on the CPU. Several run side by side, each in a slot of
+    its own, where there are GPUs or workers for them."""
 
     trains: ClassVar[bool] = True  # from a workload; false: nothing is run, and nothing is spent
     files: ClassVar[tuple[str, ...]] = ()  # that its trials read beside the workload's
 
-    kind: Literal["local"] = "local"
-    gpus: tuple[Annotated[int, Field(ge=0)], ...] = (0,)  # NVML indices, as nvidia-smi numbers them
     gpus_per_trial: int | None = Field(default=None, ge=1)  # that divides the number of GPUs; None: a trial has all
-    cpu_ranks: int = Field(default=1, ge=1, le=64)  # of a trial, with `gpus: []`
-    workers: int = Field(default=1, ge=1, le=64)  # trials side by side with `gpus: []`, each on its share of the cores
+    cpu_ranks: int = Field(default=1, ge=1, le=64)  # of a trial, without GPUs
     timeout_s: float = Field(default=900.0, gt=0)  # a trial without any progress for so long is ended
     warm_start: bool = True  # trials are forked from a process that has imported everything; false: each one imports it
     haste: Haste = "frugal"
+
+
+class LocalLaunch(_Training):
+    """Trials on this machine."""
+
+    kind: Literal["local"] = "local"
+    gpus: tuple[Annotated[int, Field(ge=0)], ...] = (0,)  # NVML indices, as nvidia-smi numbers them
+    workers: int = Field(default=1, ge=1, le=64)  # trials side by side with `gpus: []`, each on its share of the cores
 
     def faults(self) -> dict[str, bool]:
         return {
@@ -427,6 +432,65 @@ class LocalLaunch(Frozen):
         return self.model_copy(update={"gpus": gpus, "gpus_per_trial": None, "workers": 1})
 
 
+def _minutes(text: Any) -> int:
+    """Of a time as sbatch takes it: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]."""
+    days, dash, rest = str(text).rpartition("-")
+    parts = rest.split(":")
+    ways = {1: ("h",), 2: ("h", "m"), 3: ("h", "m", "s")} if dash else {1: ("m",), 2: ("m", "s"), 3: ("h", "m", "s")}
+    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", str(text)):
+        raise ValueError(f"must be a time as sbatch takes it, such as 08:00:00, but got {text!r}")
+    in_minutes = {"h": 60.0, "m": 1.0, "s": 1 / 60}
+    minutes = sum(in_minutes[unit] * int(part) for unit, part in zip(ways[len(parts)], parts, strict=True))
+    return math.ceil(minutes + 24 * 60 * int(days or 0))
+
+
+class SlurmLaunch(_Training):
+    """Trials in jobs that carbonopt submits to Slurm; where a job runs already, in its allocation."""
+
+    kind: Literal["slurm"]
+    nodes: int = Field(default=1, ge=1, le=10_000)
+    gpus_per_node: int = Field(default=1, ge=0, le=64)  # 0: trials on the CPU
+    cpus_per_node: int | None = Field(default=None, ge=1)  # None: what the partition gives
+    memory_gib: float | None = Field(default=None, gt=0, le=1e6)  # of each node; None: what the partition gives
+    partition: Name | None = None
+    account: Name | None = None
+    qos: Name | None = None
+    constraint: Name | None = None
+    time: Annotated[int, BeforeValidator(_minutes)] = Field(default=60, ge=1)  # a job's limit; a study goes on after it
+    exclusive: bool = False
+    workers: int = Field(default=1, ge=1, le=1000)  # jobs that work on the study at once
+    setup: tuple[Name, ...] = ()  # lines of shell before the command, such as `module load cuda`
+
+    def faults(self) -> dict[str, bool]:
+        gpus, each = self.gpus_per_node, self.gpus_per_trial
+        return {
+            f"trials over several nodes can't be launched yet; give nodes: 1, not {self.nodes}": self.nodes > 1,
+            "cpu_ranks goes with gpus_per_node: 0 only": gpus > 0 and self.cpu_ranks > 1,
+            "gpus_per_trial needs GPUs, but gpus_per_node is 0": gpus == 0 and each is not None,
+            f"gpus_per_trial must divide gpus_per_node, but got {each} and {gpus}": bool(each and gpus % each),
+        }
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """As many as a job gets, counted from 0: which, Slurm says in the job."""
+        return tuple(range(self.gpus_per_node))
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of a trial."""
+        return self.gpus_per_trial or self.gpus_per_node or self.cpu_ranks
+
+    @property
+    def slots(self) -> int:
+        """Trials that run side by side in a job."""
+        return self.gpus_per_node // self.world_size if self.gpus_per_node else 1
+
+    def on_this_machine(self, gpus: tuple[int, ...]) -> LocalLaunch:
+        """In a job that has these GPUs."""
+        kept = {name: getattr(self, name) for name in _Training.model_fields}
+        return LocalLaunch(**kept, gpus=gpus)
+
+
 class ReplayLaunch(Frozen):
     """Trials from a table of recorded runs, one JSON object a line; with LocalLaunch's properties."""
 
@@ -446,7 +510,7 @@ class ReplayLaunch(Frozen):
         return (self.table,)
 
 
-Launch = LocalLaunch | ReplayLaunch
+Launch = LocalLaunch | SlurmLaunch | ReplayLaunch
 LAUNCHES: dict[str, type[Launch]] = {get_args(cls.model_fields["kind"].annotation)[0]: cls for cls in get_args(Launch)}
 
 
@@ -529,6 +593,11 @@ class StudyConfig(Frozen):
         return may_be_other_than(space["torch_compile"], False) or (bool(self.launch.gpus) and on_gpus)
 
     def identity(self) -> dict[str, Any]:
-        """What makes two study files the same study: all but budget, confirmation, trackers, trace, start and haste."""
-        parts = {"carbon": {"trace"}, "launch": {"warm_start", "haste"}}
+        """What makes two study files the same study: all but budget, confirmation, trackers, trace, and how its trials
+        get their devices."""
+        launch = {"warm_start", "haste"}
+        if isinstance(self.launch, SlurmLaunch):
+            ranks = {"kind", "nodes", "gpus_per_node", "gpus_per_trial", "cpu_ranks"}
+            launch |= SlurmLaunch.model_fields.keys() - ranks
+        parts = {"carbon": {"trace"}, "launch": launch}
         return self.model_dump(mode="json", exclude={"budget": True, "confirm": True, "track": True, **parts})

@@ -87,6 +87,7 @@ class CodeCarbonTotals:
             def out(self, total: EmissionsData, delta: EmissionsData) -> None:
                 self.total = total
 
+        _leave_slurm_out()
         self._latest = Latest()
         _COMPLAINTS.forget()
         self._tracker = OfflineEmissionsTracker(
@@ -118,6 +119,16 @@ class CodeCarbonTotals:
         self._tracker.stop()
 
 
+def _leave_slurm_out() -> None:
+    """In a job of Slurm CodeCarbon 3.3 counts the job's CPUs and RAM, of all its nodes on each of them. Here it tells
+    the machine's, of which `energy.share` takes what the job has."""
+    from codecarbon.core import util
+    from codecarbon.external import ram
+
+    for module in (util, ram):  # of which each has a name of its own for it
+        vars(module)["SLURM_JOB_ID"] = None
+
+
 def has_rapl() -> bool:
     """Whether the CPU counts its own energy and we may read it: the test by which CodeCarbon chooses, on Linux."""
     from codecarbon.core.cpu import is_rapl_available
@@ -130,6 +141,7 @@ def power_models() -> dict[str, str]:
     from codecarbon.core.cpu import TDP
     from codecarbon.external.ram import RAM
 
+    _leave_slurm_out()
     models = {"ram": f"{RAM(tracking_mode='machine').total_power().W:.0f} W by its size, whatever is done with it"}
     if not has_rapl():
         _COMPLAINTS.forget()

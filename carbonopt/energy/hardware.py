@@ -79,6 +79,21 @@ def gpu_uuids(indices: Sequence[int]) -> tuple[str, ...]:
         return tuple(gpu.ask(str, "UUID", "UUID") for gpu in gpus)
 
 
+def permitted_gpus(visible: str | None) -> tuple[int, ...]:
+    """NVML's indices of the GPUs that this process may use: those that `visible`, CUDA_VISIBLE_DEVICES, names by index
+    or UUID, or those that a cgroup lets it open, where CUDA counts from 0 again. Raises as `open_gpus`."""
+    with _nvml() as (nvml, count):
+        permitted = {}
+        for index in range(count):
+            with suppress(nvml.NVMLError_NoPermission):
+                permitted[index] = nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index))
+    named = [name.strip() for name in visible.split(",") if name.strip()] if visible else []
+    if not named or len(permitted) <= len(named):
+        return tuple(permitted)
+    by_name = {**{str(index): index for index in permitted}, **{uuid: index for index, uuid in permitted.items()}}
+    return tuple(by_name[name] for name in named if name in by_name)
+
+
 @contextmanager
 def open_gpus(indices: Sequence[int] | None) -> Iterator[tuple[Gpu, ...]]:
     """The GPUs of these NVML indices, in that order, for as long as the block lasts; for none NVML is left alone. With
@@ -86,6 +101,21 @@ def open_gpus(indices: Sequence[int] | None) -> Iterator[tuple[Gpu, ...]]:
     if indices is not None and not indices:
         yield ()
         return
+    with _nvml() as (nvml, count):
+        seen = range(count)
+        wanted = seen if indices is None else indices
+        if absent := [index for index in wanted if index not in seen]:
+            among = ", ".join(map(str, seen)) or "none"
+            raise BadInput(f"GPU {absent[0]} not found: NVML sees {among}; {_CPU_INSTEAD}.")
+        gpus = tuple(Gpu(nvml, index, nvml.nvmlDeviceGetHandleByIndex(index)) for index in wanted)
+        for gpu in gpus if indices else ():
+            _check_counter(gpu)
+        yield gpus
+
+
+@contextmanager
+def _nvml() -> Iterator[tuple[ModuleType, int]]:
+    """NVML, open, and how many GPUs it counts. Raises BadInput if NVIDIA's driver can't be reached."""
     import pynvml
 
     try:
@@ -95,15 +125,7 @@ def open_gpus(indices: Sequence[int] | None) -> Iterator[tuple[Gpu, ...]]:
         raise BadInput(f"the study asks for GPUs, but {why}.") from error
     try:
         with answering():
-            seen = range(_expect(int, pynvml.nvmlDeviceGetCount(), "the number of GPUs"))
-            wanted = seen if indices is None else indices
-            if absent := [index for index in wanted if index not in seen]:
-                among = ", ".join(map(str, seen)) or "none"
-                raise BadInput(f"GPU {absent[0]} not found: NVML sees {among}; {_CPU_INSTEAD}.")
-            gpus = tuple(Gpu(pynvml, index, pynvml.nvmlDeviceGetHandleByIndex(index)) for index in wanted)
-            for gpu in gpus if indices else ():
-                _check_counter(gpu)
-            yield gpus
+            yield pynvml, _expect(int, pynvml.nvmlDeviceGetCount(), "the number of GPUs")
     finally:
         with suppress(pynvml.NVMLError):  # everything has been asked
             pynvml.nvmlShutdown()

@@ -44,6 +44,11 @@ class CoreShare:
         return _IDLE * len(cores) * seconds + busy
 
 
+def all_cores() -> frozenset[int]:
+    """Of this machine, whoever may use them; nothing where the kernel doesn't tell."""
+    return frozenset(_busy_s())
+
+
 def _busy_s() -> dict[int, float]:
     """Of each core, since the machine was started; nothing where the kernel doesn't tell."""
     lines = (line.split() for line in _STAT.read_text().splitlines()) if _STAT.exists() else ()

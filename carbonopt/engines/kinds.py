@@ -7,5 +7,10 @@ from carbonopt.core.config import StudyConfig
 from carbonopt.engines.base import Engine
 from carbonopt.engines.local import LocalEngine
 from carbonopt.engines.replay import ReplayEngine
+from carbonopt.engines.slurm import AllocationEngine
 
-ENGINES: dict[str, Callable[[StudyConfig, int], Engine]] = {"local": LocalEngine, "replay": ReplayEngine}
+ENGINES: dict[str, Callable[[StudyConfig, int], Engine]] = {
+    "local": LocalEngine,
+    "slurm": AllocationEngine,
+    "replay": ReplayEngine,
+}

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from carbonopt.core.errors import BEFORE_FIRST_TRIAL, BadInput, StudyInterrupted
 from carbonopt.core.format import count_text
 from carbonopt.core.space import SearchSpace
 from carbonopt.core.trial import Node, Prepared, TrialSpec
-from carbonopt.energy.hardware import describe_hardware, gpu_uuids
+from carbonopt.energy.hardware import describe_hardware, gpu_uuids, permitted_gpus
 from carbonopt.energy.machine import MachineMeter
 from carbonopt.energy.meter import Meter, NodeMeters
 from carbonopt.energy.occupancy import GpuMemory
@@ -69,11 +69,14 @@ class LocalEngine(Engine):
         prepares: bool = True,
     ) -> None:
         gpus, objective, hold = self._launch.gpus, self._config.carbon.objective, self._begun.enter_context
-        share = self._own_cores() if self._slots > 1 else None
+        share = self._own_share()
         self.hardware = describe_hardware(gpus)
         uuids = gpu_uuids(gpus)
+        # In a cgroup CUDA counts only those that it may open; without one, as NVML does.
+        visible = permitted_gpus(None) if gpus else ()
+        by_cuda = self._launch.model_copy(update={"gpus": tuple(map(visible.index, gpus))})
         self._memory = hold(closing(GpuMemory(gpus)))
-        self._launcher = hold(closing(ProcessLauncher(self._launch, uuids, observer.warn)))
+        self._launcher = hold(closing(ProcessLauncher(by_cuda, uuids, observer.warn)))
         # It imports while the meter is set up, and leaves the GPUs alone, whose idle power is measured then.
         observer.preparing(self._launcher.begin(self._config, paths, fingerprint, prepares=prepares))
 
@@ -88,16 +91,22 @@ class LocalEngine(Engine):
                 raise StudyInterrupted(BEFORE_FIRST_TRIAL) from error
             raise
 
-    def _own_cores(self) -> CoreShare:
-        """Goes to the cores of this slot, for as long as it has begun."""
+    def _own_share(self) -> CoreShare | None:
+        """Goes to the cores of this slot, for as long as it has begun. None: all of the machine's energy counts."""
         cores = sorted(os.sched_getaffinity(0))
         first, end = (len(cores) * slot // self._slots for slot in (self._slot, self._slot + 1))
         if first == end:
             each = f"each of {self._slots} trials side by side needs a core"
             raise BadInput(f"{each}, but this command may use {len(cores)}; give fewer launch.workers or GPUs.")
-        os.sched_setaffinity(0, cores[first:end])
-        self._begun.callback(os.sched_setaffinity, 0, cores)
-        return CoreShare(cores[first:end], cores)
+        if self._slots > 1:
+            os.sched_setaffinity(0, cores[first:end])
+            self._begun.callback(os.sched_setaffinity, 0, cores)
+        among = self._sharing(cores)
+        return CoreShare(cores[first:end], among) if set(cores[first:end]) != set(among) else None
+
+    def _sharing(self, cores: Sequence[int]) -> Collection[int]:
+        """The cores that the machine's energy is shared by: those that the command may use."""
+        return cores
 
     def prepare(self, interrupted: Callable[[], bool]) -> Prepared | None:
         return self._launcher.prepare(interrupted)

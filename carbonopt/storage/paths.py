@@ -36,6 +36,8 @@ class StudyPaths:
         self.prepare_log = own / "prepare-log.txt"
         self.template_log = own / "template-log.txt"
         self.worker_log = own / "log.txt"  # what a worker without a terminal prints
+        self.slurm = root / "slurm"  # what its jobs print, and what submitit keeps
+        self.slurm_jobs = root / "slurm.json"
         self.trials = root / "trials"
         self.probes = root / "probes"
         self.trackers = own / "track"
@@ -85,7 +87,8 @@ class StudyPaths:
         if self.storage.exists() or self.storage_pointer.exists():
             return []
         own = (self.lock, self.prepared, self.prepare_log, self.template_log, self.prepare_spec, self.trackers)
-        made = {path.name for path in (*own, self.workers, turn_file(self.storage))} | {f"{self.storage.name}-journal"}
+        shared = (self.workers, self.slurm, self.slurm_jobs, turn_file(self.storage))
+        made = {path.name for path in (*own, *shared)} | {f"{self.storage.name}-journal"}
         names = {path.name for path in self.root.iterdir() if path.suffix not in (".part", ".old")}  # half made
         return sorted(names - made)
 

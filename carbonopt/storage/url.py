@@ -161,6 +161,13 @@ def _shown(url: URL) -> str:
     return URL.create(url.drivername, url.username, None, url.host, url.port, url.database, query).render_as_string()
 
 
+def without_password(url: str) -> str:
+    """Raises BadInput for what is no storage URL."""
+    parsed = _parsed(url)
+    secret = parsed.password is not None or any(key not in _HARMLESS for key in parsed.query)
+    return _shown(parsed) if secret else url
+
+
 def _noted(given: str) -> str:
     """As a study folder keeps it: a file's place is the same from wherever the next command is called."""
     url = _parsed(given)

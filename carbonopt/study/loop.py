@@ -23,7 +23,7 @@ import carbonopt
 from carbonopt.analysis import confirmation as confirm
 from carbonopt.analysis.pipeline import handed_on
 from carbonopt.core.dimensions import TrialParams, affecting
-from carbonopt.core.errors import BadInput, CarbonoptError, StudyInterrupted
+from carbonopt.core.errors import BEFORE_FIRST_TRIAL, BadInput, CarbonoptError, StudyInterrupted
 from carbonopt.core.study import InputFile, Provenance, SessionLedger, StudyData, wall_clock_s
 from carbonopt.core.trial import (
     TRIAL_PHASES,
@@ -114,15 +114,15 @@ def run_study(
         heard = partial(_heard_of, lease, interrupted)
         call = _Call(checked, paths, lease, display, [display, trackers], heard, as_step, crew)
         inputs = input_files(checked.config)
-        if member is not None:
+        if waits := member is not None or (joins and checked.config.launch.kind == "slurm"):
             call.begin(inputs, prepares=False)  # what its devices take is the study's, also while it waits
-            member.await_study(heard)
+            _await_study(database, checked.config.name, member, heard)
         stored, call.checked = _load(database, checked, paths, where, joins=joins)
         if stored is not None and (data := _already_done(stored, call.checked, paths, as_step)) is not None:
             return data
         inputs = _as_begun(inputs, stored, where, heard)
         begins()
-        if member is None:
+        if not waits:
             call.begin(inputs, prepares=not joins)
         prepared, inputs = call.prepare(inputs, meanwhile)
         provenance = _provenance(call.checked, prepared, study_file)
@@ -133,6 +133,16 @@ def run_study(
             stored = _noted(database, stored, call.checked, provenance, prepared, inputs)
         call.run_trials(stored, inputs)
         return stored.read()
+
+
+def _await_study(database: RDBStorage, name: str, member: Member | None, interrupted: Callable[[], bool]) -> None:
+    """Until there is a study to join: of a crew, its command says so; a job may begin before the one that leads."""
+    if member is not None:
+        member.await_study(interrupted)
+    while StudyStorage.load(database, name) is None:
+        if interrupted():
+            raise StudyInterrupted(BEFORE_FIRST_TRIAL)
+        time.sleep(_LOOK_AGAIN_S)
 
 
 def _heard_of(lease: Lease, interrupted: Callable[[], bool]) -> bool:

@@ -1,0 +1,98 @@
+"""`carbonopt run` where trials run in jobs of Slurm, typed where no job runs: submits them, or finds those that
+an earlier command has, and shows what they print until they have ended."""
+
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from carbonopt.core.config import SlurmLaunch, StudyConfig
+from carbonopt.core.errors import BadInput, CarbonoptError, StudyInterrupted
+from carbonopt.engines.slurm import Jobs, command_in_job, state_of
+from carbonopt.storage.paths import StudyPaths, own_folder
+from carbonopt.storage.url import storage_url, without_password
+
+_LOOK_AGAIN_S = 2.0
+_SUBMITIT = "submitit "  # how its own lines in a job's log begin
+
+
+def run_in_jobs(
+    config: StudyConfig,
+    study_file: Path,
+    paths: StudyPaths,
+    storage: str | None,
+    arguments: list[str],
+    interrupted: Callable[[], bool],
+    *,
+    detach: bool,
+) -> int | None:
+    """The exit code of the jobs' command; None: they go on, `detach`ed.
+
+    Args:
+        arguments: of the command that they run, beside the study file and the folder.
+
+    Raises:
+        BadInput: where the jobs can't be submitted.
+        CarbonoptError: if they were ended before their command could end.
+        StudyInterrupted: soon after `interrupted` says so; the jobs go on.
+    """
+    launch = config.launch
+    assert isinstance(launch, SlurmLaunch)
+    _check(launch, paths, storage)
+    with own_folder(paths):
+        jobs = Jobs(paths)
+        alive, what = jobs.alive(), "going on with"
+        if not alive:
+            command = command_in_job(str(study_file.resolve()), "--out", str(paths.root.resolve()), *arguments)
+            alive, what = jobs.submit(launch, config.name, command), "submitted"
+    told = f"{what} job {', '.join(alive)}"
+    ends = f"`scancel {' '.join(alive)}` ends it"
+    if detach:
+        print(f"{told}; the same command without --detach follows it, {ends}.")
+        return None
+    print(f"{told}; Ctrl-C leaves it running, {ends}.", file=sys.stderr, flush=True)
+    _follow(jobs, alive[0], interrupted)
+    if (code := jobs.exit_code()) is None:
+        log = jobs.log(alive[0])
+        ended = f"job {alive[0]} was ended before the study; what it had stored counts"
+        raise CarbonoptError(f"{ended}, and the same command submits another one (log: {log}).")
+    return code
+
+
+def _check(launch: SlurmLaunch, paths: StudyPaths, storage: str | None) -> None:
+    if shutil.which("sbatch") is None:
+        raise BadInput("launch.kind: slurm needs Slurm's commands on PATH; run it on a login node, or in a job.")
+    url = storage_url(paths, storage)
+    if storage is not None and without_password(storage) != storage:
+        kept = "a job's command is kept in the study's folder, which must hold no password"
+        raise BadInput(f"--storage: {kept}; give it by ~/.pgpass or PGPASSWORD.")
+    if launch.workers > 1 and url.startswith("sqlite"):
+        needs = "several jobs need a storage that all of them reach: --storage postgresql://user@host/db"
+        raise BadInput(f"launch.workers: {needs}; SQLite's file is for one node.")
+
+
+def _follow(jobs: Jobs, job: str, interrupted: Callable[[], bool]) -> None:
+    """Prints what the job does, until it has ended."""
+    log, shown, state = jobs.log(job), 0, ""
+    while True:
+        now = state_of(job)
+        if now is not None and now != state and now != "COMPLETING":
+            print(f"job {job}: {now.lower()}", file=sys.stderr, flush=True)
+            state = now
+        if log.exists():
+            with log.open("rb") as printed:
+                printed.seek(shown)
+                text = printed.read()
+            whole = text.rfind(b"\n") + 1  # a line may be half written
+            shown += whole
+            for line in text[:whole].decode(errors="replace").splitlines():
+                if not line.startswith(_SUBMITIT):
+                    print(line, flush=True)
+        if now is None:
+            return
+        deadline = time.monotonic() + _LOOK_AGAIN_S
+        while time.monotonic() < deadline:
+            if interrupted():
+                raise StudyInterrupted(f"job {job} goes on; the same command follows it, `scancel {job}` ends it.")
+            time.sleep(0.1)

@@ -1,0 +1,202 @@
+"""Studies in jobs of a real Slurm: whatever happens to a job, the study reaches its total, and nothing is lost."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from slurm.conftest import NODES, Cluster, wait_for
+from sqlalchemy.engine import make_url
+from study.test_resume import read, workers
+
+from carbonopt.analysis.footprint import footprint
+from carbonopt.core.config import SlurmLaunch
+from carbonopt.core.errors import BadInput
+from carbonopt.core.trial import TrialState
+from carbonopt.energy.codecarbon import power_models
+from carbonopt.storage.paths import StudyPaths
+from carbonopt.storage.study import StudyStorage
+from carbonopt.storage.url import connect
+from carbonopt.study.file import parse_study
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [("90", 90), ("90:30", 91), ("08:00:00", 480), ("1-0", 1440), ("2-12:30", 3630), ("1-00:00:01", 1441), (5, 5)],
+)
+def test_times_are_read_as_sbatch_reads_them(text: str | int, minutes: int) -> None:
+    assert SlurmLaunch(kind="slurm", time=text).time == minutes
+
+
+@pytest.mark.parametrize(
+    ("launch", "refusal"),
+    [
+        ({"time": "an hour"}, "launch.time: must be a time as sbatch takes it, such as 08:00:00, but got 'an hour'"),
+        ({"time": 0}, "launch.time"),
+        ({"nodes": 2}, "trials over several nodes can't be launched yet; give nodes: 1, not 2"),
+        ({"gpus_per_node": 3, "gpus_per_trial": 2}, "gpus_per_trial must divide gpus_per_node, but got 2 and 3"),
+        ({"gpus_per_node": 0, "gpus_per_trial": 1}, "gpus_per_trial needs GPUs, but gpus_per_node is 0"),
+        ({"gpus": [0]}, "launch.gpus"),
+    ],
+)
+def test_launches_that_cannot_be_are_refused(launch: dict, refusal: str, tiny_study: dict) -> None:
+    with pytest.raises(BadInput, match=re.escape(refusal)):
+        parse_study({**tiny_study, "launch": {"kind": "slurm", **launch}}, "here")
+
+
+def test_the_same_study_may_be_asked_for_otherwise(tiny_study: dict) -> None:
+    """In another partition, for longer; not on other GPUs."""
+    identities = [
+        parse_study({**tiny_study, "launch": {"kind": "slurm", **launch}}, "here").identity()
+        for launch in ({}, {"partition": "big", "time": 600, "workers": 3}, {"gpus_per_node": 2})
+    ]
+    assert identities[0] == identities[1] != identities[2]
+
+
+@pytest.fixture
+def job_study(tiny_study: dict) -> dict:
+    """Trials of some seconds."""
+    space = {"global_batch_size": {"choices": [8, 16]}, "learning_rate": {"choices": [1e-3, 2e-3]}, "epochs": 2}
+    tiny_study["search"] = {"sampler": "random", "pruning": {"target": False, "cap": False}, "space": space}
+    tiny_study["budget"] = {"trials": 4}
+    tiny_study["launch"] = {"kind": "slurm", "gpus_per_node": 0, "time": 10, "partition": "usual"}
+    return tiny_study
+
+
+def command(cluster: Cluster, study: Path, folder: Path, *options: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "carbonopt", "run", str(study), "--out", str(folder), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=cluster.environment,
+    )
+
+
+def trains(folder: Path, number: int, attempt: int = 1) -> bool:
+    """Whether this attempt of a trial has spent energy on training, and said so."""
+    if not StudyPaths(folder).trial(number).exists():
+        return False
+    records = {record.trial: record for record in read(folder).records}
+    run = records.get(number)
+    return run is not None and run.attempt == attempt and run.state is TrialState.RUNNING and bool(run.energy_kwh)
+
+
+def job_of(folder: Path) -> str:
+    return json.loads(StudyPaths(folder).slurm_jobs.read_text())["jobs"][0]
+
+
+@pytest.mark.slow
+def test_a_study_survives_what_happens_to_its_jobs(
+    cluster: Cluster, job_study: dict, write_study, tmp_path: Path
+) -> None:
+    """Requeued, preempted, its node gone, and cancelled, each in the middle of a trial."""
+    study, folder = write_study(job_study), tmp_path / "out"
+    assert command(cluster, study, folder, "--detach").wait(60) == 0
+    job = job_of(folder)
+    following = command(cluster, study, folder)
+
+    wait_for(lambda: trains(folder, 0), 120)
+    cluster.asked("scontrol", "requeue", job)
+    wait_for(lambda: trains(folder, 0, attempt=2), 120)
+
+    urgent = ["--partition", "urgent", "--nodes", str(NODES), "--exclusive", "--parsable", "--wrap", "sleep 1"]
+    wait_for(lambda: trains(folder, 1), 120)
+    cluster.asked("sbatch", *urgent, "--output", "/dev/null")
+    wait_for(lambda: trains(folder, 1, attempt=2), 120)
+
+    wait_for(lambda: trains(folder, 2), 120)
+    node = int(cluster.asked("squeue", "-h", "-j", job, "-o", "%N").removeprefix("n"))
+    cluster.kill_node(node)
+    wait_for(lambda: trains(folder, 2, attempt=2), 120)
+    cluster.start_node(node)
+
+    wait_for(lambda: trains(folder, 3), 120)
+    spent_kwh = sum(record.spent_kwh for record in read(folder).records)
+    cluster.asked("scancel", job)
+    said, _ = following.communicate(timeout=60)
+    assert following.returncode == 130, "it had the time to say that it was interrupted"
+    assert "the same command goes on with the study" in said
+    wait_for(lambda: workers(folder) == [], 10)
+
+    again = command(cluster, study, folder)
+    said, _ = again.communicate(timeout=240)
+    assert again.returncode in (0, 3), said
+    data = read(folder)
+    assert [record.state for record in data.records] == [TrialState.COMPLETE] * 4
+    assert [record.attempt for record in data.records] == [2] * 4
+    assert all(record.earlier_attempts_energy_kwh > 0 for record in data.records)
+    assert sum(record.spent_kwh for record in data.records) > spent_kwh
+    assert footprint(data).closure == pytest.approx(1.0, abs=0.01)
+    assert data.ended is not None
+    assert workers(folder) == []
+
+
+@pytest.mark.slow
+def test_a_job_goes_on_after_its_time_limit(cluster: Cluster, job_study: dict, write_study, tmp_path: Path) -> None:
+    """It is warned half of its one minute before."""
+    job_study["launch"]["time"] = 1
+    job_study["search"]["space"]["learning_rate"] = {"choices": [1e-3, 2e-3, 3e-3]}
+    job_study["budget"] = {"trials": 6}
+    study, folder = write_study(job_study), tmp_path / "out"
+    following = command(cluster, study, folder)
+    said, _ = following.communicate(timeout=240)
+    assert following.returncode in (0, 3), said
+    data = read(folder)
+    assert [record.state for record in data.records] == [TrialState.COMPLETE] * 6
+    assert len(data.sessions) >= 2
+    assert footprint(data).closure == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.slow
+def test_several_jobs_share_a_study(
+    cluster: Cluster, postgresql_url: str, job_study: dict, write_study, tmp_path: Path
+) -> None:
+    job_study["launch"]["workers"] = 2
+    study, folder = write_study(job_study), tmp_path / "out"
+    alone = command(cluster, study, folder)
+    assert "several jobs need a storage that all of them reach" in alone.communicate(timeout=60)[0]
+    with_password = command(cluster, study, folder, "--storage", postgresql_url)
+    assert "give it by ~/.pgpass or PGPASSWORD" in with_password.communicate(timeout=60)[0]
+    url = make_url(postgresql_url)
+    cluster.environment["PGPASSWORD"] = url.password
+    without = postgresql_url.replace(f":{url.password}@", "@")
+    following = command(cluster, study, folder, "--storage", without)
+    said, _ = following.communicate(timeout=240)
+    assert following.returncode in (0, 3), said
+    data = StudyStorage.of_folder(connect(postgresql_url), StudyPaths(folder)).read()
+    assert [record.state for record in data.records] == [TrialState.COMPLETE] * 4
+    assert len({record.params for record in data.records}) == 4
+    assert len(data.sessions) == 2
+    assert data.provenance.models == power_models(), "of the machine, not of a job's part"
+
+
+@pytest.mark.slow
+def test_a_follower_leaves_its_job_running(cluster: Cluster, job_study: dict, write_study, tmp_path: Path) -> None:
+    study, folder = write_study(job_study), tmp_path / "out"
+    following = command(cluster, study, folder)
+    wait_for(lambda: StudyPaths(folder).slurm_jobs.exists() and cluster.state(job_of(folder)) == "RUNNING")
+    os.kill(following.pid, signal.SIGINT)
+    said, _ = following.communicate(timeout=30)
+    assert following.returncode == 130
+    job = job_of(folder)
+    assert f"job {job} goes on; the same command follows it, `scancel {job}` ends it." in said
+    assert cluster.state(job) == "RUNNING"
+    cluster.asked("scancel", job)
+    wait_for(lambda: cluster.state(job) == "CANCELLED")
+
+
+def test_without_slurm_a_study_of_jobs_is_refused(job_study: dict, write_study, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "carbonopt", "run", str(write_study(job_study)), "--out", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": "/nowhere"},
+    )
+    assert done.returncode == 2
+    assert "launch.kind: slurm needs Slurm's commands on PATH; run it on a login node, or in a job." in done.stderr
+    assert not (tmp_path / "out").exists()
