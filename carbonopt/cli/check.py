@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from carbonopt.analysis.haste import price
 from carbonopt.core.auto_facts import AutoSpace
 from carbonopt.core.auto_space import known_before
 from carbonopt.core.config import Confirm, StudyConfig
@@ -24,6 +25,7 @@ def describe_study(checked: Checked) -> str:
         "goal": goal_text(search),
         "workload": _workload(config),
         "launch": checked.engine.description,
+        "at once": price(config),
         "carbon": _carbon(checked),
         "sampler": sampler_text(search),
         "prunes": pruning_text(search),

@@ -380,7 +380,7 @@ class Carbon(Frozen):
 
 
 # How many trials of a search several workers run at once. Proposals that are made side by side know less, and take more
-# energy: "frugal" begins another one where at most 1 + ended ÷ 2 run then, "full" wherever a worker is free.
+# energy: "frugal" lets 2 + ended ÷ 6 run, "full" as many as there are workers (see `analysis.haste`).
 Haste = Literal["frugal", "full"]
 
 
@@ -423,8 +423,13 @@ class LocalLaunch(_Training):
 
     @property
     def slots(self) -> int:
-        """Trials that run side by side."""
+        """Trials that run side by side, of one command."""
         return len(self.gpus) // self.world_size if self.gpus else self.workers
+
+    @property
+    def side_by_side(self) -> int:
+        """Trials of the study at once, as far as the study file says."""
+        return self.slots
 
     def of_slot(self, slot: int) -> "LocalLaunch":
         """Of the trials in one slot, as if there were no others."""
@@ -485,6 +490,11 @@ class SlurmLaunch(_Training):
         """Trials that run side by side in a job."""
         return self.gpus_per_node // self.world_size if self.gpus_per_node else 1
 
+    @property
+    def side_by_side(self) -> int:
+        """Trials of the study at once."""
+        return self.slots * self.workers
+
     def on_this_machine(self, gpus: tuple[int, ...]) -> LocalLaunch:
         """In a job that has these GPUs."""
         kept = {name: getattr(self, name) for name in _Training.model_fields}
@@ -498,6 +508,7 @@ class ReplayLaunch(Frozen):
     gpus: ClassVar[tuple[int, ...]] = ()
     world_size: ClassVar[int] = 1
     slots: ClassVar[int] = 1
+    side_by_side: ClassVar[int] = 1
     timeout_s: ClassVar[float] = math.inf
     warm_start: ClassVar[bool] = False
 

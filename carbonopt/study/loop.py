@@ -21,6 +21,7 @@ from optuna.storages import RDBStorage
 
 import carbonopt
 from carbonopt.analysis import confirmation as confirm
+from carbonopt.analysis.haste import at_once
 from carbonopt.analysis.pipeline import handed_on
 from carbonopt.core.dimensions import TrialParams, affecting
 from carbonopt.core.errors import BEFORE_FIRST_TRIAL, BadInput, CarbonoptError, StudyInterrupted
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
 _NOT_ENDED = (StopReason.INTERRUPTED, StopReason.BUDGET)
 PROBE_S = 2.0  # of steps: the GPUs' counters tick in 0.1 s, which is then 2 % of them
 _FAILURES = 3  # of the first trials, all alike, after which a study ends
-_KNOWS_ALL = ("grid", "random")  # samplers that learn nothing from trials, and lose nothing by several at once
 _LOOK_AGAIN_S = 0.2  # whether other workers have ended what there is to wait for
 _LEAD = "start it by `carbonopt run` without --worker and join it when its first trial has begun"
 
@@ -377,8 +377,7 @@ class _Call:
         config, ended, running = self.checked.config, seen.finished_count(), seen.running_count()
         if config.budget.trials is not None and ended + running >= config.budget.trials:
             return False  # the last of the budget run
-        learns = config.search.sampler not in _KNOWS_ALL
-        return not learns or config.launch.haste == "full" or running < 1 + ended // 2
+        return running < at_once(config, ended)
 
     def _wait(self) -> None:
         deadline = time.monotonic() + _LOOK_AGAIN_S

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from carbonopt.analysis.haste import price
 from carbonopt.core import format as fmt
 from carbonopt.core.config import Carbon
 from carbonopt.core.format import count_text, intensity_text
@@ -94,9 +95,10 @@ def _machine(data: StudyData) -> dict[str, str]:
     ranks = max((record.params.world_size for record in data.records), default=0)
     where = "" if hardware.gpus else " on the CPU"
     rows = {"Hardware": ", ".join(parts), "Ranks": f"{count_text(ranks, 'rank')}{where}" if ranks else ""}
-    if (slots := data.config.launch.slots) > 1:
-        counted = "CPU and RAM energy is counted by their share of the cores"
-        rows["Trials side by side"] = f"{slots}, each with an equal part of GPUs and cores; {counted}"
+    if (launch := data.config.launch).side_by_side > 1:
+        counted = "CPU and RAM energy is counted by the cores' share"
+        rows["Trials side by side"] = f"up to {launch.side_by_side} (launch.haste {launch.haste}); {counted}"
+        rows["What that costs a search"] = price(data.config)
     return rows
 
 
