@@ -66,7 +66,7 @@ def start(
     """Until they have ended. Trials are forked, as a study's are, from a process with the module `forked`, unless they
     are `cold`."""
     folder.mkdir(parents=True, exist_ok=True)
-    ranks = [rank | environment for rank in rank_environments(LocalLaunch(gpus=[], cpu_ranks=world_size))]
+    ranks = [rank | environment for rank in rank_environments(world_size)]
     if module == "worker" and not cold:
         work = ForkedWork(_fork_server(forked), ranks, folder / "waiting.txt")
         work.begin(json.dumps(spec), folder / "log.txt")

@@ -133,7 +133,7 @@ def main() -> None:
             plan = json.dumps([os.getpid(), options.block, options.dose, str(timings_file)])
             argv = [sys.executable, __file__, "--trial", str(spec_file)]
             environment = {**self._environment, PLAN: plan}
-            return WorkProcesses(argv, rank_environments(self._launch), environment, log)
+            return WorkProcesses(argv, rank_environments(self._launch.world_size), environment, log)
 
     class Silent:
         def __getattr__(self, name):

@@ -173,7 +173,7 @@ def _run_study(
     from carbonopt.engines.base import own_meter
     from carbonopt.engines.slurm import here
     from carbonopt.study.check import check
-    from carbonopt.study.crew import Crew, Member, crew, printed_to
+    from carbonopt.study.crew import Member, crew, printed_to
 
     checked = check(config)
     findings = before_run(here(config), paths.root)
@@ -182,7 +182,7 @@ def _run_study(
 
     def join(member: Member, own: "StudyPaths") -> None:
         step = as_step and replace(as_step, lend=own_meter)
-        _work(checked.in_slot(member.slot), text, own, storage, step, crew=Crew(), member=member)
+        _work(checked.in_slot(member.slot), text, own, storage, step, member=member)
 
     def beside(member: Member) -> None:
         own = _worker_paths(paths.root)
@@ -203,7 +203,7 @@ def _work(
     warnings: Sequence[str] = (),
     *,
     joins: bool = True,
-    crew: "Crew",
+    crew: "Crew | None" = None,
     member: "Member | None" = None,
 ) -> "tuple[StudyData, Path | None]":
     """Works on a study in one slot of its launch; as `_run_study`."""
@@ -219,7 +219,8 @@ def _work(
         display = LiveDisplay(checked.config)
 
         def begins() -> None:
-            crew.begin()
+            if crew is not None:
+                crew.begin()
             for warning in warnings:
                 display.warn(warning)
 

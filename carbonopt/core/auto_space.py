@@ -55,6 +55,7 @@ def choose(facts: Facts) -> AutoSpace:
     sizes = _choose_batch(draft, passes)
     _choose_rate(draft, passes)
     stages = _choose_stage(draft)
+    draft.leave("world_size", "a trial has all ranks that the launch has for it")
     _choose_memory(draft, sizes, stages)
     _choose_optimizer(draft, stages)
     _choose_regularization(draft, passes)

@@ -132,7 +132,9 @@ class TrialParams(Frozen, extra="allow"):
     offload: Annotated[
         Offload | None, Dimension("offload", _SYSTEM, get_args(Offload), default="none", deepspeed=_OFFLOAD_KEYS)
     ] = "none"
-    world_size: Annotated[int, Dimension("ranks", _SYSTEM, lowest=1, integer=True)] = 1
+    world_size: Annotated[  # ranks; a space that leaves it out has all that the launch has for a trial
+        int, Dimension("ranks", _SYSTEM, lowest=1, integer=True, feature=math.log2)
+    ] = 1
 
     gradient_checkpointing: Annotated[
         bool | None,
@@ -316,7 +318,7 @@ class TrainingParams(TrialParams, extra="forbid"):
         return self.zero_stage == 0 and self.gradient_accumulation_steps == 1 and self.precision != "fp16"
 
 
-SEARCHED = tuple(name for name in DIMENSIONS if name != "world_size")  # that one is the launch's
+SEARCHED = tuple(DIMENSIONS)
 REQUIRED = tuple(name for name in SEARCHED if DIMENSIONS[name].required)
 
 

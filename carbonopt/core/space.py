@@ -27,11 +27,11 @@ from carbonopt.core.values import Scalar
 ENUMERATION_LIMIT = 100_000  # values or combinations; what has more counts as infinite
 _EXISTENCE = (  # in some rule
     "global_batch_size", "micro_batch_size_per_gpu", "zero_stage", "offload", "precision", "output_layer",
-    "num_generations", "optimizer", "weight_averaging",
+    "num_generations", "optimizer", "weight_averaging", "world_size",
 )  # fmt: skip
 
 # Of these, the ones whose every choice needs a partner: of batch sizes one larger than others goes with few anyway.
-_PARTNERED = ("zero_stage", "offload", "precision", "output_layer", "optimizer", "weight_averaging")
+_PARTNERED = ("zero_stage", "offload", "precision", "output_layer", "optimizer", "weight_averaging", "world_size")
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,16 @@ class SearchSpace:
     """A space, checked: raises BadInput for a value that a dimension can't hold, or where no combination can exist."""
 
     space: Space
-    world_size: int
+    world_size: int  # ranks that the launch has for a trial
     on_gpu: bool  # CPU training lacks fp16 and float8
     own: bool = False  # a script's: nothing is filled in for what its user has left out
 
     def __post_init__(self) -> None:
         for name, domain in self.space.domains().items():
             _check_values(name, domain, self.own)
+        if (ranks := self.space["world_size"]) is not None and highest(ranks) > self.world_size:
+            most = f"at most {self.world_size}, the ranks that launch has for a trial"
+            raise BadInput(f"search.space.world_size must be {most}, but can be {highest(ranks):g}.")
         self._check_batches()
         if not self.own:
             schedulers = tuple(map(str, values_of(self.space["lr_scheduler"])))
@@ -142,11 +145,13 @@ class SearchSpace:
 
     def _filled(self, values: dict[str, Scalar]) -> dict[str, Any]:
         fixed = {name: domain.value for name, domain in self.space.domains().items() if isinstance(domain, Fixed)}
-        filled: dict[str, Any] = {**fixed, **values, "world_size": self.world_size}
+        filled: dict[str, Any] = {"world_size": self.world_size, **fixed, **values}
         if self.own:
             return {"zero_stage": None, "offload": None, **filled}
         # Rounded down here; a remainder then breaks the rule of gradient accumulation, which names the values.
-        filled.setdefault("micro_batch_size_per_gpu", max(1, int(filled["global_batch_size"]) // self.world_size))
+        filled.setdefault(
+            "micro_batch_size_per_gpu", max(1, int(filled["global_batch_size"]) // int(filled["world_size"]))
+        )
         return filled
 
     def _check_existence(self) -> None:
@@ -177,14 +182,17 @@ class SearchSpace:
 
     def _check_batches(self) -> None:
         """Every global batch that is named must be divisible by some micro batch × world size."""
-        micro, ranks = self.space["micro_batch_size_per_gpu"], self.world_size
+        micro, ranks = self.space["micro_batch_size_per_gpu"], self.space["world_size"]
         if self.own and micro is None:
             return
         micros = None if micro is None else _values("micro_batch_size_per_gpu", micro)
-        product = ("micro_batch_size_per_gpu × world_size", f"{_listed(micros)} × {ranks}") if micros else None
-        factor, given = product or ("the world size", str(ranks))
+        numbers = [self.world_size] if ranks is None else _values("world_size", ranks) or [self.world_size]
+        given = _listed(numbers)
+        product = ("micro_batch_size_per_gpu × world_size", f"{_listed(micros)} × {given}") if micros else None
+        factor, given = product or ("the world size", given)
         for size in map(int, values_of(self.space["global_batch_size"])):
-            if all(size % (int(micro_batch) * ranks) for micro_batch in micros or [1]):
+            pairs = itertools.product(micros or [1], numbers)
+            if all(size % (int(micro_batch) * int(number)) for micro_batch, number in pairs):
                 must = f"search.space.global_batch_size must be a multiple of {factor}"
                 raise BadInput(f"{must}, but got {size} and {given}.")
 

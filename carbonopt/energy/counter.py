@@ -48,10 +48,13 @@ class EnergyCounters:
         self._last_mj, self._last_s = now_mj, now_s
         return tuple((now - start) * _JOULES_PER_MJ for start, now in zip(self._start_mj, now_mj, strict=True))
 
-    def utilisation(self) -> float | None:
-        """The share of NVML's last sampling period in which a kernel ran, mean of the GPUs; None where one of them
-        doesn't tell. That is no error: no figure of energy depends on it."""
-        rates = self._told(lambda gpu: getattr(gpu.nvml.nvmlDeviceGetUtilizationRates(gpu.handle), "gpu", None), 0, 100)
+    def utilisation(self, first: int | None = None) -> float | None:
+        """The share of NVML's last sampling period in which a kernel ran, mean of the GPUs, or of so many `first` ones;
+        None where one of them doesn't tell. That is no error: no figure of energy depends on it."""
+        gpus = self._gpus[:first]
+        rates = self._told(
+            lambda gpu: getattr(gpu.nvml.nvmlDeviceGetUtilizationRates(gpu.handle), "gpu", None), 0, 100, gpus
+        )
         return None if rates is None else rates / 100
 
     def temperature_c(self) -> float | None:
@@ -60,11 +63,13 @@ class EnergyCounters:
         sensor = 0  # NVML_TEMPERATURE_GPU, the only one
         return self._told(lambda gpu: gpu.nvml.nvmlDeviceGetTemperature(gpu.handle, sensor), coldest_c, hottest_c)
 
-    def _told(self, ask: Callable[[Gpu], Any], lowest: int, highest: int) -> float | None:
-        """Mean of whole numbers within these limits, one of each GPU."""
+    def _told(
+        self, ask: Callable[[Gpu], Any], lowest: int, highest: int, gpus: Sequence[Gpu] | None = None
+    ) -> float | None:
+        """Mean of whole numbers within these limits, one of each of these GPUs, or of all."""
         try:
             with answering():
-                answers = [ask(gpu) for gpu in self._gpus]
+                answers = [ask(gpu) for gpu in gpus or self._gpus]
         except MeasurementError:
             return None
         known = [answer for answer in answers if isinstance(answer, int) and lowest <= answer <= highest]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from carbonopt.core.errors import MeasurementError
 from carbonopt.core.study import EnergySource
-from carbonopt.core.trial import Phase
+from carbonopt.core.trial import TRIAL_PHASES, Phase
 from carbonopt.core.units import kwh_from_joules
 from carbonopt.energy.codecarbon import FRESH_AFTER_S, CodeCarbonTotals, has_rapl, power_models
 from carbonopt.energy.counter import EnergyCounters, measure_idle
@@ -81,6 +81,10 @@ class MachineMeter(EnergyWindows):
         self._start_temperature_c: float | None = None  # of the open window
         self._utilisations: list[float] = []  # likewise
         self._utilisation_at_s = 0.0  # when it was last asked for
+        self._used = len(gpu_indices)  # of the GPUs, by the trial
+
+    def use(self, gpus: int) -> None:
+        self._used = min(gpus, len(self._counters.indices))
 
     def enter(self, phase: Phase) -> None:
         self._close_window()
@@ -89,10 +93,10 @@ class MachineMeter(EnergyWindows):
         self._start_temperature_c = self._counters.temperature_c() if phase is Phase.TRAIN else None
 
     def running(self, phase: Phase) -> Reading:
-        if phase is not self._open:
+        if phase is not self._open and not (phase is Phase.GAP and self._leaves_some_idle):
             return self._closed[phase]
         self._refresh()
-        return self._closed[phase] + self._window()
+        return self._closed[phase] + (self._window() if phase is self._open else self._left_over())
 
     def outer(self) -> Reading:
         if self._ended is not None:
@@ -120,7 +124,7 @@ class MachineMeter(EnergyWindows):
         asked_s = max(self._opened.at_s, self._utilisation_at_s)
         if self._open is Phase.TRAIN and now_s - asked_s >= UTILISATION_EVERY_S:
             self._utilisation_at_s = now_s
-            if (utilisation := self._counters.utilisation()) is not None:
+            if (utilisation := self._counters.utilisation(self._used)) is not None:
                 self._utilisations.append(utilisation)
 
     def _read(self) -> CounterSnapshot:
@@ -141,22 +145,45 @@ class MachineMeter(EnergyWindows):
         self._refuse_silence(window)
         differs = disagreement(window.gpu, window.duration_s)
         self._closed[self._open] += window.model_copy(update={"disagreement": differs})
+        if self._leaves_some_idle:
+            self._closed[Phase.GAP] += self._left_over()
         self._powers_w = self._window_powers_w()
         self._opened, self._utilisations = self._latest, []
 
+    @property
+    def _leaves_some_idle(self) -> bool:
+        """Whether the open window is a trial's, which doesn't use all GPUs."""
+        return self._open in TRIAL_PHASES and self._used < len(self._counters.indices)
+
     def _window(self) -> Reading:
-        """The open window up to the latest reading."""
+        """The open window up to the latest reading; of a trial, without the GPUs that it leaves idle."""
         window = self._between(self._opened, self._latest)
         if not self.idle:
             return window
+        gpus = slice(self._used) if self._leaves_some_idle else slice(None)
+        told = {"utilisation_sum": math.fsum(self._utilisations), "utilisation_readings": len(self._utilisations)}
+        start = {"start_temperature_c": self._start_temperature_c}
+        return window.model_copy(update={**self._of_gpus(window, gpus), **told, **start})
+
+    def _left_over(self) -> Reading:
+        """What the GPUs that the trial leaves idle have drawn in the open window, in no time of its own."""
+        whole = self._between(self._opened, self._latest)
+        return self._nothing.model_copy(update=self._of_gpus(whole, slice(self._used, None)))
+
+    def _of_gpus(self, whole: Reading, gpus: slice) -> dict[str, float]:
+        """The fields of some of the GPUs. CodeCarbon tells but the sum of all, which is shared as the counters say."""
+        used_j = [now - before for before, now in zip(self._opened.gpus_j, self._latest.gpus_j, strict=True)]
+        share = math.fsum(used_j[gpus]) / (math.fsum(used_j) or 1.0)
         # A counter's last tick is up to tick_s old, evenly: the two ends differ by a variance of tick²/6.
-        ticks = zip(self._window_powers_w(), self.idle, strict=True)
+        ticks = zip(self._window_powers_w()[gpus], self.idle[gpus], strict=True)
         variance_j2 = math.fsum((power_w * idle.tick_s) ** 2 / 6 for power_w, idle in ticks)
-        idle_j = math.fsum(idle.power_w for idle in self.idle) * window.duration_s
-        variance_kwh2 = kwh_from_joules(kwh_from_joules(variance_j2))
-        update = {"idle_gpu_kwh": kwh_from_joules(idle_j), "gpu_variance_kwh2": variance_kwh2}
-        update |= {"utilisation_sum": math.fsum(self._utilisations), "utilisation_readings": len(self._utilisations)}
-        return window.model_copy(update={**update, "start_temperature_c": self._start_temperature_c})
+        idle_j = math.fsum(idle.power_w for idle in self.idle[gpus]) * whole.duration_s
+        return {
+            "gpu_kwh": kwh_from_joules(math.fsum(used_j[gpus])),
+            "codecarbon_gpu_kwh": (whole.codecarbon_gpu_kwh or 0.0) * share,
+            "idle_gpu_kwh": kwh_from_joules(idle_j),
+            "gpu_variance_kwh2": kwh_from_joules(kwh_from_joules(variance_j2)),
+        }
 
     def _between(self, start: CounterSnapshot, end: CounterSnapshot) -> Reading:
         return Reading(

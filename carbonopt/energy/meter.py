@@ -109,6 +109,10 @@ class Meter(Protocol):
     def enter(self, phase: Phase) -> None:
         """Closes the running window and opens the next. Raises MeasurementError if there is no energy to be had."""
 
+    def use(self, gpus: int) -> None:
+        """From the window that is open now on, a trial has so many of the GPUs, the first; what the others draw
+        meanwhile counts as GAP. None are left over where it has as many as there are, or there are no GPUs."""
+
     def running(self, phase: Phase) -> Reading:
         """Of that phase since it was last taken, the open window included."""
 
@@ -155,6 +159,9 @@ class ReplayMeter(EnergyWindows):
     def enter(self, phase: Phase) -> None:
         self._open = phase
 
+    def use(self, gpus: int) -> None:
+        """A table tells what the trial took."""
+
     def running(self, phase: Phase) -> Reading:
         return self._closed[phase]
 
@@ -182,6 +189,10 @@ class NodeMeters:
     def enter(self, phase: Phase) -> None:
         for meter in self._meters.values():
             meter.enter(phase)
+
+    def use(self, gpus: int) -> None:
+        for meter in self._meters.values():
+            meter.use(gpus)
 
     def running(self, phase: Phase) -> Reading:
         return _across({node: meter.running(phase) for node, meter in self._meters.items()})
@@ -257,7 +268,7 @@ class _LentMeter:
 
     def __init__(self, meter: Meter, began: Reading | None, taken_back: Callable[[], None]) -> None:
         self.energy_source, self.models, self.idle = meter.energy_source, meter.models, meter.idle
-        self.enter, self.running, self.take = meter.enter, meter.running, meter.take
+        self.enter, self.use, self.running, self.take = meter.enter, meter.use, meter.running, meter.take
         self._meter, self._began, self._taken_back = meter, began, taken_back
         self._ended: Reading | None = None
 

@@ -115,6 +115,7 @@ class LocalEngine(Engine):
         return self._memory.await_free(interrupted)
 
     def start(self, spec: TrialSpec, log: Path) -> WorkProcesses:
+        self.meter.use(spec.params.world_size)
         return self._launcher.start(spec, log)
 
     def prepare_next(self) -> None:

@@ -53,7 +53,11 @@ def winner_files(
     task = task_for(workload.model_dump(mode="json"))
     if isinstance(task, Script):
         del texts[TRAINING_ARGUMENTS]
-        return {**texts, SCRIPT: _script(task, record, launch.world_size), **copies.copies("carbonopt.script").files}
+        return {
+            **texts,
+            SCRIPT: _script(task, record, record.params.world_size),
+            **copies.copies("carbonopt.script").files,
+        }
     copied = copies.copies(rerun.__name__, task_module(workload.task))
     own, zero3 = (given or {}).get(settings.DEEPSPEED_CONFIG), record.params.zero_stage == 3
     return {
@@ -62,7 +66,7 @@ def winner_files(
         rerun.WORKLOAD: settings.workload(study, record, data.prepared, needed),
         ACCELERATE: settings.filled(ACCELERATE, RANKS=record.params.world_size, ZERO3=str(zero3).lower()),
         # A rank has as many threads as in a trial: sums on a CPU depend on their number.
-        SCRIPT: settings.filled(SCRIPT, RANKS=launch.world_size, DEVICE="gpu" if launch.gpus else "cpu"),
+        SCRIPT: settings.filled(SCRIPT, RANKS=record.params.world_size, DEVICE="gpu" if launch.gpus else "cpu"),
         REQUIREMENTS: copies.requirements(workload, launch, record.params, versions, copied.libraries),
         TRAIN: settings.TRAIN,
         **copied.files,

@@ -17,6 +17,7 @@ from carbonopt.analysis.overoptimisation import overoptimisation
 from carbonopt.analysis.probes import probes
 from carbonopt.analysis.recommend import recommend, recommendation_by_target
 from carbonopt.analysis.repricing import regions, repricing
+from carbonopt.analysis.scaling import scaling
 from carbonopt.analysis.shortfall import recommended_edges
 from carbonopt.analysis.stages import amortisation, stages
 from carbonopt.core.dimensions import TrialParams
@@ -45,6 +46,7 @@ class StudyView:
     comparison = cached_property(lambda self: comparison(self.data, self.recommendation))
     influence = cached_property(lambda self: influence(self.data))
     batch = cached_property(lambda self: batch_effect(self.data))
+    scaling = cached_property(lambda self: scaling(self.data, self.target))
     auto = cached_property(lambda self: self.data.prepared and self.data.prepared.auto)  # the space, where chosen
     memory = cached_property(lambda self: measured_memory(self.data))
     diminishing_returns = cached_property(lambda self: diminishing_returns(self.data, self.recommendation))

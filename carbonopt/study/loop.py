@@ -88,7 +88,7 @@ def run_study(
     as_step: AsStep | None = None,
     *,
     joins: bool = False,
-    crew: Crew,
+    crew: Crew | None = None,
     member: Member | None = None,
 ) -> StudyData:
     """Runs a study to the end of its budget, or goes on with it. The caller holds the folder's lock.
@@ -112,7 +112,7 @@ def run_study(
     where = str(paths.root) if url is None else "the storage"
     with leased(database, checked.config.name, joins=joins) as lease, contextlib.closing(checked.engine):
         heard = partial(_heard_of, lease, interrupted)
-        call = _Call(checked, paths, lease, display, [display, trackers], heard, as_step, crew)
+        call = _Call(checked, paths, lease, display, [display, trackers], heard, as_step, crew or Crew())
         inputs = input_files(checked.config)
         if waits := member is not None or (joins and checked.config.launch.kind == "slurm"):
             call.begin(inputs, prepares=False)  # what its devices take is the study's, also while it waits

@@ -395,3 +395,41 @@ counters.close()
 print(json.dumps(counters.utilisation()))
 """
     assert with_gpus([100, 300], script, tmp_path) == [0.5, 1.0, *[None] * 7]
+
+
+def test_gpus_that_a_trial_leaves_idle_are_the_studys(tmp_path: Path) -> None:
+    """One of 100 W and one of 300 W, of which a trial has the first; the parts are the whole."""
+    script = """
+from carbonopt.core.trial import TRIAL_PHASES
+meter = MachineMeter([0, 1])
+meter.enter(Phase.SETUP)
+meter.use(1)
+meter.enter(Phase.TRAIN)
+time.sleep(1.2)
+so_far = [meter.running(Phase.TRAIN).gpu_kwh, meter.running(Phase.GAP).gpu_kwh]
+meter.enter(Phase.GAP)
+one = meter.take(*TRIAL_PHASES)
+meter.enter(Phase.SETUP)
+meter.use(2)
+meter.enter(Phase.TRAIN)
+time.sleep(1.2)
+meter.enter(Phase.GAP)
+both = meter.take(*TRIAL_PHASES)
+meter.close()
+rest = meter.take(Phase.PREPARE, Phase.GAP)
+outer = meter.outer()
+parts = [*one.values(), *both.values(), *rest.values()]
+w = lambda reading: 3.6e6 * reading.gpu_kwh / reading.duration_s
+gpu = one[Phase.TRAIN].gpu
+print(json.dumps([w(one[Phase.TRAIN]), w(both[Phase.TRAIN]), so_far[1] / so_far[0],
+        gpu.codecarbon / gpu.counter, gpu.idle / gpu.counter,
+    sum(part.gpu_kwh for part in parts) / outer.gpu_kwh, sum(part.total_kwh for part in parts) / outer.total_kwh]))
+"""
+    ((one_w, both_w, ratio, differs, idle, gpu_closure, closure),) = with_gpus([100, 300], script, tmp_path)
+    assert one_w == pytest.approx(100, rel=0.1)
+    assert both_w == pytest.approx(400, rel=0.1)
+    assert ratio > 2, "what the other draws is in GAP, beside what was there before"
+    assert differs == pytest.approx(1.0, rel=0.1), "as far as the sum does"
+    assert idle == pytest.approx(1.0, rel=0.1), "of its own GPU alone"
+    assert gpu_closure == pytest.approx(1.0, rel=0.005)
+    assert closure == pytest.approx(1.0, rel=0.005)

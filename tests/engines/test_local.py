@@ -273,7 +273,7 @@ def test_threads_look_for_work_for_long_where_it_is_noticed_that_others_need_the
 
 
 def test_every_rank_knows_its_place() -> None:
-    ranks = rank_environments(LocalLaunch(gpus=(), cpu_ranks=3))
+    ranks = rank_environments(3)
     assert [rank["RANK"] for rank in ranks] == ["0", "1", "2"]
     assert {rank["WORLD_SIZE"] for rank in ranks} == {"3"}
     assert len({rank["MASTER_PORT"] for rank in ranks}) == 1

@@ -84,13 +84,13 @@ def programs_path(base: Mapping[str, str] = os.environ) -> str:
     return os.pathsep.join([str(Path(sys.executable).parent), base.get("PATH", os.defpath)])
 
 
-def rank_environments(launch: Launch) -> list[dict[str, str]]:
+def rank_environments(world_size: int) -> list[dict[str, str]]:
     """What each rank has for itself: torch.distributed's variables, with a port nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(launch.world_size)}
-    return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(launch.world_size)]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size)}
+    return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
 
 
 def _kernel_tells_waits() -> bool:

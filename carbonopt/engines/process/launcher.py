@@ -63,12 +63,12 @@ class Preparation:
         argv = run_module("carbonopt.train.prepare", str(spec_file))
         environment = work_environment(self._launch, self._gpu_uuids)
         log = self._paths.prepare_log.resolve()
-        self.work = WorkProcesses(argv, rank_environments(self._launch), environment, log, self._scratch())
+        self.work = WorkProcesses(argv, rank_environments(self._launch.world_size), environment, log, self._scratch())
 
     def fork(self, fork_server: ForkServer, log: Path) -> None:
         """Forks it from what trials are forked from, which has imported everything; `log` until it has begun. Raises
         CannotFork."""
-        ranks = [{**rank, PREPARES: "1"} for rank in rank_environments(self._launch)]
+        ranks = [{**rank, PREPARES: "1"} for rank in rank_environments(self._launch.world_size)]
         forked = ForkedWork(fork_server, ranks, log, self._scratch())
         forked.begin(json.dumps(self._spec), self._paths.prepare_log.resolve())
         self.work = forked
@@ -127,6 +127,7 @@ class ProcessLauncher:
         self._preparation: Preparation | None = None
         self._fork_server: ForkServer | None = None
         self._next: ForkedWork | None = None
+        self._next_world_size = launch.world_size
         self._prelaunch_logs: Iterator[Path] = iter(())
         self._is_script = False
         self._of_the_study: dict[str, str] = {}  # environment variables for what can be done before a trial is known
@@ -182,33 +183,37 @@ class ProcessLauncher:
             with self._cold_if_it_cannot_fork():
                 if self._next is not None and self._next.has_died:
                     self._drop_next()
-                trial, self._next = self._next or self._prelaunch(self._fork_server), None
+                if self._next is not None and self._next_world_size != spec.params.world_size:
+                    self._drop_next()  # it is another number of processes
+                trial, self._next = self._next or self._prelaunch(self._fork_server, spec.params.world_size), None
                 trial.begin(spec.model_dump_json(), log)
                 return trial
+        ranks = self._ranks(spec.params.world_size)
         if (program := spec.program) is not None:
-            return self._start_program(program, log)
+            return self._start_program(program, ranks, log)
         argv = run_module("carbonopt.train.worker", str(spec_file))
-        return WorkProcesses(argv, self._ranks(), self._environment, log)
+        return WorkProcesses(argv, ranks, self._environment, log)
 
-    def _start_program(self, program: Program, log: Path) -> WorkProcesses:
+    def _start_program(self, program: Program, ranks: list[dict[str, str]], log: Path) -> WorkProcesses:
         environment = self._environment | program.environment
-        ranks = [{}] if program.starts_ranks else self._ranks()
+        ranks = [{}] if program.starts_ranks else ranks
         return WorkProcesses([*program.argv], ranks, environment, log, folder=program.folder, invites=True)
 
-    def _ranks(self) -> list[dict[str, str]]:
+    def _ranks(self, world_size: int) -> list[dict[str, str]]:
         """What each rank has for itself. One rank alone of a script has nothing, as if its user had started it."""
-        alone = self._is_script and self._launch.world_size == 1
-        return [{}] if alone else [{**rank, **self._of_the_study} for rank in rank_environments(self._launch)]
+        alone = self._is_script and world_size == 1
+        return [{}] if alone else [{**rank, **self._of_the_study} for rank in rank_environments(world_size)]
 
     def prepare_next(self) -> None:
         """Has the next trial's processes open the GPUs: that takes longer than all the rest of a set-up. Called at
         every report of a trial's steps, and not before: two set-ups at once wait for each other in the driver."""
         if self._fork_server is not None and self._next is None and self._launch.gpus and not self._is_script:
             with self._cold_if_it_cannot_fork():
-                self._next = self._prelaunch(self._fork_server)
+                self._next = self._prelaunch(self._fork_server, self._next_world_size)
 
-    def _prelaunch(self, fork_server: ForkServer) -> ForkedWork:
-        return ForkedWork(fork_server, self._ranks(), next(self._prelaunch_logs), invites=self._is_script)
+    def _prelaunch(self, fork_server: ForkServer, world_size: int) -> ForkedWork:
+        self._next_world_size = world_size  # the next trial is likely to have as many ranks as this one
+        return ForkedWork(fork_server, self._ranks(world_size), next(self._prelaunch_logs), invites=self._is_script)
 
     def _drop_next(self) -> None:
         if self._next is not None:

@@ -6,7 +6,7 @@ from importlib import import_module
 SECTIONS = (
     *("shortfall", "contention"),  # caveats alone
     *("front", "policy", "comparison", "confirmation", "predictions", "citation"),  # the answer
-    *("space", "influence", "batch", "memory", "returns"),  # what decides it
+    *("space", "influence", "batch", "scaling", "memory", "returns"),  # what decides it
     *("energy", "stages", "probes", "longer_runs", "elsewhere"),  # what was used
     *("trials", "provenance"),
 )

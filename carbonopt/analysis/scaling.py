@@ -1,0 +1,79 @@
+"""How many ranks (GPUs, or processes on a CPU) are worth using: for each number, the cheapest run that met the target.
+More are faster and use more energy, since they wait for each other; how much, these runs say."""
+
+from carbonopt.core.quality import Target
+from carbonopt.core.study import StudyData
+from carbonopt.core.trial import TrialRecord, TrialState
+from carbonopt.core.values import Frozen
+
+
+class AtWorldSize(Frozen):
+    """The cheapest complete trial with so many ranks that meets the target; of none that does, the best one."""
+
+    world_size: int
+    trial: int
+    met: bool
+    quality: float
+    duration_s: float  # of its training
+    step_s: float | None  # mean, of an optimizer step
+    energy_kwh: float  # of its training; GPUs of the launch that it leaves idle are not in it
+    emissions_kg_co2e: float  # PUE in
+    speed_up: float  # duration with the fewest ranks ÷ its own
+    energy_ratio: float  # its own ÷ with the fewest ranks
+
+
+class Scaling(Frozen):
+    rows: tuple[AtWorldSize, ...]  # by ranks; two or more
+    least_energy: int  # of what met the target, if any did: ranks
+    fastest: int  # likewise
+
+
+def scaling(data: StudyData, target: float | None = None) -> Scaling | None:
+    """None: of fewer than two numbers of ranks a trial is complete. `target`: another one than the study's own."""
+    complete = [
+        record
+        for record in data.records
+        if record.state is TrialState.COMPLETE and record.repeat_of is None and record.value is not None
+    ]
+    numbers = sorted({record.params.world_size for record in complete})
+    if len(numbers) < 2:
+        return None
+    goal = data.config.target.at(target)
+    chosen = [_chosen([record for record in complete if record.params.world_size == n], goal) for n in numbers]
+    rows = tuple(_row(data, record, chosen[0], met=goal.is_met_by(record.value)) for record in chosen)
+    counted = [row for row in rows if row.met] or rows
+    return Scaling(
+        rows=rows,
+        least_energy=min(counted, key=lambda row: row.energy_kwh).world_size,
+        fastest=min(counted, key=lambda row: row.duration_s).world_size,
+    )
+
+
+def _chosen(records: list[TrialRecord], target: Target) -> TrialRecord:
+    met = [record for record in records if target.is_met_by(record.value)]
+    if met:
+        return min(met, key=lambda record: (_train(record)[0], record.trial))
+    return min(records, key=lambda record: (target.quality.rank(record.value), record.trial))  # type: ignore[arg-type]
+
+
+def _train(record: TrialRecord) -> tuple[float, float]:
+    """Energy in kWh and seconds."""
+    assert record.energy_kwh is not None and record.duration_s is not None
+    return record.energy_kwh.train, record.duration_s.train
+
+
+def _row(data: StudyData, record: TrialRecord, fewest: TrialRecord, *, met: bool) -> AtWorldSize:
+    (energy_kwh, duration_s), (least_kwh, most_s) = _train(record), _train(fewest)
+    assert record.value is not None
+    return AtWorldSize(
+        world_size=record.params.world_size,
+        trial=record.trial,
+        met=met,
+        quality=record.value,
+        duration_s=duration_s,
+        step_s=duration_s / record.total_steps if record.total_steps else None,
+        energy_kwh=energy_kwh,
+        emissions_kg_co2e=data.emissions_kg_co2e(energy_kwh),
+        speed_up=most_s / duration_s,
+        energy_ratio=energy_kwh / least_kwh,
+    )
