@@ -1,0 +1,3 @@
+"""carbonopt finds the fine-tuning configuration with the lowest emissions that still reaches a target quality."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,347 @@
+"""The one table of dimensions: what each setting of a trial can be, what it affects, and what others call it. The table
+is the fields of `TrialParams`, which all other rooms read."""
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+from carbonopt.core.errors import BadInput
+from carbonopt.core.values import Frozen, Scalar
+
+# cost: of a step; kernels: which ones a compiled run compiles
+Affects = Literal["quality", "cost", "memory", "kernels"]
+ZeroStage = Literal[0, 1, 2, 3]
+Offload = Literal["none", "optimizer", "parameters"]
+Precision = Literal["bf16", "fp16", "fp32"]
+OutputLayer = Literal["standard", "fused", "fused_fp8"]
+Optimizer = Literal["adamw", "muon"]
+
+STABLE_DECAY = "warmup_stable_decay"
+DEFAULT_DECAY_RATIO = 0.2  # of it (Hägele et al. 2024, arXiv 2405.18392: from there on more decay gains little)
+DEFAULT_LR_SCHEDULER = "linear"  # of Hugging Face's training arguments
+_COSINES = ("cosine", "cosine_with_min_lr")  # the latter's floor comes from training_arguments.lr_scheduler_kwargs
+_CONSTANT = ("constant", "constant_with_warmup")
+_WITHOUT_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")  # the latter two from training_arguments alone
+# transformers.SchedulerType, those that need nothing but a number of steps and of warm-up steps
+LR_SCHEDULERS = (DEFAULT_LR_SCHEDULER, *_COSINES, *_CONSTANT, "polynomial", "inverse_sqrt", STABLE_DECAY)
+ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+LARGEST_INT = 10**9
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """What is known of a dimension before any trial has run."""
+
+    label: str  # for people, where one line has many
+    affects: tuple[Affects, ...]  # beside the setting itself; what affects only costs leaves the quality alone
+    choices: tuple[Scalar, ...] = ()  # all values that it can have; none: it is a number from `lowest` to `highest`
+    lowest: float = 0
+    highest: float = math.inf
+    above: bool = False  # whether `lowest` itself is too low
+    integer: bool = False  # whether it takes whole numbers only
+    feature: Callable[[float], float] | None = None  # on this scale a step of one is notable; None: the space's own
+    argument: str | None = None  # its name in `transformers.TrainingArguments`, where it has one
+    decided_by: tuple[str, ...] = ()  # others of these that decide it, too, whatever that one says
+    to_argument: Callable[[Any, int], Any] = lambda value, steps: value  # by the trial's number of steps
+    acts_with: Callable[[str], bool] = lambda lr_scheduler: True  # whether it has an effect with that one
+    deepspeed: tuple[str, ...] = ()  # its keys in a DeepSpeed configuration
+    default: Scalar | None = None  # where a space leaves it out; None: the library decides, or another dimension
+    required: bool = False  # whether a space has to name it
+    tasks: tuple[str, ...] = ()  # that have it; none: all have
+
+    def problem(self, value: Scalar) -> str | None:
+        """Why it can't have this value, in words; None: it can."""
+        if self.choices:
+            # 0 == False and 1 == True in Python, but `zero_stage: true` is a slip.
+            allowed = any(choice == value and type(choice) is type(value) for choice in self.choices)
+            return None if allowed else f"allowed: {', '.join(map(str, self.choices))}"
+        if isinstance(value, bool | str):
+            return "must be a number"
+        if self.integer:
+            whole = isinstance(value, int) and self.lowest <= value <= LARGEST_INT
+            return None if whole else f"must be a whole number from {self.lowest} to 10^9"
+        if isinstance(value, int) and abs(value) > 1e12:
+            return "must be below 1e12"
+        low = value <= self.lowest if self.above else value < self.lowest
+        if not math.isfinite(value) or low or value > self.highest:
+            bound = f"must be {'above' if self.above else 'at least'} {self.lowest:g}"
+            return bound + (f" and at most {self.highest:g}" if math.isfinite(self.highest) else "")
+        return None
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """All training arguments that say it."""
+        return (*((self.argument,) if self.argument is not None else ()), *self.decided_by)
+
+    def _checked(self, value: Scalar | None) -> Scalar | None:
+        if value is not None and (problem := self.problem(value)):
+            raise ValueError(problem)
+        return value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+
+
+_ALL: tuple[Affects, ...] = ("quality", "cost", "memory", "kernels")
+_SYSTEM: tuple[Affects, ...] = ("cost", "memory", "kernels")
+_ON_OFF = (False, True)
+_batch_size = partial(Dimension, lowest=1, integer=True, feature=math.log)
+_MICRO_BATCH_KEYS, _ZERO_KEYS = ("train_micro_batch_size_per_gpu",), ("zero_optimization.stage",)
+_OFFLOADS = ("offload_optimizer.device", "offload_param.device", "cpu_offload", "cpu_offload_param")
+_OFFLOAD_KEYS = tuple(f"zero_optimization.{key}" for key in _OFFLOADS)
+_DPO, _RLHF = ("dpo",), ("rlhf",)
+_NOT_COMPARED = ("causal_lm", "sft", "reward", "seq2seq", "classification")  # others compare a model with itself
+
+
+def warmup_steps(ratio: float, steps: int) -> int:
+    """Of a share of a run's steps. The rate of the first of them is 0: one step at least is none of them."""
+    return min(math.ceil(ratio * steps), steps - 1)
+
+
+_of_steps = partial(Dimension, argument="warmup_steps", to_argument=warmup_steps)
+
+
+class TrialParams(Frozen, extra="allow"):
+    """One configuration. A step is an optimizer step. The fields up to `world_size` are in every record of a trial that
+    carbonopt trains; the others only where the study file names them (None: as Hugging Face has it). A script's trial
+    has those that its study file names, and beside them dimensions that its user has invented."""
+
+    __pydantic_extra__: dict[str, Scalar]
+
+    global_batch_size: Annotated[  # examples per step, over all ranks
+        int | None, _batch_size("batch", ("quality", "cost"), required=True, deepspeed=("train_batch_size",))
+    ] = None
+    micro_batch_size_per_gpu: Annotated[  # examples per forward pass and rank
+        int | None,
+        _batch_size("micro batch", _SYSTEM, argument="per_device_train_batch_size", deepspeed=_MICRO_BATCH_KEYS),
+    ] = None
+    learning_rate: Annotated[
+        float | None, Dimension("lr", ("quality",), above=True, required=True, argument="learning_rate")
+    ] = None
+    epochs: Annotated[
+        float | None, Dimension("epochs", ("quality",), above=True, required=True, argument="num_train_epochs")
+    ] = None
+    zero_stage: Annotated[
+        ZeroStage | None, Dimension("ZeRO", _SYSTEM, get_args(ZeroStage), integer=True, default=1, deepspeed=_ZERO_KEYS)
+    ] = 1
+    offload: Annotated[
+        Offload | None, Dimension("offload", _SYSTEM, get_args(Offload), default="none", deepspeed=_OFFLOAD_KEYS)
+    ] = "none"
+    world_size: Annotated[  # ranks; a space that leaves it out has all that the launch has for a trial
+        int, Dimension("ranks", _SYSTEM, lowest=1, integer=True, feature=math.log2)
+    ] = 1
+
+    gradient_checkpointing: Annotated[
+        bool | None,
+        Dimension(
+            "gradient checkpointing",
+            _SYSTEM,
+            _ON_OFF,
+            argument="gradient_checkpointing",
+            decided_by=("activation_checkpointing",),  # its name from transformers 5 on
+        ),
+    ] = None
+    precision: Annotated[
+        Precision | None, Dimension("precision", _ALL, get_args(Precision), deepspeed=("bf16.enabled", "fp16.enabled"))
+    ] = None
+    weight_decay: Annotated[
+        float | None,
+        Dimension("weight decay", ("quality",), feature=lambda value: math.log(value + 0.01), argument="weight_decay"),
+    ] = None
+    warmup_ratio: Annotated[  # share of the steps
+        float | None,
+        _of_steps(
+            "warm-up",
+            ("quality",),
+            highest=1.0,
+            feature=lambda value: 4 * value,
+            acts_with=lambda lr_scheduler: lr_scheduler not in _WITHOUT_WARMUP,
+        ),
+    ] = None
+    lr_scheduler: Annotated[
+        str | None, Dimension("lr scheduler", ("quality",), LR_SCHEDULERS, argument="lr_scheduler_type")
+    ] = None
+    decay_ratio: Annotated[  # share of the steps in which warmup_stable_decay falls
+        float | None,
+        Dimension(
+            "decay",
+            ("quality",),
+            above=True,
+            highest=1.0,
+            feature=lambda value: 4 * value,
+            decided_by=("lr_scheduler_kwargs",),
+            acts_with=lambda lr_scheduler: lr_scheduler == STABLE_DECAY,
+        ),
+    ] = None
+    optimizer: Annotated[
+        Optimizer | None,
+        # The Trainer makes AdamW, and is given the other.
+        Dimension(
+            "optimizer",
+            ("quality", "cost", "memory"),
+            get_args(Optimizer),
+            argument="optim",
+            decided_by=("optim_args", "optim_target_modules"),
+            to_argument=lambda value, steps: "adamw_torch_fused",
+        ),
+    ] = None
+    dropout: Annotated[  # in all places where the model has it; None: as its configuration says
+        float | None,
+        Dimension(
+            "dropout",
+            ("quality", "cost", "kernels"),
+            highest=0.9,
+            feature=lambda value: 10 * value,
+            tasks=_NOT_COMPARED,
+        ),
+    ] = None
+    weight_averaging: Annotated[  # mean age of the judged ones, as a share of the steps so far; 0: they are the last
+        float | None,
+        Dimension(
+            "averaging",
+            ("quality", "cost", "memory"),
+            highest=0.5,
+            feature=lambda value: math.log(value + 0.01),
+            tasks=_NOT_COMPARED,
+        ),
+    ] = None
+    torch_compile: Annotated[
+        bool | None,
+        Dimension(
+            "torch.compile",
+            _SYSTEM,
+            _ON_OFF,
+            argument="torch_compile",
+            decided_by=("torch_compile_backend", "torch_compile_mode"),  # each switches it on
+        ),
+    ] = None
+    attention_implementation: Annotated[str | None, Dimension("attention", _SYSTEM, ATTENTION)] = None
+    output_layer: Annotated[OutputLayer | None, Dimension("output layer", _ALL, get_args(OutputLayer))] = None
+    lora_rank: Annotated[  # 0: no LoRA, all weights are trained
+        int | None, Dimension("LoRA rank", _ALL, integer=True, feature=lambda value: math.log(value + 1))
+    ] = None
+    beta: Annotated[  # of the deviation from the model that DPO begins with (arXiv 2305.18290, equation 7)
+        float | None, Dimension("beta", ("quality",), above=True, feature=math.log, tasks=_DPO)
+    ] = None
+    label_smoothing: Annotated[  # share of the pairs that are taken to be labelled the wrong way round
+        float | None,
+        Dimension("label smoothing", ("quality",), highest=0.5, feature=lambda value: 10 * value, tasks=_DPO),
+    ] = None
+    num_generations: Annotated[  # completions of a prompt, which are compared with each other
+        int | None,
+        Dimension("generations", ("quality", "cost"), lowest=2, integer=True, feature=math.log, tasks=_RLHF),
+    ] = None
+    max_completion_length: Annotated[  # tokens, in training
+        int | None,
+        Dimension("completion", ("quality", "cost", "memory"), lowest=1, integer=True, feature=math.log, tasks=_RLHF),
+    ] = None
+    kl_coefficient: Annotated[  # of the divergence from the model that training begins with; 0: none is counted
+        float | None,
+        Dimension("KL coefficient", ("quality", "cost"), feature=lambda value: math.log(value + 0.001), tasks=_RLHF),
+    ] = None
+
+    @property
+    def own(self) -> dict[str, Scalar]:
+        """Dimensions that the user has invented."""
+        return self.__pydantic_extra__
+
+    def value(self, name: str) -> Scalar | None:
+        """Of any dimension, None where it has none: one of the user's own may be called as a method is."""
+        return getattr(self, name) if name in DIMENSIONS else self.own.get(name)
+
+    @property
+    def gradient_accumulation_steps(self) -> int | None:
+        """Derived, never stored; None where a script knows its batches itself. Raises BadInput where it is no whole
+        number."""
+        if self.global_batch_size is None or self.micro_batch_size_per_gpu is None:
+            return None
+        per_pass = self.micro_batch_size_per_gpu * self.world_size
+        if self.global_batch_size % per_pass:
+            product = f"{self.micro_batch_size_per_gpu} × {self.world_size}"
+            must = "global_batch_size must be a multiple of micro_batch_size_per_gpu × world_size"
+            raise BadInput(f"{must}, but got {self.global_batch_size} and {product}.")
+        return self.global_batch_size // per_pass
+
+    @property
+    def has_fused_output_layer(self) -> bool:
+        return self.output_layer not in (None, "standard")
+
+    def as_record(self) -> dict[str, Scalar]:
+        """The record's `params`: every set field, and the derived gradient accumulation."""
+        record = self.model_dump(exclude_none=True)
+        if self.epochs is not None and float(self.epochs).is_integer():
+            record["epochs"] = int(self.epochs)
+        if (accumulation_steps := self.gradient_accumulation_steps) is not None:
+            record["gradient_accumulation_steps"] = accumulation_steps
+        return record
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> "TrialParams":
+        given = {key: value for key, value in record.items() if key != "gradient_accumulation_steps"}
+        return cls(**{"zero_stage": None, "offload": None, **given})
+
+
+DIMENSIONS: dict[str, Dimension] = {
+    name: next(each for each in field.metadata if isinstance(each, Dimension))
+    for name, field in TrialParams.model_fields.items()
+}
+
+
+class TrainingParams(TrialParams, extra="forbid"):
+    """Of a trial that carbonopt trains: its loop needs all of these."""
+
+    global_batch_size: Annotated[int, DIMENSIONS["global_batch_size"]]
+    micro_batch_size_per_gpu: Annotated[int, DIMENSIONS["micro_batch_size_per_gpu"]]
+    learning_rate: Annotated[float, DIMENSIONS["learning_rate"]]
+    epochs: Annotated[float, DIMENSIONS["epochs"]]
+    zero_stage: ZeroStage = 1
+    offload: Offload = "none"
+
+    @classmethod
+    def of(cls, params: TrialParams) -> "TrainingParams":
+        return cls(**params.model_dump())
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        steps = super().gradient_accumulation_steps
+        assert steps is not None
+        return steps
+
+    @property
+    def allows_whole_step(self) -> bool:
+        """Whether a step can be one piece (`train.whole_step`), as far as that depends on the configuration."""
+        return self.zero_stage == 0 and self.gradient_accumulation_steps == 1 and self.precision != "fp16"
+
+
+SEARCHED = tuple(DIMENSIONS)
+REQUIRED = tuple(name for name in SEARCHED if DIMENSIONS[name].required)
+
+
+def label(name: str) -> str:
+    """For people, where one line has many dimensions; a user's own has its name."""
+    return DIMENSIONS[name].label if name in DIMENSIONS else name
+
+
+def affecting(what: Affects, names: Collection[str] | None = None) -> tuple[str, ...]:
+    """Of these dimensions, or all of the table's, those that affect this; one that the table lacks affects all."""
+    names = DIMENSIONS if names is None else names
+    return tuple(name for name in names if name not in DIMENSIONS or what in DIMENSIONS[name].affects)
+
+
+def rate_decays(lr_scheduler: str, warmup: float) -> bool:
+    """Whether the learning rate falls along the run, however long it is: only where it does not is a shorter run the
+    beginning of a longer one. Without a warm-up, inverse_sqrt falls over 10,000 steps, whatever the run."""
+    return lr_scheduler not in _CONSTANT and (lr_scheduler != "inverse_sqrt" or warmup > 0)
+
+
+def scheduler_arguments(lr_scheduler: str | None, decay_ratio: float | None, steps: int) -> dict[str, Any]:
+    """What a scheduler of transformers needs beside the numbers of steps and of warm-up steps."""
+    if lr_scheduler != STABLE_DECAY:
+        return {}
+    # arXiv 2405.18392, equation 2
+    return {"num_decay_steps": math.ceil(steps * (decay_ratio or DEFAULT_DECAY_RATIO)), "decay_type": "1-sqrt"}

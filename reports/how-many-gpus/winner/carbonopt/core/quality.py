@@ -1,0 +1,240 @@
+"""How good a trained model is: one number with a name, a direction and bounds, and the target that it has to reach. It
+is a sum over all ranks divided once by a count. No other room knows a direction or a scale by a quality's name."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+MISSING = "–"  # where a figure is not known
+
+
+@dataclass(frozen=True)
+class Quality:
+    name: str  # in study files and records
+    label: str  # at the head of a column or an axis
+    definition: str  # a sentence, for papers
+    direction: Literal["minimize", "maximize"]  # of what is better
+    lowest: float  # that a value can have
+    highest: float
+    value_of_mean: Literal["exp", "identity"] = "identity"  # what becomes of sum ÷ count: its exponential, or itself
+    # Of the loss, for learning curves: a logarithm falls by power laws (arXiv 2001.08361), "identity" can be negative.
+    link: Literal["log", "identity"] = "log"
+    # Whether search.pruning.target is on by default: only where recorded curves show it right (reports/search.md).
+    stops_for_target: bool = False
+
+    @property
+    def bound_word(self) -> str:
+        return "at most" if self.direction == "minimize" else "at least"
+
+    @property
+    def with_article(self) -> str:
+        return f"{'an' if self.name[0] in 'aeiou' else 'a'} {self.name}"
+
+    @property
+    def bounds_text(self) -> str:
+        if not math.isfinite(self.lowest):
+            return "any number"
+        return f"at least {self.lowest:g}" + (f" and at most {self.highest:g}" if math.isfinite(self.highest) else "")
+
+    @property
+    def best(self) -> float:
+        return self.lowest if self.direction == "minimize" else self.highest
+
+    def value(self, total: float, count: float) -> float:
+        """Of a sum over all ranks and its count. Infinite where it is too large for a float; NaN stays NaN."""
+        mean = total / count
+        try:
+            return math.exp(mean) if self.value_of_mean == "exp" else mean
+        except OverflowError:
+            return math.inf
+
+    def loss(self, mean: float) -> float:
+        """What is modelled, of sum ÷ count, lower being better: nats per token, the error rate."""
+        return self.highest - mean if self.is_share else self.rank(mean)
+
+    @property
+    def is_share(self) -> bool:
+        """Whether it counts examples: the loss is then a share of errors."""
+        return self.direction == "maximize" and math.isfinite(self.highest)
+
+    def mean_of(self, value: float) -> float:
+        """The sum ÷ count that makes a value."""
+        return math.log(value) if self.value_of_mean == "exp" else value
+
+    def loss_of(self, value: float) -> float:
+        """Of a value, such as the target's."""
+        return self.loss(self.mean_of(value))
+
+    def rank(self, value: float) -> float:
+        """For sorting and comparing: lower is better. Its own inverse."""
+        return value if self.direction == "minimize" else -value
+
+    def rank_to_rounding(self, value: float) -> float:
+        """`rank` to six digits: what differs after them are sums of float32 in another order (other ranks, ZeRO stages
+        or kernels), which is no better quality."""
+        return float(f"{self.rank(value):.6g}")
+
+    def scaled(self, value: float) -> float:
+        """On the scale where seeds move all configurations alike and means are taken, lower being better."""
+        return math.log(value) if self.value_of_mean == "exp" else self.rank(value)
+
+    def unscaled(self, scaled: float) -> float:
+        """The inverse of `scaled`: the mean of values is `unscaled` of the mean of `scaled`."""
+        return self.value(scaled, 1) if self.value_of_mean == "exp" else self.rank(scaled)
+
+    def unscaled_deviation(self, value: float, deviation: float) -> float:
+        """A standard deviation on that scale as one of the values about this one."""
+        return value * deviation if self.value_of_mean == "exp" else deviation
+
+    def worse_by(self, value: float, reference: float) -> float:
+        """The share of a reference by which a value is worse; negative: it is better, than 0 by an infinite share."""
+        if not reference:
+            return 0.0 if value == reference else -math.inf
+        return value / reference - 1 if self.direction == "minimize" else 1 - value / reference
+
+    def text(self, value: float | None) -> str:
+        """Four significant digits, zeros at the end included, so that a target reads like what is compared with it.
+        More would be noise: in recorded runs, seeds of one configuration differed by 0.2 to 0.8 % in perplexity."""
+        return MISSING if value is None or not math.isfinite(value) else f"{value:#.4g}".rstrip(".")
+
+    def loss_text(self, loss: float) -> str:
+        """A loss, or a difference of two, with its unit."""
+        unit = " nats a token" if self.value_of_mean == "exp" else " (share of errors)" if self.is_share else ""
+        return f"{loss:.3g}{unit}"
+
+    def relaxed(self, value: float, share: float) -> float:
+        """A value that is worse by a share of itself."""
+        return value * (1 + share if self.direction == "minimize" else 1 - share)
+
+    def beyond(self, value: float) -> str | None:
+        """The bound that a value breaks, in words. What is not finite is no result, which breaks none."""
+        bound = f"at least {self.lowest:g}" if value < self.lowest else f"at most {self.highest:g}"
+        return f"must be {bound}, but is {value:g}" if value < self.lowest or self.highest < value < math.inf else None
+
+    def problem(self, value: float | None, total: float | None, count: int | None) -> str | None:
+        """Why a value can't be, or the sum and the count that it is made of; None: it can. What is None isn't known."""
+        by_count = None if total is None or count is None else self.value(total, count)
+        if value is not None and by_count is not None and not math.isclose(value, by_count, rel_tol=1e-9):
+            return f"is {value:g}, but its sum and count make {by_count:g}"
+        return next((fault for each in (value, by_count) if each is not None and (fault := self.beyond(each))), None)
+
+
+PERPLEXITY = Quality(
+    name="perplexity",
+    label="Perplexity",
+    definition="Perplexity is the exponential of the mean negative log-likelihood over all target tokens of the "
+    "evaluation text.",
+    direction="minimize",
+    lowest=1.0,  # each token was certain
+    highest=math.inf,
+    value_of_mean="exp",
+    stops_for_target=True,
+)
+ACCURACY = Quality(
+    name="accuracy",
+    label="Accuracy",
+    definition="Accuracy is the share of the evaluation examples that were predicted right.",
+    direction="maximize",
+    lowest=0.0,
+    highest=1.0,
+)
+
+MACRO_F1 = Quality(
+    name="macro_f1",
+    label="Macro-F1",
+    definition="Macro-F1 is the mean over all classes of the harmonic mean of a class's precision and recall on the "
+    "evaluation examples.",
+    direction="maximize",
+    lowest=0.0,
+    highest=1.0,
+)
+EXACT_MATCH = Quality(
+    name="exact_match",
+    label="Exact match",
+    definition="Exact match is the share of the evaluation examples whose generated text equals the expected one; "
+    "runs of white space count as one space.",
+    direction="maximize",
+    lowest=0.0,
+    highest=1.0,
+    stops_for_target=True,
+)
+CANONICAL_MATCH = Quality(
+    name="canonical_match",
+    label="Canonical match",
+    definition="Canonical match is the share of the evaluation examples whose generated SQL equals the expected one "
+    "after sqlglot has brought both into one form.",
+    direction="maximize",
+    lowest=0.0,
+    highest=1.0,
+)
+EXECUTION_MATCH = Quality(
+    name="execution_match",
+    label="Execution match",
+    definition="Execution match is the share of the evaluation examples whose generated SQL returns the same rows from "
+    "the database as the expected one.",
+    direction="maximize",
+    lowest=0.0,
+    highest=1.0,
+)
+PREFERENCE_ACCURACY = Quality(
+    name="preference_accuracy",
+    label="Preference accuracy",
+    definition="Preference accuracy is the share of the evaluation pairs whose chosen answer is rated above the "
+    "rejected one.",
+    direction="maximize",
+    lowest=0.0,
+    highest=1.0,
+)
+REWARD = Quality(
+    name="reward",
+    label="Reward",
+    definition="Reward is the mean, over the evaluation prompts, of what the reward function or model gives to the "
+    "completion that greedy decoding makes.",
+    direction="maximize",
+    lowest=-math.inf,
+    highest=math.inf,
+    link="identity",
+)
+
+QUALITIES: dict[str, Quality] = {
+    quality.name: quality
+    for quality in (
+        *(PERPLEXITY, ACCURACY, MACRO_F1, EXACT_MATCH, CANONICAL_MATCH, EXECUTION_MATCH, PREFERENCE_ACCURACY, REWARD),
+    )
+}
+
+
+def quality_of(name: str, direction: Literal["minimize", "maximize"] | None) -> Quality:
+    """The quality of that name; one that carbonopt doesn't know, as a script reports it, has this direction and no
+    bounds. Raises ValueError where it is unknown and has none."""
+    if name in QUALITIES:
+        return QUALITIES[name]
+    if direction is None:
+        raise ValueError(f"must be one of {', '.join(QUALITIES)}, but is {name!r}")
+    definition = f"The quality, {name}, is what the training script reports."
+    return Quality(name, name, definition, direction, lowest=-math.inf, highest=math.inf, link="identity")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a quality has to reach."""
+
+    quality: Quality
+    value: float
+
+    def is_met_by(self, value: float | None) -> bool:
+        """None and NaN meet nothing."""
+        return value is not None and self.quality.rank(value) <= self.quality.rank(self.value)
+
+    def shortfall(self, value: float) -> float:
+        """By how much a value misses, on the quality's own scale (`Quality.scaled`); negative: it is better."""
+        if self.quality.value_of_mean == "exp":
+            return math.log(value / self.value)
+        return self.quality.scaled(value) - self.quality.scaled(self.value)
+
+    def as_json(self) -> dict[str, str | float]:
+        """As study files and `recommend --json` have it: {"quality": "perplexity", "at_most": 18.0}."""
+        return {"quality": self.quality.name, self.quality.bound_word.replace(" ", "_"): self.value}
+
+    def __str__(self) -> str:
+        return f"{self.quality.name} {self.value:g}"

@@ -1,0 +1,162 @@
+"""An optimizer step of a trial as one piece: forward and backward pass, mean over ranks, clipping, optimizer. It leaves
+out what a DeepSpeed engine does around them, and is one CUDA graph on a GPU: of a small model the host otherwise
+launches the kernels for longer than they run."""
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import masking_utils
+
+from carbonopt.core.dimensions import TrainingParams
+from carbonopt.train import ranks
+
+Inputs = dict[str, torch.Tensor]
+
+_MEMORY_SHARE = 4  # a graph's activations stay beside an evaluation's: more than one such part is too much
+
+
+def whole_step(trainer: Any, params: TrainingParams) -> "WholeStep | None":
+    """For a Trainer whose engine is there and has its `fast_step`. None where a step is more than this: several micro
+    batches, ZeRO, a scaled loss, a search for infinite gradients, an optimizer that isn't torch's; and where the study
+    has the engine look at its own steps."""
+    engine = trainer.model_wrapped
+    bf16 = engine._config.bfloat16_config
+    optimizer = engine.optimizer.optimizer if bf16.enabled else engine.optimizer
+    watched = engine.flops_profiler_enabled() or engine.wall_clock_breakdown() or engine.memory_breakdown()
+    if watched or not params.allows_whole_step or not isinstance(optimizer, torch.optim.AdamW):
+        return None
+    return None if bf16.enabled and bf16.check_grad_overflow else WholeStep(trainer, engine, optimizer)
+
+
+class WholeStep:
+    """The steps of one training, each of which changes the model as the engine's own does."""
+
+    def __init__(self, trainer: Any, engine: Any, optimizer: torch.optim.AdamW) -> None:
+        self._trainer, self._engine, self._optimizer = trainer, engine, optimizer
+        self._model = _WithoutHooks(engine.module)
+        self._average = engine.buffered_allreduce_fallback if ranks.world_size() > 1 else lambda: None
+        # In bf16 DeepSpeed's optimizer clips.
+        clips = engine.gradient_clipping() > 0 and not engine._config.bfloat16_config.enabled
+        self._clip = engine.clip_fp32_gradients if clips else lambda: None
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._given: Inputs = {}  # what the graph reads
+        self._loss: torch.Tensor | None = None  # what it writes
+        self._refused = not torch.cuda.is_available()
+        if not self._refused:
+            self._prepare_to_capture()
+
+    def __call__(self, inputs: Inputs) -> torch.Tensor:
+        """Makes a step on a micro batch on the model's device; the loss, which the next step may overwrite."""
+        loss = self._replayed(inputs) if self._fits(inputs) else self._step(inputs)
+        if self._engine.lr_scheduler is not None:  # else it is the Trainer's, which has it step
+            self._engine.lr_scheduler.step()
+        if self._graph is None and not self._refused:  # the first step has loaded and compiled all that it needs
+            self._graph, reason = self._captured(inputs)
+            if self._graph is None:
+                self._refused = True
+                print(f"carbonopt: steps are made without a CUDA graph: {reason}.", file=sys.stderr)
+        return loss
+
+    def _step(self, inputs: Inputs) -> torch.Tensor:
+        # Without the hooks that DeepSpeed's engine has on its module: one waits for the GPU.
+        with masks_by_shape(inputs):
+            loss: torch.Tensor = self._trainer.compute_loss(self._model, dict(inputs))
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._average()
+        self._clip()
+        self._engine.optimizer.step()
+        self._engine.zero_grad()
+        return loss.detach()
+
+    def _prepare_to_capture(self) -> None:
+        """A graph can't be captured on the stream that all others wait for, and keeps the numbers of the host that it
+        finds: the learning rate must be the GPU's."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        torch.cuda.set_stream(stream)
+        for group in self._optimizer.param_groups:
+            group["lr"] = torch.tensor(float(group["lr"]), device=ranks.device())
+            group["capturable"] = True
+
+    def _captured(self, inputs: Inputs) -> tuple[torch.cuda.CUDAGraph | None, str]:
+        """The graph, or None and why there is none."""
+        total = torch.cuda.get_device_properties(ranks.device()).total_memory
+        if torch.cuda.max_memory_allocated() > total / _MEMORY_SHARE:
+            return None, f"a step takes more than 1/{_MEMORY_SHARE} of the GPU's memory"
+        self._given = {name: tensor.clone() for name, tensor in inputs.items()}
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        state, drawn = generator.get_state(), _host_generators()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                self._loss = self._step(self._given)
+            finally:
+                graph.capture_end()
+        except RuntimeError as error:  # of a model that reads a number of the GPU's, say
+            # A capture that fails leaves the generator as if it went on, and no number can be drawn.
+            generator.graphsafe_set_state(torch.Generator(generator.device).set_state(state))
+            self._engine.zero_grad()
+            return None, str(error.__context__ or error).splitlines()[0].rstrip(".")
+        return (graph, "") if drawn == _host_generators() else (None, "the model draws numbers on the host")
+
+    def _fits(self, inputs: Inputs) -> bool:
+        return self._graph is not None and all(
+            tensor.shape == self._given[name].shape and tensor.dtype == self._given[name].dtype
+            for name, tensor in inputs.items()
+        )
+
+    def _replayed(self, inputs: Inputs) -> torch.Tensor:
+        assert self._graph is not None and self._loss is not None
+        for name, tensor in inputs.items():
+            self._given[name].copy_(tensor, non_blocking=True)
+        self._graph.replay()
+        self._trainer.last_loss = self._loss
+        return self._loss
+
+
+class _WithoutHooks:
+    """A module that is called without its hooks, and else itself."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._module.forward(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+@contextmanager
+def masks_by_shape(inputs: Inputs) -> Iterator[None]:
+    """Has a model choose its attention masks by shapes alone, where inputs are tokens without padding and positions.
+    Otherwise transformers reads at each step, waiting for the GPU, whether the model's own positions have gaps; and as
+    it can't read them in a capture, it makes a mask there that no step before had."""
+    if "attention_mask" in inputs or "position_ids" in inputs:
+        yield
+        return
+    decided = {"find_packed_sequence_indices": lambda positions: None, "is_tracing": lambda tensor=None: False}
+    theirs = {name: getattr(masking_utils, name) for name in decided}
+    for name, function in decided.items():
+        setattr(masking_utils, name, function)
+    try:
+        yield
+    finally:
+        for name, function in theirs.items():
+            setattr(masking_utils, name, function)
+
+
+def _host_generators() -> list[bytes]:
+    """By which a graph's kernels would be chosen once and for all."""
+    return [
+        torch.get_rng_state().numpy().tobytes(),
+        repr(random.getstate()).encode(),
+        repr(np.random.get_state()).encode(),
+    ]
