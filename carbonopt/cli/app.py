@@ -10,7 +10,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -170,7 +169,6 @@ def _run_study(
     """Runs it, or goes on with it, and writes its report, unless it `joins` another command's; `text`: its file."""
     from carbonopt.doctor import before_run
     from carbonopt.doctor.check import Status
-    from carbonopt.engines.base import own_meter
     from carbonopt.engines.slurm import here
     from carbonopt.study.check import check
     from carbonopt.study.crew import Member, crew, printed_to
@@ -181,8 +179,7 @@ def _run_study(
         raise BadInput("; ".join(failures))
 
     def join(member: Member, own: "StudyPaths") -> None:
-        step = as_step and replace(as_step, lend=own_meter)
-        _work(checked.in_slot(member.slot), text, own, storage, step, member=member)
+        _work(checked.in_slot(member.slot), text, own, storage, None, member=member)
 
     def beside(member: Member) -> None:
         own = _worker_paths(paths.root)

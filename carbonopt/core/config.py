@@ -476,6 +476,16 @@ class SlurmLaunch(_Training):
         }
 
     @property
+    def warned_s(self) -> int:
+        """How long before its limit a job is told to end what runs, and to store it: half of a short one's time."""
+        return min(300, 30 * self.time)
+
+    @property
+    def usable_s(self) -> int:
+        """Of a job, until it is told so."""
+        return 60 * self.time - self.warned_s
+
+    @property
     def gpus(self) -> tuple[int, ...]:
         """As many as a job gets, counted from 0: which, Slurm says in the job."""
         return tuple(range(self.gpus_per_node))

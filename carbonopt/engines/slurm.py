@@ -26,7 +26,6 @@ from carbonopt.engines.local import LocalEngine
 from carbonopt.storage.paths import StudyPaths
 
 _JOB = "SLURM_JOB_ID"
-_WARN_S = 300  # before a time limit: to end what runs, and to store it
 _LOOK_AGAIN_S = 0.2
 _WARNING = signal.SIGUSR2  # submitit's own
 _DETAIL = ("partition", "account", "qos", "constraint", "exclusive")
@@ -186,7 +185,7 @@ def _parameters(launch: SlurmLaunch, name: str) -> dict[str, Any]:
         "time": launch.time,
         "nodes": launch.nodes,
         "ntasks_per_node": 1,
-        "signal_delay_s": min(_WARN_S, launch.time * 30),
+        "signal_delay_s": launch.warned_s,
         "stderr_to_stdout": True,
         "additional_parameters": {"requeue": True},
     }

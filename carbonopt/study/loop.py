@@ -23,6 +23,7 @@ import carbonopt
 from carbonopt.analysis import confirmation as confirm
 from carbonopt.analysis.haste import at_once
 from carbonopt.analysis.pipeline import handed_on
+from carbonopt.core.config import SlurmLaunch, StudyConfig
 from carbonopt.core.dimensions import TrialParams, affecting
 from carbonopt.core.errors import BEFORE_FIRST_TRIAL, BadInput, CarbonoptError, StudyInterrupted
 from carbonopt.core.study import InputFile, Provenance, SessionLedger, StudyData, wall_clock_s
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 _NOT_ENDED = (StopReason.INTERRUPTED, StopReason.BUDGET)
 PROBE_S = 2.0  # of steps: the GPUs' counters tick in 0.1 s, which is then 2 % of them
 _FAILURES = 3  # of the first trials, all alike, after which a study ends
+_NEARLY_ALL = 0.9
 _LOOK_AGAIN_S = 0.2  # whether other workers have ended what there is to wait for
 _LEAD = "start it by `carbonopt run` without --worker and join it when its first trial has begun"
 
@@ -439,6 +441,7 @@ class _Call:
         config, number = self.checked.config, trial.number
         params, repeat_of = self.checked.space.params(trial.params), trial.user_attrs.get(REPEAT_OF)
         earlier = seen.interrupted(number)
+        _check_it_can_end(earlier, config)
         spec = self._spec(
             number,
             self.paths.trial(number),
@@ -640,6 +643,16 @@ def _always_the_same_failure(data: StudyData) -> str | None:
             ((_, text),) = reasons
             return f"all {len(failures)} {name} failed in the same way ({text.rstrip('.')}): mend that first"
     return None
+
+
+def _check_it_can_end(earlier: TrialRecord | None, config: StudyConfig) -> None:
+    """Raises CarbonoptError for a trial that had nearly a whole job of Slurm and was cut off: it would be for ever."""
+    launch = config.launch
+    if not isinstance(launch, SlurmLaunch) or earlier is None or earlier.duration_s is None:
+        return
+    if (took_s := earlier.duration_s.total) > _NEARLY_ALL * launch.usable_s:
+        had = f"trial {earlier.trial} was cut off after {took_s:.0f} s, nearly all that a job of {launch.time} min has"
+        raise CarbonoptError(f"a job must be long enough for a trial, but {had}; give a longer launch.time.")
 
 
 def _goes_on(record: TrialRecord) -> bool:

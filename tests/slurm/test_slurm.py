@@ -10,18 +10,20 @@ from pathlib import Path
 
 import pytest
 from slurm.conftest import NODES, Cluster, wait_for
+from small_studies import trial
 from sqlalchemy.engine import make_url
 from study.test_resume import read, workers
 
 from carbonopt.analysis.footprint import footprint
 from carbonopt.core.config import SlurmLaunch
-from carbonopt.core.errors import BadInput
-from carbonopt.core.trial import TrialState
+from carbonopt.core.errors import BadInput, CarbonoptError
+from carbonopt.core.trial import Durations, TrialState
 from carbonopt.energy.codecarbon import power_models
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.study import StudyStorage
 from carbonopt.storage.url import connect
 from carbonopt.study.file import parse_study
+from carbonopt.study.loop import _check_it_can_end
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,15 @@ def test_the_same_study_may_be_asked_for_otherwise(tiny_study: dict) -> None:
         for launch in ({}, {"partition": "big", "time": 600, "workers": 3}, {"gpus_per_node": 2})
     ]
     assert identities[0] == identities[1] != identities[2]
+
+
+def test_a_trial_that_no_job_is_long_enough_for_ends_the_study(tiny_study: dict) -> None:
+    config = parse_study({**tiny_study, "launch": {"kind": "slurm", "gpus_per_node": 0, "time": 20}}, "here")
+    assert (config.launch.warned_s, config.launch.usable_s) == (300, 900)
+    took = lambda seconds: trial(3, duration_s=Durations(train=1, setup=1, eval=1, total=seconds))  # noqa: E731
+    _check_it_can_end(took(800.0), config)
+    with pytest.raises(CarbonoptError, match=r"trial 3 was cut off after 820 s, nearly all that a job of 20 min has"):
+        _check_it_can_end(took(820.0), config)
 
 
 @pytest.fixture
