@@ -461,7 +461,9 @@ class SlurmLaunch(_Training):
     account: Name | None = None
     qos: Name | None = None
     constraint: Name | None = None
-    time: Annotated[int, BeforeValidator(_minutes)] = Field(default=60, ge=1)  # a job's limit; a study goes on after it
+    time: Annotated[int, BeforeValidator(_minutes)] = Field(
+        default=60, ge=1, le=525_600
+    )  # a job's limit; a study goes on after it
     exclusive: bool = False
     workers: int = Field(default=1, ge=1, le=1000)  # jobs that work on the study at once
     setup: tuple[Name, ...] = ()  # lines of shell before the command, such as `module load cuda`
