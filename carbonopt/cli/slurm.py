@@ -40,11 +40,11 @@ def run_in_jobs(
     launch = config.launch
     assert isinstance(launch, SlurmLaunch)
     _check(launch, paths, storage)
-    with own_folder(paths):
-        jobs = Jobs(paths)
-        alive, what = jobs.alive(), "going on with"
-        if not alive:
-            command = command_in_job(str(study_file.resolve()), "--out", str(paths.root.resolve()), *arguments)
+    jobs = Jobs(paths)
+    alive, what = jobs.alive(), "going on with"
+    if not alive:  # else one of them has the folder
+        command = command_in_job(str(study_file.resolve()), "--out", str(paths.root.resolve()), *arguments)
+        with own_folder(paths):
             alive, what = jobs.submit(launch, config.name, command), "submitted"
     told = f"{what} job {', '.join(alive)}"
     ends = f"`scancel {' '.join(alive)}` ends it"

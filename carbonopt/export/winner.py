@@ -51,11 +51,13 @@ def winner_files(
         listed = json.dumps(needed, indent=2, ensure_ascii=False) + "\n"
         texts |= {inputs.LIST: listed, CHECK: settings.filled(CHECK)}
     task = task_for(workload.model_dump(mode="json"))
+    # A rank has as many threads as in a trial: sums on a CPU depend on their number.
+    sharing = launch.world_size * launch.slots
     if isinstance(task, Script):
         del texts[TRAINING_ARGUMENTS]
         return {
             **texts,
-            SCRIPT: _script(task, record, record.params.world_size),
+            SCRIPT: _script(task, record, sharing),
             **copies.copies("carbonopt.script").files,
         }
     copied = copies.copies(rerun.__name__, task_module(workload.task))
@@ -65,23 +67,23 @@ def winner_files(
         settings.DEEPSPEED_CONFIG: settings.deepspeed_settings(data.config, record, own),
         rerun.WORKLOAD: settings.workload(study, record, data.prepared, needed),
         ACCELERATE: settings.filled(ACCELERATE, RANKS=record.params.world_size, ZERO3=str(zero3).lower()),
-        # A rank has as many threads as in a trial: sums on a CPU depend on their number.
-        SCRIPT: settings.filled(SCRIPT, RANKS=record.params.world_size, DEVICE="gpu" if launch.gpus else "cpu"),
+        SCRIPT: settings.filled(SCRIPT, RANKS=sharing, DEVICE="gpu" if launch.gpus else "cpu"),
         REQUIREMENTS: copies.requirements(workload, launch, record.params, versions, copied.libraries),
         TRAIN: settings.TRAIN,
         **copied.files,
     }
 
 
-def _script(task: Script, record: TrialRecord, world_size: int) -> str:
-    """run.sh of a script: its command for the recommended configuration."""
+def _script(task: Script, record: TrialRecord, sharing: int) -> str:
+    """run.sh of a script: its command for the recommended configuration. `sharing`: ranks that share the cores."""
+    world_size = record.params.world_size
     words = task.argv(record.params, record.seed, record.trial, _OUTPUT)
     if world_size > 1 and not task.starts_ranks:
         launcher = ("python3", "-m", "torch.distributed.run", f"--nproc_per_node={world_size}", "--no-python")
         words = [*launcher, *words]
     # A folder only for a command that names it.
     output = 'export OUTPUT="$here/output"\nmkdir -p "$OUTPUT"\n' if any(_OUTPUT in word for word in words) else ""
-    return settings.filled("run_script.sh", RANKS=world_size, OUTPUT=output, COMMAND=" ".join(map(_quoted, words)))
+    return settings.filled("run_script.sh", RANKS=sharing, OUTPUT=output, COMMAND=" ".join(map(_quoted, words)))
 
 
 def _quoted(word: str) -> str:

@@ -180,6 +180,9 @@ def slow_study(tiny_study: dict) -> dict:
     return tiny_study
 
 
+STORED_S = 0.7  # what a worker had at one moment is stored by then, the trial's part and the rest; the next is in 2 s
+
+
 def trains(folder: Path) -> bool:
     return folder.exists() and StudyPaths(folder).storage_pointer.exists() and training_in(folder, 0)
 
@@ -205,6 +208,7 @@ def test_a_second_worker_is_refused_and_a_dead_ones_trials_are_taken_over(
     study, first, second = write_study(slow_study), tmp_path / "first", tmp_path / "second"
     with begun(command(study, first, url)) as worker:
         wait_for(lambda: trains(first))
+        time.sleep(STORED_S)
         refused = done(command(study, second, url))
         assert refused.returncode == 2 and refused.stderr.count("\n") == 1, refused.stderr
         assert f"process {worker.pid} on {os.uname().nodename} works on the study 'tiny'" in refused.stderr
@@ -228,6 +232,7 @@ def test_a_worker_that_was_not_heard_stores_nothing_more(slow_study: dict, write
     study, first, second = write_study(slow_study), tmp_path / "first", tmp_path / "second"
     with begun([*CONTAINED, *command(study, first, url)]) as container:
         wait_for(lambda: trains(first))
+        time.sleep(STORED_S)
         (inner,) = (child.pid for child in psutil.Process(container.pid).children())
         os.kill(inner, signal.SIGSTOP)
         time.sleep(3)

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import psutil
@@ -99,6 +100,7 @@ def test_a_crew_ends_with_its_command(number: signal.Signals, wide_study: dict, 
     study, folder = write_study(wide_study), tmp_path / "out"
     command = start(study, folder)
     wait_for(lambda: len(running(folder)) == 2)
+    time.sleep(0.7)  # what they had is stored by then, the trials' part and the rest
     left = members(command)
     os.kill(command.pid, number)
     command.communicate(timeout=60)
@@ -122,6 +124,7 @@ def test_a_dead_workers_trial_is_taken_over(wide_study: dict, write_study, tmp_p
     study, folder = write_study(wide_study), tmp_path / "out"
     command = start(study, folder)
     wait_for(lambda: len(running(folder)) == 2)
+    time.sleep(0.7)  # likewise
     (member,) = members(command)
     member.kill()
     _, errors = command.communicate(timeout=240)
