@@ -111,13 +111,14 @@ class Cluster:
         self._daemon(f"n{number}", "unshare", "--mount", "--uts", "sh", "-c", inside)
 
     def kill_node(self, number: int) -> None:
-        """As if its power were cut: slurmd and all that it runs."""
+        """As if its power were cut: slurmd and all that it runs. The controller would notice within minutes."""
         daemon = self._daemons.pop(f"n{number}")
         theirs = {pid for pid in self.pids() if hostname_of(pid) == f"n{number}"}
         for pid in (daemon.pid, *theirs):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         daemon.wait()
+        self.asked("scontrol", "update", f"NodeName=n{number}", "State=DOWN", "Reason=gone")
 
     def pids(self) -> set[int]:
         """Of all processes."""
