@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from carbonopt.core.errors import BEFORE_FIRST_TRIAL, StudyInterrupted
+from carbonopt.engines.process.guard import PR_SET_PDEATHSIG
 
 _BEGIN, _STUDY_BEGAN = b"b", b"s"  # what a command tells its forks
 _LOOK_AGAIN_S = 0.1
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def crew(slots: int, work: Callable[[Member], object]) -> Iterator[Crew]:
 def _work_and_end(member: Member, work: Callable[[Member], object]) -> NoReturn:
     code: object = None  # as sys.exit has it
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.read(member.line, 1) == _BEGIN:
             work(member)
     except SystemExit as error:

@@ -7,12 +7,12 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from study.test_resume import wait_for
 
 NODES = 4
 DAEMONS = ("munged", "slurmctld", "slurmd")
@@ -162,13 +162,6 @@ def hostname_of(pid: int) -> str | None:
         ).stdout.strip()
     except subprocess.SubprocessError:
         return None
-
-
-def wait_for(condition: Callable[[], object], limit_s: float = 60.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.1)
 
 
 @pytest.fixture(scope="session")

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from slurm.conftest import NODES, Cluster, wait_for
+from slurm.conftest import NODES, Cluster
 from small_studies import trial
 from sqlalchemy.engine import make_url
-from study.test_resume import read, workers
+from study.test_resume import read, wait_for, workers
 
 from carbonopt.analysis.footprint import footprint
 from carbonopt.core.config import SlurmLaunch
