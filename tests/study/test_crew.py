@@ -3,11 +3,11 @@
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from storage.test_workers import closes
 from study.test_resume import read, start, wait_for, workers
 
 from carbonopt.analysis.footprint import footprint
@@ -55,10 +55,6 @@ def wide_study(tiny_study: dict) -> dict:
     return tiny_study
 
 
-# A killed worker's trial and the rest of its session are stored one after the other, every 2 s: it can die in between.
-KILLED = 0.1
-
-
 def members(command: subprocess.Popen) -> list[psutil.Process]:
     """The other workers: forks of the command, with its own command line."""
     own = psutil.Process(command.pid)
@@ -72,12 +68,12 @@ def running(folder: Path) -> list[int]:
     return [run.trial for run in records if run.state is TrialState.RUNNING and run.energy_kwh is not None]
 
 
-def check_complete(folder: Path, trials: int, closes_to: float = 0.01) -> None:
+def check_complete(folder: Path, trials: int) -> None:
     data = read(folder)
     assert [record.state for record in data.records] == [TrialState.COMPLETE] * trials
     assert len({record.params for record in data.records}) == trials
     assert {record.worker for record in data.records} <= {session.worker for session in data.sessions}
-    assert footprint(data).closure == pytest.approx(1.0, abs=closes_to)
+    assert footprint(data).closure == pytest.approx(1.0, abs=0.01)
 
 
 @pytest.mark.slow
@@ -104,7 +100,7 @@ def test_a_crew_ends_with_its_command(number: signal.Signals, wide_study: dict, 
     study, folder = write_study(wide_study), tmp_path / "out"
     command = start(study, folder)
     wait_for(lambda: len(running(folder)) == 2)
-    time.sleep(0.7)  # what they had is stored by then, the trials' part and the rest
+    wait_for(lambda: closes(folder))
     left = members(command)
     os.kill(command.pid, number)
     command.communicate(timeout=60)
@@ -118,7 +114,7 @@ def test_a_crew_ends_with_its_command(number: signal.Signals, wide_study: dict, 
     command = start(study, folder)
     _, errors = command.communicate(timeout=240)
     assert command.returncode in (0, 3), errors
-    check_complete(folder, 3, KILLED)
+    check_complete(folder, 3)
     again = read(folder).records
     assert sum(record.earlier_attempts_energy_kwh for record in again) == pytest.approx(spent_kwh)
 
@@ -128,13 +124,13 @@ def test_a_dead_workers_trial_is_taken_over(wide_study: dict, write_study, tmp_p
     study, folder = write_study(wide_study), tmp_path / "out"
     command = start(study, folder)
     wait_for(lambda: len(running(folder)) == 2)
-    time.sleep(0.7)  # likewise
+    wait_for(lambda: closes(folder))
     (member,) = members(command)
     member.kill()
     _, errors = command.communicate(timeout=240)
     assert command.returncode in (0, 3), errors
     assert "the worker in slot 1 ended with code -9; the others go on" in errors
-    check_complete(folder, 3, KILLED)
+    check_complete(folder, 3)
     assert sorted(record.attempt for record in read(folder).records) == [1, 1, 2]
 
 
