@@ -11,7 +11,7 @@ from pathlib import Path
 from carbonopt.core.config import LocalLaunch
 from carbonopt.core.events import Evaluated, Event, Exited, PhaseChanged, Progress, StageBegun
 from carbonopt.core.trial import EvalPoint
-from carbonopt.engines.process.environment import rank_environments, work_environment
+from carbonopt.engines.process.environment import Ranks, work_environment
 from carbonopt.engines.process.forking import ForkedWork, ForkServer
 from carbonopt.engines.process.processes import WorkProcesses, run_module
 
@@ -66,7 +66,7 @@ def start(
     """Until they have ended. Trials are forked, as a study's are, from a process with the module `forked`, unless they
     are `cold`."""
     folder.mkdir(parents=True, exist_ok=True)
-    ranks = [rank | environment for rank in rank_environments(world_size)]
+    ranks = [rank | environment for rank in Ranks.alone(world_size).environments]
     if module == "worker" and not cold:
         work = ForkedWork(_fork_server(forked), ranks, folder / "waiting.txt")
         work.begin(json.dumps(spec), folder / "log.txt")

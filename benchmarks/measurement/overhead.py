@@ -118,7 +118,7 @@ def main() -> None:
 
     from carbonopt.core.files import write_json
     from carbonopt.engines import local
-    from carbonopt.engines.process.environment import rank_environments
+    from carbonopt.engines.process.environment import Ranks
     from carbonopt.engines.process.launcher import ProcessLauncher
     from carbonopt.engines.process.processes import WorkProcesses
     from carbonopt.storage.paths import StudyPaths
@@ -133,7 +133,7 @@ def main() -> None:
             plan = json.dumps([os.getpid(), options.block, options.dose, str(timings_file)])
             argv = [sys.executable, __file__, "--trial", str(spec_file)]
             environment = {**self._environment, PLAN: plan}
-            return WorkProcesses(argv, rank_environments(self._launch.world_size), environment, log)
+            return WorkProcesses(argv, Ranks.alone(self._launch.world_size).environments, environment, log)
 
     class Silent:
         def __getattr__(self, name):

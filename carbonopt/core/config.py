@@ -16,6 +16,7 @@ from pydantic import (
 
 from carbonopt.core import values
 from carbonopt.core.dimensions import DIMENSIONS, SEARCHED, TrialParams
+from carbonopt.core.hostfile import Host
 from carbonopt.core.quality import QUALITIES, Quality, quality_of
 from carbonopt.core.quality import Target as QualityTarget
 from carbonopt.core.values import Given, Scalar
@@ -391,14 +392,19 @@ class _Training(Frozen):
     trains: ClassVar[bool] = True  # from a workload; false: nothing is run, and nothing is spent
     files: ClassVar[tuple[str, ...]] = ()  # that its trials read beside the workload's
 
-    gpus_per_trial: int | None = Field(default=None, ge=1)  # that divides the number of GPUs; None: a trial has all
-    cpu_ranks: int = Field(default=1, ge=1, le=64)  # of a trial, without GPUs
     timeout_s: float = Field(default=900.0, gt=0)  # a trial without any progress for so long is ended
     warm_start: bool = True  # trials are forked from a process that has imported everything; false: each one imports it
     haste: Haste = "frugal"
 
 
-class LocalLaunch(_Training):
+class _Shared(_Training):
+    """On machines whose devices trials may share."""
+
+    gpus_per_trial: int | None = Field(default=None, ge=1)  # that divides the number of GPUs; None: a trial has all
+    cpu_ranks: int = Field(default=1, ge=1, le=64)  # of a trial on each machine, without GPUs
+
+
+class LocalLaunch(_Shared):
     """Trials on this machine."""
 
     kind: Literal["local"] = "local"
@@ -449,11 +455,11 @@ def _minutes(text: Any) -> int:
     return math.ceil(minutes + 24 * 60 * int(days or 0))
 
 
-class SlurmLaunch(_Training):
+class SlurmLaunch(_Shared):
     """Trials in jobs that carbonopt submits to Slurm; where a job runs already, in its allocation."""
 
     kind: Literal["slurm"]
-    nodes: int = Field(default=1, ge=1, le=10_000)
+    nodes: int = Field(default=1, ge=1, le=1000)  # of a job; of several, each trial has all
     gpus_per_node: int = Field(default=1, ge=0, le=64)  # 0: trials on the CPU
     cpus_per_node: int | None = Field(default=None, ge=1)  # None: what the partition gives
     memory_gib: float | None = Field(default=None, gt=0, le=1e6)  # of each node; None: what the partition gives
@@ -471,7 +477,9 @@ class SlurmLaunch(_Training):
     def faults(self) -> dict[str, bool]:
         gpus, each = self.gpus_per_node, self.gpus_per_trial
         return {
-            f"trials over several nodes can't be launched yet; give nodes: 1, not {self.nodes}": self.nodes > 1,
+            f"gpus_per_trial is for trials within one node, but nodes is {self.nodes}; leave it out": bool(
+                each and self.nodes > 1
+            ),
             "cpu_ranks goes with gpus_per_node: 0 only": gpus > 0 and self.cpu_ranks > 1,
             "gpus_per_trial needs GPUs, but gpus_per_node is 0": gpus == 0 and each is not None,
             f"gpus_per_trial must divide gpus_per_node, but got {each} and {gpus}": bool(each and gpus % each),
@@ -495,12 +503,17 @@ class SlurmLaunch(_Training):
     @property
     def world_size(self) -> int:
         """Ranks of a trial."""
-        return self.gpus_per_trial or self.gpus_per_node or self.cpu_ranks
+        return self.gpus_per_trial or sum(self.ranks_of_nodes)
+
+    @property
+    def ranks_of_nodes(self) -> tuple[int, ...]:
+        """As many as each node has room for."""
+        return (self.gpus_per_node or self.cpu_ranks,) * self.nodes
 
     @property
     def slots(self) -> int:
         """Trials that run side by side in a job."""
-        return self.gpus_per_node // self.world_size if self.gpus_per_node else 1
+        return self.gpus_per_node // self.gpus_per_trial if self.gpus_per_trial else 1
 
     @property
     def side_by_side(self) -> int:
@@ -508,9 +521,36 @@ class SlurmLaunch(_Training):
         return self.slots * self.workers
 
     def on_this_machine(self, gpus: tuple[int, ...]) -> LocalLaunch:
-        """In a job that has these GPUs."""
-        kept = {name: getattr(self, name) for name in _Training.model_fields}
+        """In a job, on one of its nodes that has these GPUs."""
+        kept = {name: getattr(self, name) for name in _Shared.model_fields}
         return LocalLaunch(**kept, gpus=gpus)
+
+
+class HostfileLaunch(_Training):
+    """Trials over the machines of a hostfile, each on all of them; they are reached by ssh."""
+
+    slots: ClassVar[int] = 1
+    side_by_side: ClassVar[int] = 1
+
+    kind: Literal["hostfile"]
+    hostfile: Name
+    hosts: tuple[Host, ...] = Field(min_length=1, max_length=1000)  # that it has: read with the study file
+    device: Literal["gpu", "cpu"] = "gpu"  # of a slot
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """As many as one host has at most, counted from 0; none for trials on CPUs."""
+        return tuple(range(max(self.ranks_of_nodes))) if self.device == "gpu" else ()
+
+    @property
+    def ranks_of_nodes(self) -> tuple[int, ...]:
+        """As many as each host has room for."""
+        return tuple(host.slots for host in self.hosts)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of a trial."""
+        return sum(self.ranks_of_nodes)
 
 
 class ReplayLaunch(Frozen):
@@ -533,7 +573,7 @@ class ReplayLaunch(Frozen):
         return (self.table,)
 
 
-Launch = LocalLaunch | SlurmLaunch | ReplayLaunch
+Launch = LocalLaunch | SlurmLaunch | HostfileLaunch | ReplayLaunch
 LAUNCHES: dict[str, type[Launch]] = {get_args(cls.model_fields["kind"].annotation)[0]: cls for cls in get_args(Launch)}
 
 
@@ -618,9 +658,11 @@ class StudyConfig(Frozen):
     def identity(self) -> dict[str, Any]:
         """What makes two study files the same study: all but budget, confirmation, trackers, trace, and how its trials
         get their devices."""
-        launch = {"warm_start", "haste"}
+        launch: dict[str, Any] = dict.fromkeys(("warm_start", "haste"), True)
         if isinstance(self.launch, SlurmLaunch):
             ranks = {"kind", "nodes", "gpus_per_node", "gpus_per_trial", "cpu_ranks"}
-            launch |= SlurmLaunch.model_fields.keys() - ranks
-        parts = {"carbon": {"trace"}, "launch": launch}
+            launch |= dict.fromkeys(SlurmLaunch.model_fields.keys() - ranks, True)
+        if isinstance(self.launch, HostfileLaunch):
+            launch |= {"hostfile": True, "hosts": {"__all__": {"name"}}}
+        parts = {"carbon": {"trace": True}, "launch": launch}
         return self.model_dump(mode="json", exclude={"budget": True, "confirm": True, "track": True, **parts})

@@ -44,10 +44,11 @@ class CarbonTrace(Frozen):
 
 
 class Hardware(Frozen):
-    cpu: str
+    nodes: int = 1
+    cpu: str  # of each node, as the cores and the RAM
     cpu_cores: int
     ram_gib: float
-    gpus: tuple[str, ...] = ()  # names of the launch's GPUs, in their order
+    gpus: tuple[str, ...] = ()  # names of the launch's GPUs, of all nodes, in their order
     driver: str | None = None
     gpu_memory_gib: float | None = None  # of the smallest of the GPUs
 

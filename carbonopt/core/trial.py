@@ -94,6 +94,7 @@ class Program(Frozen):
     folder: str  # in which it runs; absolute
     environment: dict[str, str]  # beside the launch's
     starts_ranks: bool = False  # by itself, as torchrun does: it is started once
+    on_each_machine: bool = True  # ... on each of several machines, and not on the first alone
     warm: bool = False  # it is a Python script, which a process that has imported what it imports can be forked for
 
 

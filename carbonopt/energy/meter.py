@@ -4,10 +4,11 @@ import math
 import operator
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import reduce
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from pydantic import Field
 
@@ -16,6 +17,7 @@ from carbonopt.core.trial import COMPARED_FROM_S, TRIAL_PHASES, GpuEnergy, Node,
 from carbonopt.core.values import Frozen
 
 Objective = Literal["all", "gpu"]
+_Answer = TypeVar("_Answer")
 
 # NVML's utilisation is that of the last 1/6 to 1 s, by product. So far apart from each other and from the window's
 # beginning, no reading tells of another one's time or of what was before the window; and they cost next to nothing.
@@ -174,10 +176,14 @@ class ReplayMeter(EnergyWindows):
 
 class NodeMeters:
     """The nodes of a study, each with a meter of its own, as one: they change phases together, and their readings are
-    summed. Implements `Meter`; its readings also tell each node's own."""
+    summed, and also told of each. A node that a trial leaves idle is in GAP meanwhile. Implements `Meter`.
 
-    def __init__(self, meters: Mapping[Node, Meter]) -> None:
-        self._meters = dict(meters)
+    Args:
+        ranks: that each node has room for; a trial's fill the nodes in their order.
+    """
+
+    def __init__(self, meters: Mapping[Node, Meter], ranks: Sequence[int]) -> None:
+        self._meters, self._ranks = dict(meters), dict(zip(meters, ranks, strict=True))
         self.energy_source: dict[str, EnergySource] = {}
         self.models: dict[str, str] = {}
         for meter in meters.values():
@@ -185,29 +191,50 @@ class NodeMeters:
                 self.energy_source[component] = how if self.energy_source.get(component, how) == how else "modelled"
             self.models |= meter.models
         self.idle = tuple(idle for meter in meters.values() for idle in meter.idle)
+        self._idle_nodes: frozenset[Node] = frozenset()
+        self._phase = Phase.PREPARE
+        # Each of them answers within some ms, other machines' at the same time.
+        self._at_once = ThreadPoolExecutor(len(meters)) if len(meters) > 1 else None
 
     def enter(self, phase: Phase) -> None:
-        for meter in self._meters.values():
-            meter.enter(phase)
+        self._phase = phase
+        self._of_each(lambda node, meter: meter.enter(self._phase_of(node)))
+
+    def _phase_of(self, node: Node) -> Phase:
+        return Phase.GAP if node in self._idle_nodes and self._phase in TRIAL_PHASES else self._phase
 
     def use(self, gpus: int) -> None:
-        for meter in self._meters.values():
-            meter.use(gpus)
+        idle, first = set(), 0
+        for node, room in self._ranks.items():
+            used = min(room, max(0, gpus - first))
+            self._meters[node].use(used or room)
+            if used == 0:
+                idle.add(node)
+            first += room
+        changed, self._idle_nodes = idle ^ self._idle_nodes, frozenset(idle)
+        for node in changed:
+            self._meters[node].enter(self._phase_of(node))
 
     def running(self, phase: Phase) -> Reading:
-        return _across({node: meter.running(phase) for node, meter in self._meters.items()})
+        return _across(self._of_each(lambda _, meter: meter.running(phase)))
 
     def take(self, *phases: Phase) -> dict[Phase, Reading]:
-        taken = {node: meter.take(*phases) for node, meter in self._meters.items()}
+        taken = self._of_each(lambda _, meter: meter.take(*phases))
         return {phase: _across({node: readings[phase] for node, readings in taken.items()}) for phase in phases}
 
     def outer(self) -> Reading:
-        return _across({node: meter.outer() for node, meter in self._meters.items()})
+        return _across(self._of_each(lambda _, meter: meter.outer()))
+
+    def _of_each(self, ask: Callable[[Node, Meter], _Answer]) -> dict[Node, _Answer]:
+        every = map if self._at_once is None else self._at_once.map
+        return dict(zip(self._meters, every(ask, self._meters.keys(), self._meters.values()), strict=True))
 
     def close(self) -> None:
         with ExitStack() as closing:  # each of them, also if another one can't read any more
             for meter in self._meters.values():
                 closing.callback(meter.close)
+            if self._at_once is not None:
+                closing.callback(self._at_once.shutdown)
 
 
 def _across(readings: Mapping[Node, Reading]) -> Reading:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from carbonopt.core.config import REWARDS, LocalLaunch, StudyConfig
+from carbonopt.core.config import REWARDS, LocalLaunch, StudyConfig, Workload
 from carbonopt.core.errors import BEFORE_FIRST_TRIAL, BadInput, StudyInterrupted
 from carbonopt.core.format import count_text
 from carbonopt.core.space import SearchSpace
@@ -21,7 +21,21 @@ from carbonopt.engines.process.launcher import ProcessLauncher
 from carbonopt.engines.process.processes import WorkProcesses
 from carbonopt.storage.paths import StudyPaths
 
-_GPU_POWER_W = 700.0  # board power of an H100 or H200 SXM, the largest that a rank of this project runs on
+GPU_POWER_W = 700.0  # board power of an H100 or H200 SXM, the largest that a rank of this project runs on
+
+
+def check_files(workload: Workload) -> None:
+    """Raises BadInput if a file or a folder that the study names isn't there; what is in them, the preparation looks
+    at."""
+    for key in ("train_files", "eval_files", "database"):
+        named = getattr(workload.dataset, key, None) or ()
+        for file in [named] if isinstance(named, str) else named:
+            if not os.path.isfile(file):  # noqa: PTH113, it takes any text
+                raise BadInput(f"workload.dataset.{key}: no file {file}; give an existing one.")
+    for key, name in workload.names_or_paths.items():
+        if Path(name).is_absolute() and not os.path.isdir(name):  # noqa: PTH112
+            where = f"workload.{key}.{'model' if key in REWARDS else 'name_or_path'}"
+            raise BadInput(f"{where}: no folder {name}; give a local folder or a hub name.")
 
 
 class LocalEngine(Engine):
@@ -36,6 +50,7 @@ class LocalEngine(Engine):
         assert isinstance(config.launch, LocalLaunch) and config.workload is not None
         self._config, self._workload = config, config.workload
         self._slot, self._slots, self._launch = slot, config.launch.slots, config.launch.of_slot(slot)
+        self.world_size = self._launch.world_size  # of trials, on all their machines: more where others take part
         gpus, slots = config.launch.gpus, config.launch.slots
         ranks = count_text(self._launch.cpu_ranks, "rank")
         devices = f"GPU{'s'[: len(gpus) > 1]} {', '.join(map(str, gpus))}" if gpus else f"CPU, {ranks}"
@@ -43,20 +58,11 @@ class LocalEngine(Engine):
             each = f", {count_text(self._launch.world_size, 'GPU')} each" if gpus else " each"
             devices += f"{each}; {slots} trials side by side"
         self.description = f"this machine's {devices}"
-        self.max_power_w = _GPU_POWER_W * len(gpus) if gpus else None
+        self.max_power_w = GPU_POWER_W * len(gpus) if gpus else None
         self._begun = ExitStack()
 
     def check(self, space: SearchSpace) -> None:
-        """The files that the study names are there; what is in them, the preparation looks at."""
-        for key in ("train_files", "eval_files", "database"):
-            named = getattr(self._workload.dataset, key, None) or ()
-            for file in [named] if isinstance(named, str) else named:
-                if not os.path.isfile(file):  # noqa: PTH113, it takes any text
-                    raise BadInput(f"workload.dataset.{key}: no file {file}; give an existing one.")
-        for key, name in self._workload.names_or_paths.items():
-            if Path(name).is_absolute() and not os.path.isdir(name):  # noqa: PTH112
-                where = f"workload.{key}.{'model' if key in REWARDS else 'name_or_path'}"
-                raise BadInput(f"{where}: no folder {name}; give a local folder or a hub name.")
+        check_files(self._workload)
 
     def begin(
         self,
@@ -76,13 +82,13 @@ class LocalEngine(Engine):
         visible = permitted_gpus(None) if gpus else ()
         by_cuda = self._launch.model_copy(update={"gpus": tuple(map(visible.index, gpus))})
         self._memory = hold(closing(GpuMemory(gpus)))
-        self._launcher = hold(closing(ProcessLauncher(by_cuda, uuids, observer.warn)))
+        self.launcher = hold(closing(ProcessLauncher(by_cuda, uuids, observer.warn)))
         # It imports while the meter is set up, and leaves the GPUs alone, whose idle power is measured then.
-        observer.preparing(self._launcher.begin(self._config, paths, fingerprint, prepares=prepares))
+        observer.preparing(self.launcher.begin(self._config, paths, fingerprint, self.world_size, prepares=prepares))
+        self.node = Node(name=socket.gethostname(), devices=uuids or ("cpu",))
 
         def opened() -> Meter:
-            node = Node(name=socket.gethostname(), devices=uuids or ("cpu",))
-            return NodeMeters({node: MachineMeter(gpus, objective, interrupted, share)})
+            return NodeMeters({self.node: MachineMeter(gpus, objective, interrupted, share)}, [self._launch.world_size])
 
         try:
             self.meter = hold(closing(lend(opened)))
@@ -109,17 +115,16 @@ class LocalEngine(Engine):
         return cores
 
     def prepare(self, interrupted: Callable[[], bool]) -> Prepared | None:
-        return self._launcher.prepare(interrupted)
+        return self.launcher.prepare(interrupted)
 
     def await_free(self, interrupted: Callable[[], bool]) -> str | None:
         return self._memory.await_free(interrupted)
 
     def start(self, spec: TrialSpec, log: Path) -> WorkProcesses:
-        self.meter.use(spec.params.world_size)
-        return self._launcher.start(spec, log)
+        return self.launcher.start(spec, log)
 
     def prepare_next(self) -> None:
-        self._launcher.prepare_next()
+        self.launcher.prepare_next()
 
     def close(self) -> None:
         self._begun.close()

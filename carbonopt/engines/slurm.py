@@ -7,12 +7,13 @@ preempted or requeued, or whose node fails.
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,13 @@ from carbonopt.core.files import write_json
 from carbonopt.core.format import count_text
 from carbonopt.energy.hardware import permitted_gpus
 from carbonopt.energy.share import all_cores
+from carbonopt.engines.base import Engine
 from carbonopt.engines.local import LocalEngine
+from carbonopt.engines.nodes import NodesEngine, agent_program
 from carbonopt.storage.paths import StudyPaths
 
-_JOB = "SLURM_JOB_ID"
+_JOB, _TASK = "SLURM_JOB_ID", "SLURM_PROCID"
+_OF_A_STEP = re.compile(r"(SLURM|SLURMD|SRUN|SBATCH|SALLOC)_(?!CONF$)")
 _LOOK_AGAIN_S = 0.2
 _WARNING = signal.SIGUSR2  # submitit's own
 _DETAIL = ("partition", "account", "qos", "constraint", "exclusive")
@@ -63,6 +67,51 @@ class AllocationEngine(LocalEngine):
         return {*all_cores(), *cores}
 
 
+class AllocationNodesEngine(NodesEngine):
+    """Trials over all nodes of a job, on each of which srun starts an agent."""
+
+    def _programs(self) -> list[tuple[str, list[str]]]:
+        assert isinstance(self._launch, SlurmLaunch)
+        if not in_allocation():  # `carbonopt check`, on a login node
+            raise BadInput("a study over several nodes runs in a job of Slurm.")
+        job, nodes = os.environ[_JOB], nodes_of_job()
+        if len(nodes) != self._launch.nodes:
+            must = f"a job of the study must have {count_text(self._launch.nodes, 'node')} (launch.nodes)"
+            raise BadInput(f"{must}, but this one has {len(nodes)}: {', '.join(nodes)}.")
+        step = ["srun", "--jobid", job, "--nodes", "1", "--ntasks", "1", "--overlap", "--cpu-bind", "none"]
+        # As soon as there is a process it must not die of the warning that comes before a job's time limit.
+        agent = ["env", f"--ignore-signal={_WARNING.name.removeprefix('SIG')}", *agent_program()]
+        return [(node, [*step, "--nodelist", node, *agent]) for node in nodes]
+
+    def _environment(self) -> Mapping[str, str]:
+        """Without what Slurm has said of the step that this process is in."""
+        return {name: value for name, value in os.environ.items() if not _OF_A_STEP.match(name)}
+
+    def _config_of(self, number: int) -> StudyConfig:
+        assert isinstance(self._launch, SlurmLaunch)
+        return self._config.model_copy(update={"launch": self._launch.model_copy(update={"nodes": 1})})
+
+
+def in_a_job(config: StudyConfig, slot: int = 0) -> Engine:
+    """As many nodes as a job has."""
+    assert isinstance(config.launch, SlurmLaunch)
+    return (AllocationEngine if config.launch.nodes == 1 else AllocationNodesEngine)(config, slot)
+
+
+def nodes_of_job() -> list[str]:
+    """The names of this job's nodes, in Slurm's order."""
+    listed = os.environ.get("SLURM_JOB_NODELIST", "")
+    asked = subprocess.run(
+        [shutil.which("scontrol") or "scontrol", "show", "hostnames", listed],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if asked.returncode != 0:
+        raise CarbonoptError(f"scontrol must tell the nodes of {listed!r}, but says: {' '.join(asked.stderr.split())}")
+    return asked.stdout.split()
+
+
 class StudyJob:
     """What a job runs, from whichever node: the command that was typed."""
 
@@ -71,6 +120,8 @@ class StudyJob:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __call__(self) -> int:
+        if os.environ.get(_TASK, "0") != "0":
+            return 0  # submitit starts one on each node, where the first one's command starts what it needs
         Path(self._code_file).unlink(missing_ok=True)  # of an earlier attempt
         # The warning goes to all processes of a job; what they would die of, they inherit as ignored.
         process = subprocess.Popen(

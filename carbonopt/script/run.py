@@ -22,7 +22,7 @@ from carbonopt.train.failures import ending
 
 def in_study() -> bool:
     """Whether a study runs this script."""
-    return events.CHANNEL_PATH in os.environ
+    return events.QUALITY in os.environ
 
 
 class Run:
@@ -213,6 +213,8 @@ def _speaker() -> Speaker | None:
     """Rank 0's connection to the study; None on the other ranks."""
     if _rank() > 0:
         return None
+    if events.CHANNEL_PATH not in os.environ:
+        raise BadInput("rank 0 must run on the first machine of the launch, where the study is heard, but runs elsewhere.")
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(os.environ[events.CHANNEL_PATH])
     return Speaker(connection)

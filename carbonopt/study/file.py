@@ -18,6 +18,7 @@ from carbonopt.core.config import AUTO, LAUNCHES, Fixed, LocalLaunch, Range, Stu
 from carbonopt.core.dimensions import DIMENSIONS, REQUIRED, SEARCHED
 from carbonopt.core.errors import BadInput, first_fault, hint, shortened
 from carbonopt.core.files import read_text
+from carbonopt.core.hostfile import parse_hostfile
 from carbonopt.core.pipeline import Pipeline, Step
 from carbonopt.train.tasks.base import task_class
 
@@ -97,6 +98,7 @@ def load_study(path: Path, models: Mapping[str, Path] = MappingProxyType({})) ->
             raw = _changed(raw, piece, partial(_piece, folder=folder, name=".".join(piece)))
         for keys, absolute in PATHS.items():
             raw = _changed(raw, keys, partial(absolute, folder))
+        raw = _changed(raw, ("launch",), _with_hosts)
     except (RuntimeError, OSError, ValueError) as error:  # an unknown user's home, a name that no system takes
         raise BadInput(f"{path}: a path in it can't be used: {error}.") from error
     return parse_study(raw, str(path))
@@ -135,6 +137,17 @@ def _piece(value: Any, folder: Path, name: str) -> Any:
         raise BadInput(f"search.space must be {AUTO}, a file or the dimensions, but got {value!r}.")
     is_path = isinstance(value, str) and (name, value) != ("search.space", AUTO)
     return read_mapping(folder / Path(value).expanduser(), name) if is_path else value
+
+
+def _with_hosts(launch: Any) -> Any:
+    """With what its hostfile says."""
+    if not isinstance(launch, dict) or launch.get("kind") != "hostfile" or not isinstance(launch.get("hostfile"), str):
+        return launch
+    if "hosts" in launch:
+        raise BadInput("launch.hosts is what launch.hostfile says; leave it out.")
+    path = launch["hostfile"]
+    hosts = parse_hostfile(read_text(Path(path), "launch.hostfile", MAX_MIB), path)
+    return {**launch, "hosts": [host.model_dump() for host in hosts]}
 
 
 def read_mapping(path: Path, what: str) -> dict[Any, Any]:
@@ -280,7 +293,7 @@ PATHS: dict[tuple[str, ...], Callable[[Path, Any], Any]] = {
     **{("workload", "dataset", key): _files for key in ("train_files", "eval_files")},
     ("workload", "files"): _files,
     **dict.fromkeys((("workload", "dataset", "database"), ("workload", "folder")), _absolute),
-    **dict.fromkeys((("launch", "table"), ("carbon", "trace")), _absolute),
+    **dict.fromkeys((("launch", "table"), ("launch", "hostfile"), ("carbon", "trace")), _absolute),
 }
 
 

@@ -31,7 +31,7 @@ def workload_fingerprint(config: StudyConfig, inputs: Sequence[InputFile], *, au
     chosen in the preparation, also what it is chosen by."""
     workload = None if config.workload is None else config.workload.model_dump(mode="json")
     stats = [(file.path, file.bytes, file.mtime_ns) for file in inputs]
-    launch = [config.launch.model_dump(mode="json", include={"gpus", "cpu_ranks"})] if auto else []
+    launch = [config.launch.world_size, bool(config.launch.gpus)] if auto else []
     seen = json.dumps([carbonopt.__version__, workload, stats, *launch], sort_keys=True)
     return hashlib.sha256(seen.encode()).hexdigest()
 

@@ -500,6 +500,7 @@ class _Call:
             self.engine.prepare_next()
 
         self.engine.meter.enter(Phase.SETUP)
+        self.engine.meter.use(spec.params.world_size)
         return TrialWatch(
             spec=spec,
             so_far=record,

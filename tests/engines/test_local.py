@@ -17,7 +17,7 @@ from carbonopt.core.errors import BadInput, StudyInterrupted
 from carbonopt.core.events import Exited, Failed, PhaseChanged, Progress
 from carbonopt.core.trial import Phase, StopReason
 from carbonopt.engines.process import environment
-from carbonopt.engines.process.environment import check_environment, rank_environments, work_environment
+from carbonopt.engines.process.environment import Ranks, check_environment, work_environment
 from carbonopt.engines.process.extensions import locks_of, wait_for
 from carbonopt.engines.process.launcher import ProcessLauncher
 from carbonopt.engines.process.processes import WorkProcesses
@@ -273,7 +273,7 @@ def test_threads_look_for_work_for_long_where_it_is_noticed_that_others_need_the
 
 
 def test_every_rank_knows_its_place() -> None:
-    ranks = rank_environments(3)
+    ranks = Ranks.alone(3).environments
     assert [rank["RANK"] for rank in ranks] == ["0", "1", "2"]
     assert {rank["WORLD_SIZE"] for rank in ranks} == {"3"}
     assert len({rank["MASTER_PORT"] for rank in ranks}) == 1

@@ -39,7 +39,7 @@ def preparation(tmp_path: Path, text: str = "to be or not to be " * 40, **change
             "launch": LAUNCH.model_dump(mode="json"),
         }
     )
-    return Preparation(config, LAUNCH, [], StudyPaths(tmp_path / "run"), "of this text")
+    return Preparation(config, LAUNCH, [], StudyPaths(tmp_path / "run"), "of this text", 1)
 
 
 def test_it_imports_at_once_and_makes_nothing_before_its_result_is_asked_for(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from carbonopt.core.config import LocalLaunch
-from carbonopt.engines.process.environment import rank_environments, work_environment
+from carbonopt.engines.process.environment import Ranks, work_environment
 
 # A small model with two groups of parameters, one of which gets no gradient; two micro batches a step.
 TRAIN = """
@@ -54,7 +54,7 @@ def losses(tmp_path_factory):
     """With DeepSpeed's own end of steps and with the faster one, by ZeRO stage, precision and clipping."""
     out = tmp_path_factory.mktemp("steps") / "losses.json"
     launch = LocalLaunch(kind="local", gpus=[])
-    environment = {**work_environment(launch, ()), **rank_environments(launch.world_size)[0]}
+    environment = {**work_environment(launch, ()), **Ranks.alone(launch.world_size).environments[0]}
     done = subprocess.run([sys.executable, "-c", TRAIN, str(out)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = json.loads(out.read_text())

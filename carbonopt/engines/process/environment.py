@@ -11,6 +11,7 @@ from pathlib import Path
 from carbonopt.core.config import Launch
 from carbonopt.core.errors import BadInput
 from carbonopt.core.events import GPU_UUIDS
+from carbonopt.core.values import Frozen
 from carbonopt.engines.process.extensions import cache_folder
 
 ARCH_LIST = "TORCH_CUDA_ARCH_LIST"
@@ -25,6 +26,49 @@ _OF_LAUNCHERS = re.compile(
     r"(TORCHELASTIC|ACCELERATE|OMPI_COMM_WORLD|MV2_COMM_WORLD|PMI)_.*"
     r"|((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|MPI_LOCAL(NRANKS|RANKID)"
 )
+
+
+class Ranks(Frozen):
+    """Those of a trial that run on one machine."""
+
+    world_size: int  # of the trial, on all its machines
+    first: int = 0
+    here: int  # so many from the first on
+    node: int = 0  # this machine's number among the trial's
+    nodes: int = 1
+    address: str = "127.0.0.1"  # of the machine that has rank 0
+    port: int  # there, on which nobody listens yet
+
+    @classmethod
+    def alone(cls, world_size: int) -> "Ranks":
+        """All of a trial on this machine."""
+        return cls(world_size=world_size, here=world_size, port=free_port())
+
+    def may_be(self, started: "Ranks") -> bool:
+        """Whether processes that were `started` as those can be these. On one machine they may have another port."""
+        return self == started or (self.nodes == started.nodes == 1 and self.world_size == started.world_size)
+
+    @property
+    def environments(self) -> list[dict[str, str]]:
+        """What each rank has for itself: torch.distributed's variables."""
+        shared = {"MASTER_ADDR": self.address, "MASTER_PORT": str(self.port), "WORLD_SIZE": str(self.world_size)}
+        return [{**shared, "RANK": str(self.first + each), "LOCAL_RANK": str(each)} for each in range(self.here)]
+
+
+def of_launcher(ranks: Ranks) -> dict[str, str]:
+    """What torchrun reads as its options' defaults, on each of several machines: it is typed as for one."""
+    if ranks.nodes == 1:
+        return {}
+    given = {"MASTER_ADDR": ranks.address, "MASTER_PORT": str(ranks.port), "NNODES": str(ranks.nodes)}
+    given |= {"NODE_RANK": str(ranks.node), "NPROC_PER_NODE": str(ranks.here)}
+    return {f"PET_{name}": value for name, value in given.items()}
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """One that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
 
 
 def check_environment(base: Mapping[str, str] = os.environ) -> None:
@@ -82,15 +126,6 @@ def programs_path(base: Mapping[str, str] = os.environ) -> str:
     """PATH with the folder of this Python first, whether its environment is activated or not: its ninja has to be
     found, and for another one DeepSpeed's operators count as changed and are compiled anew."""
     return os.pathsep.join([str(Path(sys.executable).parent), base.get("PATH", os.defpath)])
-
-
-def rank_environments(world_size: int) -> list[dict[str, str]]:
-    """What each rank has for itself: torch.distributed's variables, with a port nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size)}
-    return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
 
 
 def _kernel_tells_waits() -> bool:

@@ -93,12 +93,13 @@ class ForkedWork(WorkProcesses):
         log: Path,
         scratch: Sequence[str] = (),
         invites: bool = False,
+        speaks: bool = True,
     ) -> None:
         log.unlink(missing_ok=True)  # of a study that was killed
         self._fork_server, self._spec = fork_server, tempfile.TemporaryFile()  # noqa: SIM115, until the trial is told
         self._start_barrier = os.pipe()
         try:
-            super().__init__([], ranks, fork_server.environment, log, scratch, invites=invites)
+            super().__init__([], ranks, fork_server.environment, log, scratch, invites=invites, speaks=speaks)
         except BaseException:
             self._lift_barrier()
             raise

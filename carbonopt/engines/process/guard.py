@@ -9,7 +9,7 @@ As a program (standard library only: it starts in 30 ms) it starts programs; as 
 
     python guard.py LIFELINE_FD CHANNEL_FD '{"argv": [...], "ranks": [{"RANK": "0", ...}, ...],
                                              "extensions": "/folder", "scratch": ["/folder", ".pattern*"] or [],
-                                             "folder": "/where/it/runs" or null, "invites": false}'
+                                             "folder": "/where/it/runs" or null, "keeps_channel": false}'
 
 Exits with the first non-zero exit code of a rank (a signal as 128 + its number), else 0.
 """
@@ -39,8 +39,8 @@ LOCK = "lock"  # torch's name for the file that it holds open while it compiles 
 def main(lifeline: int, channel: int, job: dict[str, Any], work: Callable[[dict[str, str]], int]) -> int:
     """Until all ranks have ended or the study is gone; returns what this program's exit code is to be. `work`, in a
     process of its own, takes what a rank has in its environment for itself, and returns the rank's exit code. Only the
-    first rank has the channel; where the study invites whoever speaks for the trial, none: the guard keeps it, and so
-    says when all have ended."""
+    first rank has the channel; none where the guard keeps it, and so says when all have ended: where the study invites
+    whoever speaks for the trial, or hears rank 0 from another machine."""
     guard, ranks = os.getpid(), set()
     # Who ends a job often signals all its processes (Slurm, systemd): the study says then how the ranks end.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -53,11 +53,11 @@ def main(lifeline: int, channel: int, job: dict[str, Any], work: Callable[[dict[
                 os._exit(1)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which a rank may end its own children
             os.close(lifeline)
-            if index > 0 or job["invites"]:
+            if index > 0 or job["keeps_channel"]:
                 os.close(channel)
             live(work, environment)
         ranks.add(rank)
-    if not job["invites"]:
+    if not job["keeps_channel"]:
         os.close(channel)
 
     alive, failure, deadline = len(ranks), 0, None

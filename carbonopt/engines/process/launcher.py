@@ -25,7 +25,7 @@ from carbonopt.core.events import (
 from carbonopt.core.files import PreparedFolder, write_json
 from carbonopt.core.trial import Prepared, Program, TrialSpec
 from carbonopt.engines.base import was_interrupted
-from carbonopt.engines.process.environment import check_environment, rank_environments, work_environment
+from carbonopt.engines.process.environment import Ranks, check_environment, of_launcher, work_environment
 from carbonopt.engines.process.extensions import missing_operators, needed_operators, wait_for
 from carbonopt.engines.process.forking import CannotFork, ForkedWork, ForkServer
 from carbonopt.engines.process.processes import WorkProcesses, run_module
@@ -40,7 +40,13 @@ class Preparation:
     imports until it is asked for its `result`: only then does it touch a GPU or the study's folder."""
 
     def __init__(
-        self, config: StudyConfig, launch: LocalLaunch, gpu_uuids: Sequence[str], paths: StudyPaths, fingerprint: str
+        self,
+        config: StudyConfig,
+        launch: LocalLaunch,
+        gpu_uuids: Sequence[str],
+        paths: StudyPaths,
+        fingerprint: str,
+        world_size: int,
     ) -> None:
         assert config.workload is not None
         self.work: WorkProcesses | None = None
@@ -52,7 +58,7 @@ class Preparation:
         # Else the first trial would compile them, in what it measures, or every trial would die of a missing compiler.
         self.is_needed = reads_data and (self._made_before is None or bool(missing_operators(self._operators)))
         workload, space = config.workload.model_dump(mode="json"), config.search.space.model_dump(mode="json")
-        self._spec = {"workload": workload, "space": space, "world_size": launch.world_size}
+        self._spec = {"workload": workload, "space": space, "world_size": world_size}
         self._spec["auto"] = isinstance(config.search.space, UnchosenSpace)
         self._spec |= {"prepared_dir": str(paths.prepared.resolve()), "fingerprint": fingerprint}
 
@@ -63,12 +69,12 @@ class Preparation:
         argv = run_module("carbonopt.train.prepare", str(spec_file))
         environment = work_environment(self._launch, self._gpu_uuids)
         log = self._paths.prepare_log.resolve()
-        self.work = WorkProcesses(argv, rank_environments(self._launch.world_size), environment, log, self._scratch())
+        self.work = WorkProcesses(argv, Ranks.alone(1).environments, environment, log, self._scratch())
 
     def fork(self, fork_server: ForkServer, log: Path) -> None:
         """Forks it from what trials are forked from, which has imported everything; `log` until it has begun. Raises
         CannotFork."""
-        ranks = [{**rank, PREPARES: "1"} for rank in rank_environments(self._launch.world_size)]
+        ranks = [{**rank, PREPARES: "1"} for rank in Ranks.alone(1).environments]
         forked = ForkedWork(fork_server, ranks, log, self._scratch())
         forked.begin(json.dumps(self._spec), self._paths.prepare_log.resolve())
         self.work = forked
@@ -127,21 +133,27 @@ class ProcessLauncher:
         self._preparation: Preparation | None = None
         self._fork_server: ForkServer | None = None
         self._next: ForkedWork | None = None
-        self._next_world_size = launch.world_size
+        self._next_ranks: Ranks  # that it has
+        self._world_size = launch.world_size  # of the next trial, most likely
+        self.ranks_of: Callable[[int], Ranks] = Ranks.alone  # those of a trial that run here, by its world size
         self._prelaunch_logs: Iterator[Path] = iter(())
         self._is_script = False
         self._of_the_study: dict[str, str] = {}  # environment variables for what can be done before a trial is known
 
-    def begin(self, config: StudyConfig, paths: StudyPaths, fingerprint: str, *, prepares: bool) -> bool:
+    def begin(
+        self, config: StudyConfig, paths: StudyPaths, fingerprint: str, world_size: int, *, prepares: bool
+    ) -> bool:
         """Starts the process that trials are forked from, and the one that prepares their data. Both import for
         seconds, while the study goes on, and leave the GPUs alone. Returns whether there is anything to prepare.
-        `prepares`: False where another worker may be preparing it now.
+        `prepares`: False where another worker may be preparing it now; `world_size`: of a trial that leaves no device
+        idle, on all its machines.
 
         On CPUs the preparation is forked from the first as well, later: to import everything twice would take cores
         that are wanted, and energy; beside a GPU, whose idle seconds cost more, both import at once."""
         workload = config.workload
         assert workload is not None
-        self._make = partial(Preparation, config, self._launch, self._gpu_uuids, paths, fingerprint)
+        self._make = partial(Preparation, config, self._launch, self._gpu_uuids, paths, fingerprint, world_size)
+        self._world_size = world_size
         self._preparation = self._make() if prepares else None
         log = paths.template_log.resolve()
         self._prelaunch_logs = (paths.waiting_log(number).resolve() for number in itertools.count())
@@ -177,43 +189,47 @@ class ProcessLauncher:
             self._fork_server = None
 
     def start(self, spec: TrialSpec, log: Path) -> WorkProcesses:
-        spec_file = Path(spec.trial_dir) / "spec.json"
+        ranks = self.ranks_of(spec.params.world_size)
+        self._world_size = spec.params.world_size  # which the next trial is likely to have, too
+        spec_file = Path(spec.trial_dir) / (f"spec-{ranks.node}.json" if ranks.node else "spec.json")
         write_json(spec_file, spec.model_dump(mode="json"))
         if self._fork_server is not None:
             with self._cold_if_it_cannot_fork():
                 if self._next is not None and self._next.has_died:
                     self._drop_next()
-                if self._next is not None and self._next_world_size != spec.params.world_size:
-                    self._drop_next()  # it is another number of processes
-                trial, self._next = self._next or self._prelaunch(self._fork_server, spec.params.world_size), None
+                if self._next is not None and not ranks.may_be(self._next_ranks):
+                    self._drop_next()
+                trial, self._next = self._next or self._prelaunch(self._fork_server, ranks), None
                 trial.begin(spec.model_dump_json(), log)
                 return trial
-        ranks = self._ranks(spec.params.world_size)
         if (program := spec.program) is not None:
             return self._start_program(program, ranks, log)
         argv = run_module("carbonopt.train.worker", str(spec_file))
-        return WorkProcesses(argv, ranks, self._environment, log)
+        return WorkProcesses(argv, self._environments(ranks), self._environment, log, speaks=ranks.first == 0)
 
-    def _start_program(self, program: Program, ranks: list[dict[str, str]], log: Path) -> WorkProcesses:
+    def _start_program(self, program: Program, ranks: Ranks, log: Path) -> WorkProcesses:
         environment = self._environment | program.environment
-        ranks = [{}] if program.starts_ranks else ranks
-        return WorkProcesses([*program.argv], ranks, environment, log, folder=program.folder, invites=True)
+        speaks, own = ranks.first == 0, self._environments(ranks)
+        if program.starts_ranks:
+            own = [of_launcher(ranks)]
+        return WorkProcesses([*program.argv], own, environment, log, (), program.folder, invites=True, speaks=speaks)
 
-    def _ranks(self, world_size: int) -> list[dict[str, str]]:
+    def _environments(self, ranks: Ranks) -> list[dict[str, str]]:
         """What each rank has for itself. One rank alone of a script has nothing, as if its user had started it."""
-        alone = self._is_script and world_size == 1
-        return [{}] if alone else [{**rank, **self._of_the_study} for rank in rank_environments(world_size)]
+        alone = self._is_script and ranks.world_size == 1
+        return [{}] if alone else [{**rank, **self._of_the_study} for rank in ranks.environments]
 
     def prepare_next(self) -> None:
         """Has the next trial's processes open the GPUs: that takes longer than all the rest of a set-up. Called at
         every report of a trial's steps, and not before: two set-ups at once wait for each other in the driver."""
         if self._fork_server is not None and self._next is None and self._launch.gpus and not self._is_script:
             with self._cold_if_it_cannot_fork():
-                self._next = self._prelaunch(self._fork_server, self._next_world_size)
+                self._next = self._prelaunch(self._fork_server, self.ranks_of(self._world_size))
 
-    def _prelaunch(self, fork_server: ForkServer, world_size: int) -> ForkedWork:
-        self._next_world_size = world_size  # the next trial is likely to have as many ranks as this one
-        return ForkedWork(fork_server, self._ranks(world_size), next(self._prelaunch_logs), invites=self._is_script)
+    def _prelaunch(self, fork_server: ForkServer, ranks: Ranks) -> ForkedWork:
+        self._next_ranks = ranks
+        own, log, speaks = self._environments(ranks), next(self._prelaunch_logs), ranks.first == 0
+        return ForkedWork(fork_server, own, log, invites=self._is_script, speaks=speaks)
 
     def _drop_next(self) -> None:
         if self._next is not None:

@@ -155,6 +155,7 @@ class WorkProcesses:
         folder: in which they run; None: in this process's.
         invites: the first rank's channel is a socket that whoever speaks for the trial connects to, since a program
             that starts the ranks passes no descriptors on.
+        speaks: whether the trial's rank 0 is among them; of others nothing is heard but how they end.
     """
 
     def __init__(
@@ -166,19 +167,20 @@ class WorkProcesses:
         scratch: Sequence[str] = (),
         folder: str | None = None,
         invites: bool = False,
+        speaks: bool = True,
     ) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
         ours, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
-        self._listener = Listener(ours, invites=invites)
-        if invites:
+        self._listener = Listener(ours, invites=invites and speaks)
+        if invites and speaks:
             ranks = [{**rank, CHANNEL_PATH: str(self._listener.path)} for rank in ranks]
-        else:
+        elif speaks:
             ranks = [{**ranks[0], CHANNEL_FD: str(theirs.fileno())}, *ranks[1:]]
         self._extensions, self._scratch = str(extensions_folder(environment).resolve()), list(scratch)
         job = {"argv": argv, "ranks": ranks, "extensions": self._extensions, "scratch": self._scratch}
-        job |= {"folder": folder, "invites": invites}
+        job |= {"folder": folder, "keeps_channel": invites or not speaks}
         try:
             with log.open("ab") as output:
                 self._log_begins = output.tell()

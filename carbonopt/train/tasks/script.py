@@ -25,6 +25,7 @@ _PLACEHOLDERS = ("seed", "trial", "world_size", "gradient_accumulation_steps", "
 # Programs, and modules of `python -m`, that start the ranks themselves.
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "srun")
 _LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+_ON_EACH_MACHINE = ("torchrun", "torch.distributed.run")  # of those; the others start ranks on other machines, too
 _LONGEST_ARGUMENT = 2**17 - 1  # bytes: MAX_ARG_STRLEN of Linux, with its end
 _NOT_A_SCRIPTS = ("model", "tokenizer", "dataset", "sequence_length", "eval_batch_size_per_gpu")
 
@@ -131,6 +132,7 @@ class Script(Task):
                 events.TOTAL_STEPS: str(self.workload.steps or ""),
             },
             starts_ranks=self.starts_ranks,
+            on_each_machine=not self.starts_ranks or self._launcher in _ON_EACH_MACHINE,
             warm=self.workload.warm,
         )
 
@@ -147,9 +149,13 @@ class Script(Task):
     @property
     def starts_ranks(self) -> bool:
         """Whether the command is a launcher's, which starts a process for each rank itself."""
+        return self._launcher in (*_LAUNCHERS, *_LAUNCHER_MODULES)
+
+    @property
+    def _launcher(self) -> str:
+        """The program, or the module of `python -m`."""
         words = self._words()
-        module = words[2] if len(words) > 2 and words[1] == "-m" else ""
-        return Path(words[0]).name in _LAUNCHERS or module in _LAUNCHER_MODULES
+        return words[2] if len(words) > 2 and words[1] == "-m" else Path(words[0]).name
 
     @property
     def script(self) -> tuple[str, str] | None:

@@ -1,0 +1,223 @@
+"""What works for a study on one of its machines: it owns the ranks there, what they are forked from, and the meter.
+
+    python -m carbonopt.engines.agent
+
+The study starts one on each machine, by ssh or srun (see `carbonopt.engines.nodes`), and asks it for what
+`LocalEngine`, `WorkProcesses` and a meter do: a line of JSON on standard input for each, answered by one on standard
+output. Standard input is its lifeline: when that is closed, because the study has ended or was killed, or its machine
+is gone, the agent ends at once, and its guards end the ranks.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+from pydantic_core import to_jsonable_python
+
+import carbonopt
+from carbonopt.core.config import StudyConfig
+from carbonopt.core.errors import BadInput, CarbonoptError
+from carbonopt.core.trial import Phase, StopReason, TrialSpec
+from carbonopt.energy.meter import Reading
+from carbonopt.engines.local import LocalEngine
+from carbonopt.engines.process.environment import Ranks, free_port
+from carbonopt.engines.process.processes import WorkProcesses
+from carbonopt.storage.paths import StudyPaths
+
+_SEEN_WITHIN_S = 30.0  # on another machine a new file is: NFS looks again every 3 to 30 s
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+
+
+class Agent:
+    """Its public methods are what the study can ask for, with what they are given in JSON."""
+
+    def __init__(self) -> None:
+        self.interrupted = threading.Event()
+        self.warnings: list[str] = []  # since the last answer
+        self._engine: LocalEngine
+        self._trial: WorkProcesses | None = None
+        self._prepares_data = False
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+    def preparing(self, anything: bool) -> None:
+        self._prepares_data = anything
+
+    def hello(self) -> dict[str, Any]:
+        # By ssh: the address by which this machine was reached, which others reach it by, too.
+        reached = os.environ.get("SSH_CONNECTION", "").split()
+        address = reached[2] if len(reached) == 4 else socket.gethostname()
+        return {"name": socket.gethostname(), "version": carbonopt.__version__, "address": address}
+
+    def begin(
+        self,
+        config: dict[str, Any],
+        world_size: int,
+        root: str,
+        name: str,
+        mark: str,
+        fingerprint: str,
+        address: str,
+        prepares: bool,
+    ) -> dict[str, Any]:
+        """As an engine's. `name`: by which the study calls this machine; `mark`: a file of the study's folder that was
+        made a moment ago; `address`: of the machine that has rank 0."""
+        from carbonopt.engines.kinds import ENGINES
+
+        paths = StudyPaths(Path(root), name)
+        self._check_sees(paths.root / mark)
+        os.environ.setdefault(_INTERFACE, _interface_to(address))
+        engine = ENGINES[config["launch"]["kind"]](StudyConfig.model_validate(config), 0)
+        assert isinstance(engine, LocalEngine)
+        self._engine = engine
+        engine.world_size = world_size
+        engine.begin(paths, fingerprint, self, self.interrupted.is_set, prepares=prepares)
+        meter = engine.meter
+        told = {"node": engine.node, "hardware": engine.hardware, "prepares_data": self._prepares_data}
+        return {**told, "energy_source": meter.energy_source, "models": meter.models, "idle": meter.idle}
+
+    def _check_sees(self, mark: Path) -> None:
+        deadline = time.monotonic() + _SEEN_WITHIN_S
+        while not mark.exists():
+            if time.monotonic() > deadline or self.interrupted.is_set():
+                must = "the study's folder must be one that all its machines share (NFS, say)"
+                raise BadInput(f"{must}, but {mark.parent} isn't there; give another --out.")
+            time.sleep(0.1)
+
+    def ranks(self, ranks: dict[str, Any]) -> None:
+        """Those of the next trial that are this machine's."""
+        own = Ranks.model_validate(ranks)
+        self._engine.launcher.ranks_of = lambda _: own
+
+    def free_port(self) -> int:
+        return free_port("")
+
+    def prepare(self) -> Any:
+        return self._engine.prepare(self.interrupted.is_set)
+
+    def await_free(self) -> str | None:
+        return self._engine.await_free(self.interrupted.is_set)
+
+    def start(self, spec: dict[str, Any], log: str) -> None:
+        self._trial = self._engine.start(TrialSpec.model_validate(spec), Path(log))
+
+    def prepare_next(self) -> None:
+        self._engine.prepare_next()
+
+    def receive(self, timeout_s: float) -> dict[str, Any] | None:
+        assert self._trial is not None
+        event = self._trial.receive(timeout_s)
+        return None if event is None else {"event": type(event).__name__, **event.model_dump(mode="json")}
+
+    def answer(self, stop: str | None) -> None:
+        assert self._trial is not None
+        self._trial.answer(None if stop is None else StopReason(stop))
+
+    def end(self) -> None:
+        assert self._trial is not None
+        self._trial.end()
+
+    def log_tail(self, lines: int) -> str:
+        assert self._trial is not None
+        return self._trial.log_tail(lines)
+
+    def enter(self, phase: str) -> None:
+        self._engine.meter.enter(Phase(phase))
+
+    def use(self, gpus: int) -> None:
+        self._engine.meter.use(gpus)
+
+    def running(self, phase: str) -> Reading:
+        return _own(self._engine.meter.running(Phase(phase)))
+
+    def take(self, phases: list[str]) -> dict[str, Reading]:
+        taken = self._engine.meter.take(*map(Phase, phases))
+        return {phase.value: _own(reading) for phase, reading in taken.items()}
+
+    def outer(self) -> Reading:
+        return _own(self._engine.meter.outer())
+
+    def close_meter(self) -> None:
+        self._engine.meter.close()
+
+    def close(self) -> None:
+        if hasattr(self, "_engine"):
+            self._engine.close()
+
+
+def _own(reading: Reading) -> Reading:
+    """Of this one machine, which need not be named in it."""
+    return reading.model_copy(update={"nodes": {}})
+
+
+def _interface_to(address: str) -> str:
+    """The network interface by which this machine reaches another one, or itself by that name: gloo would take the
+    address of its own host name, which on Debian is a loopback's. Raises CarbonoptError for an unknown name."""
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:  # nothing is sent
+            probe.connect(place)
+            own = probe.getsockname()[0]
+    except OSError as error:
+        raise CarbonoptError(f"{address}, which has rank 0, can't be reached: {error.strerror}.") from error
+    named: dict[str, str] = {
+        entry.address.partition("%")[0]: name for name, entries in psutil.net_if_addrs().items() for entry in entries
+    }
+    return named.get(own, "lo")
+
+
+def _requests(interrupted: threading.Event) -> Iterator[dict[str, Any]]:
+    """What the study asks for, until it is gone: then this process is, whatever it does."""
+    waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+
+    def hear() -> None:
+        for line in sys.stdin.buffer:
+            request = json.loads(line)
+            if request["do"] == "interrupt":
+                interrupted.set()
+            else:
+                waiting.put(request)
+        os._exit(0)
+
+    threading.Thread(target=hear, daemon=True).start()
+    while True:
+        yield waiting.get()
+
+
+def _answered(do: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {"result": to_jsonable_python(do(**given))}
+    except CarbonoptError as error:
+        return {"raised": type(error).__name__, "text": str(error)}
+
+
+def main() -> None:
+    # Who ends a job signals all its processes (Slurm): the study says how this one ends.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm's warning, which all that is started shall ignore, too
+    with contextlib.ExitStack() as files:
+        # What else this process prints goes to its log.
+        answers = files.enter_context(os.fdopen(os.dup(sys.stdout.fileno()), "wb"))
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        agent = Agent()
+        for request in _requests(agent.interrupted):
+            answer = _answered(getattr(agent, request["do"]), request["with"])
+            answer["warnings"], agent.warnings = agent.warnings, []
+            answers.write(json.dumps(answer).encode() + b"\n")
+            answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Trials over the machines of a hostfile, on each of which ssh starts an agent.
+
+DeepSpeed's own launcher reads the same file, but leaves its ranks alive where it is killed. Who may log in where, with
+which key and from which port, is ssh's configuration; nothing is asked for on the way."""
+
+import os
+import shlex
+import shutil
+from pathlib import Path
+
+from carbonopt.core.config import HostfileLaunch, LocalLaunch, StudyConfig
+from carbonopt.core.errors import BadInput
+from carbonopt.core.space import SearchSpace
+from carbonopt.engines.nodes import NodesEngine, agent_program
+
+# Of this command's environment the agents have what begins so; the rest is what ssh gives them on their machine.
+PASSED = ("CARBONOPT_", "CUDA_", "DS_", "GLOO_", "HF_", "NCCL_", "OMP_", "PYTHON", "TORCH", "TRANSFORMERS_", "UCX_")
+_SSH = {
+    "BatchMode": "yes",  # it never asks for a password
+    "ConnectTimeout": "15",
+    "ControlMaster": "no",
+    "ControlPath": "none",
+    "ServerAliveInterval": "5",
+    "ServerAliveCountMax": "6",  # a machine that isn't heard for half a minute is gone
+}
+
+
+class HostfileEngine(NodesEngine):
+    def check(self, space: SearchSpace) -> None:
+        super().check(space)
+        if shutil.which("ssh") is None:
+            raise BadInput("launch.kind: hostfile needs ssh on PATH; install an OpenSSH client.")
+
+    def _programs(self) -> list[tuple[str, list[str]]]:
+        assert isinstance(self._launch, HostfileLaunch)
+        passed = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(PASSED)]
+        # The same Python in the same folder: a study's files have the same names on all machines.
+        command = f"cd {shlex.quote(str(Path.cwd()))} && exec env {shlex.join([*passed, *agent_program()])}"
+        options = [text for name, value in _SSH.items() for text in ("-o", f"{name}={value}")]
+        return [(host.name, ["ssh", "-T", *options, host.name, command]) for host in self._launch.hosts]
+
+    def _config_of(self, number: int) -> StudyConfig:
+        assert isinstance(self._launch, HostfileLaunch)
+        slots, on_gpus = self._launch.hosts[number].slots, self._launch.device == "gpu"
+        shared = {name: getattr(self._launch, name) for name in ("timeout_s", "warm_start", "haste")}
+        devices = {"gpus": tuple(range(slots))} if on_gpus else {"gpus": (), "cpu_ranks": slots}
+        return self._config.model_copy(update={"launch": LocalLaunch(**shared, **devices)})
