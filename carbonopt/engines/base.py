@@ -42,7 +42,9 @@ def was_interrupted(interrupted: Callable[[], bool]) -> bool:
 class RunningTrial(Protocol):
     """A trial from its start to its end, wherever its ranks are."""
 
-    log: Path
+    @property
+    def log(self) -> Path:
+        """What its ranks print; of several machines, what there is to be read first."""
 
     def receive(self, timeout_s: float) -> Event | None:
         """The next event; None after so long without one. After `Exited` nothing comes."""

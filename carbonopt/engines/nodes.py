@@ -153,8 +153,8 @@ class _RemoteMeter:
 class NodesTrial:
     """A trial whose ranks are on several machines, the first of which has rank 0. Implements `RunningTrial`."""
 
-    def __init__(self, remotes: Sequence[RemoteNode], log: Path) -> None:
-        self.log, self._remotes = log, remotes
+    def __init__(self, logs: Mapping[RemoteNode, Path]) -> None:
+        self._logs, self._remotes = logs, (remotes := list(logs))
         self._first, self._silent = remotes[0], list(remotes[1:])  # of the latter those that have not ended
         self._first_ended: Exited | None = None
         self._failure: tuple[RemoteNode, Exited] | None = None
@@ -192,6 +192,11 @@ class NodesTrial:
         if event.code != 0 and self._failure is None:
             self._failure, self._ends_at_s = (remote, event), time.monotonic() + GRACE_S
 
+    @property
+    def log(self) -> Path:
+        """Of the machine whose ranks failed, or of rank 0's."""
+        return self._logs[self._failure[0] if self._failure else self._first]
+
     @staticmethod
     def _event(remote: RemoteNode, timeout_s: float) -> Event | None:
         if (told := remote.ask("receive", timeout_s=timeout_s)) is None:
@@ -208,7 +213,7 @@ class NodesTrial:
     def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
         remote = self._failure[0] if self._failure else self._first
         tail: str = remote.ask("log_tail", lines=lines)
-        return tail if remote is self._first else f"({remote.name})\n{tail}"
+        return tail
 
 
 def together(remotes: Sequence[RemoteNode], what: str, given: Sequence[dict[str, Any]] | None = None) -> list[Any]:
@@ -324,7 +329,7 @@ class NodesEngine(Engine):
         given = [{"spec": spec.model_dump(mode="json"), "log": str(own)} for own in logs]
         together(having, "start", given)
         self._prepared_ahead, self._last_world_size = False, world_size
-        return NodesTrial(having, log)
+        return NodesTrial(dict(zip(having, logs, strict=True)))
 
     def prepare_next(self) -> None:
         if self._prepared_ahead or not self._launch.gpus:

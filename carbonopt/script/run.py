@@ -214,7 +214,9 @@ def _speaker() -> Speaker | None:
     if _rank() > 0:
         return None
     if events.CHANNEL_PATH not in os.environ:
-        raise BadInput("rank 0 must run on the first machine of the launch, where the study is heard, but runs elsewhere.")
+        raise BadInput(
+            "rank 0 must run on the first machine of the launch, where the study is heard, but runs elsewhere."
+        )
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(os.environ[events.CHANNEL_PATH])
     return Speaker(connection)

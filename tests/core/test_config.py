@@ -94,7 +94,7 @@ def test_paths_are_taken_from_the_study_files_folder(tmp_path: Path, tiny_study:
         ("search.space.learning_rate", float("inf"), ["learning_rate", "must be a finite number", "inf"]),
         ("search.space.epochs", {"choices": [None]}, ["epochs", "must be a finite number", "None"]),
         ("search.space.epochs", {"low": "1", "high": 8}, ["epochs", "low", "'1'"]),
-        ("launch.kind", "abc", ["launch: kind must be one of 'local', 'slurm', 'replay', but got 'abc'"]),
+        ("launch.kind", "abc", ["launch: kind must be one of 'local', 'slurm', 'hostfile', 'replay', but got 'abc'"]),
         ("name", "..", ["name", "must not be of dots only", "'..'", "give a word"]),
         ("carbon.region", "\x1b[31m", ["carbon.region", "control character"]),
     ],

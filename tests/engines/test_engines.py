@@ -65,7 +65,7 @@ def advanced(**phases: tuple[float, float]) -> ReplayMeter:
 
 
 def test_energies_of_nodes_add_up_and_their_seconds_do_not() -> None:
-    meter = NodeMeters({HERE: advanced(train=(3.0, 10.0), eval=(1.0, 1.0)), THERE: advanced(train=(5.0, 9.0))})
+    meter = NodeMeters({HERE: advanced(train=(3.0, 10.0), eval=(1.0, 1.0)), THERE: advanced(train=(5.0, 9.0))}, [1, 1])
     meter.enter(Phase.GAP)
     running = meter.running(Phase.TRAIN)
     assert (running.total_kwh, running.duration_s) == (8.0, 10.0)
@@ -86,7 +86,7 @@ def test_what_is_modelled_on_one_node_is_not_measured_on_all() -> None:
     measured, modelled = ReplayMeter(), ReplayMeter()
     measured.energy_source = {"cpu": "measured", "gpu": "measured"}
     modelled.energy_source = {"cpu": "modelled", "gpu": "measured"}
-    assert NodeMeters({HERE: measured, THERE: modelled}).energy_source == {"cpu": "modelled", "gpu": "measured"}
+    assert NodeMeters({HERE: measured, THERE: modelled}, [1, 1]).energy_source == {"cpu": "modelled", "gpu": "measured"}
 
 
 def test_all_nodes_end_their_meters_though_one_cant() -> None:
@@ -97,8 +97,24 @@ def test_all_nodes_end_their_meters_though_one_cant() -> None:
     last = ReplayMeter()
     last.enter(Phase.TRAIN)
     with pytest.raises(OSError, match="the node is gone"):
-        NodeMeters({HERE: last, THERE: Lost()}).close()
+        NodeMeters({HERE: last, THERE: Lost()}, [1, 1]).close()
     assert last.take(Phase.TRAIN)[Phase.TRAIN] == Reading(gpu_kwh=0.0), "it is closed: nothing is open"
+
+
+def test_a_node_that_a_trial_leaves_idle_is_in_gap_meanwhile() -> None:
+    here, there = ReplayMeter(), ReplayMeter()
+    meter = NodeMeters({HERE: here, THERE: there}, [2, 2])
+    meter.enter(Phase.SETUP)
+    meter.use(2)
+    assert (here._open, there._open) == (Phase.SETUP, Phase.GAP)
+    meter.enter(Phase.TRAIN)
+    assert (here._open, there._open) == (Phase.TRAIN, Phase.GAP)
+    meter.enter(Phase.GAP)
+    meter.enter(Phase.SETUP)
+    meter.use(3)
+    assert (here._open, there._open) == (Phase.SETUP, Phase.SETUP)
+    meter.enter(Phase.EVAL)
+    assert (here._open, there._open) == (Phase.EVAL, Phase.EVAL)
 
 
 ROW = {

@@ -39,7 +39,10 @@ def test_times_are_read_as_sbatch_reads_them(text: str | int, minutes: int) -> N
     [
         ({"time": "an hour"}, "launch.time: must be a time as sbatch takes it, such as 08:00:00, but got 'an hour'"),
         ({"time": 0}, "launch.time"),
-        ({"nodes": 2}, "trials over several nodes can't be launched yet; give nodes: 1, not 2"),
+        (
+            {"nodes": 2, "gpus_per_node": 4, "gpus_per_trial": 2},
+            "gpus_per_trial is for trials within one node, but nodes is 2; leave it out",
+        ),
         ({"gpus_per_node": 3, "gpus_per_trial": 2}, "gpus_per_trial must divide gpus_per_node, but got 2 and 3"),
         ({"gpus_per_node": 0, "gpus_per_trial": 1}, "gpus_per_trial needs GPUs, but gpus_per_node is 0"),
         ({"gpus": [0]}, "launch.gpus"),
@@ -144,6 +147,34 @@ def test_a_study_survives_what_happens_to_its_jobs(
     assert footprint(data).closure == pytest.approx(1.0, abs=0.01)
     assert data.ended is not None
     assert workers(folder) == []
+
+
+@pytest.mark.slow
+def test_a_trial_over_two_nodes_survives_a_requeue_and_is_as_on_one(
+    cluster: Cluster, job_study: dict, write_study, tmp_path: Path
+) -> None:
+    job_study["search"]["space"] = {"global_batch_size": 16, "learning_rate": 2e-3, "epochs": 0.5}
+    job_study["budget"] = {"trials": 1}
+    job_study["launch"] |= {"nodes": 2, "cpu_ranks": 2}
+    study, folder = write_study(job_study), tmp_path / "out"
+    following = command(cluster, study, folder)
+    wait_for(lambda: trains(folder, 0), 120)
+    cluster.asked("scontrol", "requeue", job_of(folder))
+    said, _ = following.communicate(timeout=240)
+    assert following.returncode in (0, 3), said
+    data = read(folder)
+    record = data.records[0]
+    assert (record.state, record.attempt) == (TrialState.COMPLETE, 2)
+    assert record.earlier_attempts_energy_kwh > 0
+    assert [node.name for node in record.nodes] == ["n1", "n2"]
+    assert sum(node.readings.total for node in record.nodes) == pytest.approx(record.energy_kwh.total, rel=1e-12)
+    assert footprint(data).closure == pytest.approx(1.0, abs=1e-6)
+    assert workers(folder) == []
+
+    job_study["launch"] = {"kind": "local", "gpus": [], "cpu_ranks": 4}
+    alone = command(cluster, write_study({**job_study, "name": "alone"}, "alone.yaml"), tmp_path / "alone")
+    said, _ = alone.communicate(timeout=240)
+    assert read(tmp_path / "alone").records[0].value == pytest.approx(record.value, rel=1e-3), said
 
 
 @pytest.mark.slow

@@ -1,0 +1,105 @@
+"""Machines that ssh reaches, made on this one: each has a network, a name and an sshd of its own, but shares its
+devices and files. They see nothing beyond each other."""
+
+import os
+import secrets
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SSHD = "/usr/sbin/sshd"
+PROGRAMS = ("ip", "unshare", "ssh", "ssh-keygen")
+CONFIGURATION = """\
+HostKey {root}/host-key
+AuthorizedKeysFile {root}/user-key.pub
+StrictModes no
+UsePAM no
+PermitRootLogin yes
+PasswordAuthentication no
+PidFile none
+"""
+CLIENT = """\
+Host h*
+  IdentityFile {root}/user-key
+  StrictHostKeyChecking no
+  UserKnownHostsFile /dev/null
+  LogLevel ERROR
+"""
+
+
+def _shell(command: str) -> None:
+    subprocess.run(command, shell=True, check=True, capture_output=True)
+
+
+class SshHosts:
+    """h1 to hN, while they are up."""
+
+    def __init__(self, root: Path, count: int) -> None:
+        self.root, self._tag = root, secrets.token_hex(3)
+        self.names = [f"h{number}" for number in range(1, count + 1)]
+        self._net = f"10.77.{secrets.randbelow(256)}"
+        self._daemons: list[subprocess.Popen] = []
+
+    def start(self) -> None:
+        for key in ("host-key", "user-key"):
+            _shell(f"ssh-keygen -q -t ed25519 -N '' -f {self.root}/{key}")
+        (self.root / "sshd_config").write_text(CONFIGURATION.format(root=self.root))
+        (self.root / "ssh_config").write_text(CLIENT.format(root=self.root))
+        addresses = {name: f"{self._net}.{number}" for number, name in enumerate(self.names, 1)}
+        known = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in addresses.items())]
+        (self.root / "hosts").write_text("\n".join([*known, ""]))
+        Path("/run/sshd").mkdir(exist_ok=True)
+        bridge, own = f"b{self._tag}", f"{self._net}.254/24"
+        _shell(f"ip link add {bridge} type bridge && ip addr add {own} dev {bridge} && ip link set {bridge} up")
+        for name, address in addresses.items():
+            netns, veth = f"{self._tag}-{name}", f"{self._tag}{name}"
+            _shell(f"ip netns add {netns} && ip link add {veth} type veth peer name eth0 netns {netns}")
+            _shell(f"ip link set {veth} master {bridge} up && ip -n {netns} addr add {address}/24 dev eth0")
+            _shell(f"ip -n {netns} link set eth0 up && ip -n {netns} link set lo up")
+            inside = f"hostname {name}; {self._mounts} exec {SSHD} -D -e -f {self.root}/sshd_config"
+            command = ["ip", "netns", "exec", netns, "unshare", "--mount", "--uts", "sh", "-c", inside]
+            log = (self.root / f"{name}.log").open("wb")
+            self._daemons.append(
+                subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            )
+        for name in self.names:
+            reached = "for i in $(seq 100); do ssh $0 true && exit; sleep 0.05; done; exit 1"
+            subprocess.run(self.command("sh", "-c", reached, name), check=True, capture_output=True, timeout=60)
+
+    @property
+    def _mounts(self) -> str:
+        binds = {"hosts": "/etc/hosts", "ssh_config": "/etc/ssh/ssh_config"}
+        return "".join(f"mount --bind {self.root}/{own} {place}; " for own, place in binds.items())
+
+    def command(self, *words: str | Path) -> list[str]:
+        """A command of this machine, where the hosts are known by name and let it in."""
+        return ["unshare", "--mount", "sh", "-c", f'{self._mounts} exec "$@"', "sh", *map(str, words)]
+
+    def stop(self) -> None:
+        for daemon in self._daemons:
+            daemon.terminate()
+            daemon.wait()
+        for name in self.names:
+            netns = f"{self._tag}-{name}"
+            pids = subprocess.run(["ip", "netns", "pids", netns], capture_output=True, text=True).stdout.split()
+            subprocess.run(["kill", "-9", *pids], capture_output=True)
+            subprocess.run(["ip", "netns", "del", netns], capture_output=True)
+        subprocess.run(["ip", "link", "del", f"b{self._tag}"], capture_output=True)
+
+
+@pytest.fixture(scope="session")
+def ssh_hosts() -> Iterator[SshHosts]:
+    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    if os.geteuid() != 0 or missing or not Path(SSHD).exists():
+        pytest.skip("needs root, sshd, ssh, ip and unshare (Debian: openssh-server openssh-client iproute2)")
+    with tempfile.TemporaryDirectory(prefix="ssh-") as folder:
+        made = SshHosts(Path(folder), 2)
+        try:
+            made.start()
+            yield made
+        finally:
+            made.stop()
