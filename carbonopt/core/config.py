@@ -428,6 +428,11 @@ class LocalLaunch(_Shared):
         return self.gpus_per_trial or len(self.gpus) or self.cpu_ranks
 
     @property
+    def ranks_of_nodes(self) -> tuple[int, ...]:
+        """As many as a trial may have on each of its machines."""
+        return (self.world_size,)
+
+    @property
     def slots(self) -> int:
         """Trials that run side by side, of one command."""
         return len(self.gpus) // self.world_size if self.gpus else self.workers
@@ -503,12 +508,12 @@ class SlurmLaunch(_Shared):
     @property
     def world_size(self) -> int:
         """Ranks of a trial."""
-        return self.gpus_per_trial or sum(self.ranks_of_nodes)
+        return sum(self.ranks_of_nodes)
 
     @property
     def ranks_of_nodes(self) -> tuple[int, ...]:
-        """As many as each node has room for."""
-        return (self.gpus_per_node or self.cpu_ranks,) * self.nodes
+        """As many as a trial may have on each of its nodes."""
+        return (self.gpus_per_trial or self.gpus_per_node or self.cpu_ranks,) * self.nodes
 
     @property
     def slots(self) -> int:
@@ -544,7 +549,7 @@ class HostfileLaunch(_Training):
 
     @property
     def ranks_of_nodes(self) -> tuple[int, ...]:
-        """As many as each host has room for."""
+        """As many as a trial may have on each of its machines."""
         return tuple(host.slots for host in self.hosts)
 
     @property
@@ -559,6 +564,7 @@ class ReplayLaunch(Frozen):
     trains: ClassVar[bool] = False
     gpus: ClassVar[tuple[int, ...]] = ()
     world_size: ClassVar[int] = 1
+    ranks_of_nodes: ClassVar[tuple[int, ...]] = (1,)
     slots: ClassVar[int] = 1
     side_by_side: ClassVar[int] = 1
     timeout_s: ClassVar[float] = math.inf

@@ -4,7 +4,6 @@ The metadata's keys: https://huggingface.co/docs/hub/model-cards-co2 and https:/
 """
 
 import shlex
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -118,9 +117,10 @@ def _place(data: StudyData) -> str | None:
 def _hardware(hardware: Hardware | None) -> str | None:
     if hardware is None:
         return None
+    machines = f", on {hardware.nodes} machines" if hardware.nodes > 1 else ""
     if hardware.gpus:
-        return ", ".join(f"{count} × {name}" for name, count in Counter(hardware.gpus).items())
-    return f"{hardware.cpu}, {fmt.count_text(hardware.cpu_cores, 'core')}"
+        return ", ".join(fmt.counted_names(hardware.gpus)) + machines
+    return f"{hardware.cpu}, {fmt.count_text(hardware.cpu_cores, 'core')}{machines}"
 
 
 def _data_set(dataset: Dataset) -> str:

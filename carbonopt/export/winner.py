@@ -52,7 +52,7 @@ def winner_files(
         texts |= {inputs.LIST: listed, CHECK: settings.filled(CHECK)}
     task = task_for(workload.model_dump(mode="json"))
     # A rank has as many threads as in a trial: sums on a CPU depend on their number.
-    sharing = launch.world_size * launch.slots
+    sharing = max(launch.ranks_of_nodes) * launch.slots
     if isinstance(task, Script):
         del texts[TRAINING_ARGUMENTS]
         return {

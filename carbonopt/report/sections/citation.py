@@ -1,7 +1,5 @@
 """The answer in one sentence with its figures, to be pasted into a paper."""
 
-from collections import Counter
-
 from carbonopt.analysis.confidence import Repeats, repeats_of
 from carbonopt.core import format as fmt
 from carbonopt.report.caveats import less_or_more_text
@@ -46,8 +44,9 @@ def _where(study: StudyView) -> str:
         return "that replay recorded runs"
     if (hardware := study.data.provenance.hardware) is None:
         return "on hardware that was not recorded"
-    gpus = [f"{count} × {name}" for name, count in Counter(hardware.gpus).items()]
-    return f"on {' and '.join(gpus) or f'{hardware.cpu} (no GPU)'}"
+    gpus = fmt.counted_names(hardware.gpus)
+    machines = f" of {hardware.nodes} machines" if hardware.nodes > 1 else ""
+    return f"on {' and '.join(gpus) or f'{hardware.cpu} (no GPU)'}{machines}"
 
 
 def _runs(study: StudyView) -> str:

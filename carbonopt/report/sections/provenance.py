@@ -90,7 +90,11 @@ def _machine(data: StudyData) -> dict[str, str]:
         return {"Hardware": "none: a replay of recorded runs", "Table": Path(runs).name}
     if hardware is None:
         return {"Hardware": "not recorded"}
-    parts = [*hardware.gpus, f"{hardware.cpu}, {hardware.cpu_cores} cores", f"{hardware.ram_gib:.3g} GiB of RAM"]
+    parts = [f"{hardware.cpu}, {hardware.cpu_cores} cores", f"{hardware.ram_gib:.3g} GiB of RAM"]
+    if hardware.nodes > 1:
+        parts = [f"{hardware.nodes} machines", *fmt.counted_names(hardware.gpus), *(f"{part} each" for part in parts)]
+    else:
+        parts = [*hardware.gpus, *parts]
     parts += [f"driver {hardware.driver}"] if hardware.driver else []
     ranks = max((record.params.world_size for record in data.records), default=0)
     where = "" if hardware.gpus else " on the CPU"
