@@ -14,6 +14,7 @@ import pytest
 import yaml
 from commands import carbonopt, free_port
 from replays import study_over, write_table
+from ssh_hosts import ssh_hosts  # noqa: F401, a fixture
 
 from carbonopt.engines.process.environment import programs_path
 

@@ -60,8 +60,7 @@ class SshHosts:
             _shell(f"ip netns add {netns} && ip link add {veth} type veth peer name eth0 netns {netns}")
             _shell(f"ip link set {veth} master {bridge} up && ip -n {netns} addr add {address}/24 dev eth0")
             _shell(f"ip -n {netns} link set eth0 up && ip -n {netns} link set lo up")
-            inside = f"hostname {name}; {self._mounts} exec {SSHD} -D -e -f {self.root}/sshd_config"
-            command = ["ip", "netns", "exec", netns, "unshare", "--mount", "--uts", "sh", "-c", inside]
+            command = self.on(name, SSHD, "-D", "-e", "-f", self.root / "sshd_config")
             log = (self.root / f"{name}.log").open("wb")
             self._daemons.append(
                 subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
@@ -74,6 +73,12 @@ class SshHosts:
     def _mounts(self) -> str:
         binds = {"hosts": "/etc/hosts", "ssh_config": "/etc/ssh/ssh_config"}
         return "".join(f"mount --bind {self.root}/{own} {place}; " for own, place in binds.items())
+
+    def on(self, name: str, *words: str | Path, keys: Path | None = None) -> list[str]:
+        """A command of one of the hosts, without ssh. `keys`: what it has for root's .ssh."""
+        binds = self._mounts + ("" if keys is None else f"mkdir -p ~root/.ssh; mount --bind {keys} ~root/.ssh; ")
+        inside = ["sh", "-c", f'hostname {name}; {binds} exec "$@"', "sh"]
+        return ["ip", "netns", "exec", f"{self._tag}-{name}", "unshare", "--mount", "--uts", *inside, *map(str, words)]
 
     def command(self, *words: str | Path) -> list[str]:
         """A command of this machine, where the hosts are known by name and let it in."""

@@ -14,7 +14,20 @@ from carbonopt.core.space import SearchSpace
 from carbonopt.engines.nodes import NodesEngine, agent_program
 
 # Of this command's environment the agents have what begins so; the rest is what ssh gives them on their machine.
-PASSED = ("CARBONOPT_", "CUDA_", "DS_", "GLOO_", "HF_", "NCCL_", "OMP_", "PYTHON", "TORCH", "TRANSFORMERS_", "UCX_")
+PASSED = (
+    "CARBONOPT_",
+    "CUDA_",
+    "DS_",
+    "GLOO_",
+    "HF_",
+    "LD_LIBRARY_PATH",
+    "NCCL_",
+    "OMP_",
+    "PYTHON",
+    "TORCH",
+    "TRANSFORMERS_",
+    "UCX_",
+)
 _SSH = {
     "BatchMode": "yes",  # it never asks for a password
     "ConnectTimeout": "15",
