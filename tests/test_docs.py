@@ -24,7 +24,16 @@ import carbonopt
 from carbonopt.analysis.confidence import Confidence
 from carbonopt.analysis.recommend import recommend
 from carbonopt.cli.app import app
-from carbonopt.core.config import Choices, LocalLaunch, Range, ReplayLaunch, SlurmLaunch, Space, StudyConfig
+from carbonopt.core.config import (
+    Choices,
+    HostfileLaunch,
+    LocalLaunch,
+    Range,
+    ReplayLaunch,
+    SlurmLaunch,
+    Space,
+    StudyConfig,
+)
 from carbonopt.core.dimensions import DIMENSIONS, SEARCHED, TrialParams
 from carbonopt.core.trial import Prediction, TrialRecord, TrialState
 from carbonopt.engines.replay import RecordedRun
@@ -130,6 +139,10 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for block in blocks("yaml"):
         if block.title:
             (folder / block.title).write_text(block.text)
+    (folder / "mine").mkdir()  # for study files that parts are laid over, and what they name
+    for block in blocks("text"):
+        if block.title:
+            (folder / "mine" / block.title).write_text(block.text)
     return folder
 
 
@@ -140,7 +153,6 @@ def test_every_yaml_block_is_a_study_or_part_of_one(block: Block, checkout: Path
         return
     whole = laid_over(yaml.safe_load((checkout / "small-study.yaml").read_text()), yaml.safe_load(block.text))
     beside_configs = checkout / "mine" / "study.yaml"
-    beside_configs.parent.mkdir(exist_ok=True)
     beside_configs.write_text(yaml.safe_dump(whole))
     load_study(beside_configs)
 
@@ -162,7 +174,7 @@ def test_a_replays_line_is_as_the_page_says() -> None:
 
 # ----------------------------------------------------------------------------------------------------------- commands
 
-OTHER_PROGRAMS = {".", "pip", "optuna-dashboard", "./run.sh"}
+OTHER_PROGRAMS = {".", "pip", "optuna-dashboard", "./run.sh", "docker", "kubectl", "ssh-keygen"}
 REPLAY = ("docs/examples/replay.yaml", "runs/replay")
 
 
@@ -277,11 +289,12 @@ def test_the_pages_of_the_study_file_have_every_key_with_its_default() -> None:
         key: cells for page in ("study-file.md", "tasks.md") for table in tables(page) for key, cells in table.items()
     }
     documented = {key: cells[0] for key, cells in by_key.items() if key not in TASKS}
-    expected = {key: default_text(field) for key, field in fields(StudyConfig).items()}
+    expected = {key: default_text(field) for key, field in fields(StudyConfig).items() if "hosts[]" not in key}
     expected |= {
         f"launch.{key}": default_text(field)
-        for launch in (SlurmLaunch, ReplayLaunch, LocalLaunch)
+        for launch in (SlurmLaunch, HostfileLaunch, ReplayLaunch, LocalLaunch)
         for key, field in launch.model_fields.items()
+        if key != "hosts"  # which is what the hostfile says
     }
     for task in TASKS:  # what all tasks share has the shared default, whatever a task makes of it
         settings = fields(task_class(task).settings, "workload.")
