@@ -464,7 +464,8 @@ class SlurmLaunch(_Shared):
     """Trials in jobs that carbonopt submits to Slurm; where a job runs already, in its allocation."""
 
     kind: Literal["slurm"]
-    nodes: int = Field(default=1, ge=1, le=1000)  # of a job; of several, each trial has all
+    nodes: int = Field(default=1, ge=1, le=1000)  # of a job
+    nodes_per_trial: int | None = Field(default=None, ge=1)  # that divides `nodes`; None: a trial has all
     gpus_per_node: int = Field(default=1, ge=0, le=64)  # 0: trials on the CPU
     cpus_per_node: int | None = Field(default=None, ge=1)  # None: what the partition gives
     memory_gib: float | None = Field(default=None, gt=0, le=1e6)  # of each node; None: what the partition gives
@@ -482,8 +483,11 @@ class SlurmLaunch(_Shared):
     def faults(self) -> dict[str, bool]:
         gpus, each = self.gpus_per_node, self.gpus_per_trial
         return {
-            f"gpus_per_trial is for trials within one node, but nodes is {self.nodes}; leave it out": bool(
-                each and self.nodes > 1
+            f"nodes_per_trial must divide nodes, but got {self.nodes_per_trial} and {self.nodes}": bool(
+                self.nodes_per_trial and self.nodes % self.nodes_per_trial
+            ),
+            "gpus_per_trial is for trials within one node; give nodes_per_trial: 1 beside it, or leave it out": bool(
+                each and (self.nodes_per_trial or self.nodes) > 1
             ),
             "cpu_ranks goes with gpus_per_node: 0 only": gpus > 0 and self.cpu_ranks > 1,
             "gpus_per_trial needs GPUs, but gpus_per_node is 0": gpus == 0 and each is not None,
@@ -513,11 +517,16 @@ class SlurmLaunch(_Shared):
     @property
     def ranks_of_nodes(self) -> tuple[int, ...]:
         """As many as a trial may have on each of its nodes."""
-        return (self.gpus_per_trial or self.gpus_per_node or self.cpu_ranks,) * self.nodes
+        return (self.gpus_per_trial or self.gpus_per_node or self.cpu_ranks,) * (self.nodes_per_trial or self.nodes)
 
     @property
     def slots(self) -> int:
         """Trials that run side by side in a job."""
+        return self.nodes // (self.nodes_per_trial or self.nodes) * self.slots_of_node
+
+    @property
+    def slots_of_node(self) -> int:
+        """Trials that run side by side on one node."""
         return self.gpus_per_node // self.gpus_per_trial if self.gpus_per_trial else 1
 
     @property
@@ -532,15 +541,21 @@ class SlurmLaunch(_Shared):
 
 
 class HostfileLaunch(_Training):
-    """Trials over the machines of a hostfile, each on all of them; they are reached by ssh."""
-
-    slots: ClassVar[int] = 1
-    side_by_side: ClassVar[int] = 1
+    """Trials over the machines of a hostfile, which are reached by ssh."""
 
     kind: Literal["hostfile"]
     hostfile: Name
     hosts: tuple[Host, ...] = Field(min_length=1, max_length=1000)  # that it has: read with the study file
     device: Literal["gpu", "cpu"] = "gpu"  # of a slot
+    nodes_per_trial: int | None = Field(default=None, ge=1)  # that divides the number of hosts; None: a trial has all
+
+    def faults(self) -> dict[str, bool]:
+        each, slots = self.nodes_per_trial or len(self.hosts), [host.slots for host in self.hosts]
+        groups = {tuple(slots[first : first + each]) for first in range(0, len(slots), each)}
+        return {
+            f"nodes_per_trial must divide the number of hosts, but got {each} and {len(slots)}": len(slots) % each != 0,
+            f"the hosts of all trials must have the same slots, but have {slots}": len(groups) > 1,
+        }
 
     @property
     def gpus(self) -> tuple[int, ...]:
@@ -550,12 +565,27 @@ class HostfileLaunch(_Training):
     @property
     def ranks_of_nodes(self) -> tuple[int, ...]:
         """As many as a trial may have on each of its machines."""
-        return tuple(host.slots for host in self.hosts)
+        return tuple(host.slots for host in self.hosts[: self.nodes_per_trial])
 
     @property
     def world_size(self) -> int:
         """Ranks of a trial."""
         return sum(self.ranks_of_nodes)
+
+    @property
+    def slots(self) -> int:
+        """Trials that run side by side."""
+        return len(self.hosts) // len(self.ranks_of_nodes)
+
+    @property
+    def slots_of_node(self) -> int:
+        """Trials that run side by side on one host."""
+        return 1
+
+    @property
+    def side_by_side(self) -> int:
+        """Trials of the study at once."""
+        return self.slots
 
 
 class ReplayLaunch(Frozen):
@@ -666,7 +696,7 @@ class StudyConfig(Frozen):
         get their devices."""
         launch: dict[str, Any] = dict.fromkeys(("warm_start", "haste"), True)
         if isinstance(self.launch, SlurmLaunch):
-            ranks = {"kind", "nodes", "gpus_per_node", "gpus_per_trial", "cpu_ranks"}
+            ranks = {"kind", "nodes", "nodes_per_trial", "gpus_per_node", "gpus_per_trial", "cpu_ranks"}
             launch |= dict.fromkeys(SlurmLaunch.model_fields.keys() - ranks, True)
         if isinstance(self.launch, HostfileLaunch):
             launch |= {"hostfile": True, "hosts": {"__all__": {"name"}}}

@@ -63,6 +63,7 @@ class Agent:
     def begin(
         self,
         config: dict[str, Any],
+        slot: int,
         world_size: int,
         root: str,
         name: str,
@@ -71,14 +72,21 @@ class Agent:
         address: str,
         prepares: bool,
     ) -> dict[str, Any]:
-        """As an engine's. `name`: by which the study calls this machine; `mark`: a file of the study's folder that was
-        made a moment ago; `address`: of the machine that has rank 0."""
+        """As an engine's.
+
+        Args:
+            config: of the study as it is on this machine alone; `slot`: of its launch.
+            world_size: of a trial that leaves no device idle, on all its machines.
+            root: the study's folder; `mark`: a file in it that was made a moment ago.
+            name: by which the study calls this machine.
+            address: of the machine that has rank 0.
+        """
         from carbonopt.engines.kinds import ENGINES
 
         paths = StudyPaths(Path(root), name)
         self._check_sees(paths.root / mark)
         os.environ.setdefault(_INTERFACE, _interface_to(address))
-        engine = ENGINES[config["launch"]["kind"]](StudyConfig.model_validate(config), 0)
+        engine = ENGINES[config["launch"]["kind"]](StudyConfig.model_validate(config), slot)
         assert isinstance(engine, LocalEngine)
         self._engine = engine
         engine.world_size = world_size

@@ -235,28 +235,32 @@ def together(remotes: Sequence[RemoteNode], what: str, given: Sequence[dict[str,
 class NodesEngine(Engine):
     """Owns an agent on each of several machines, which owns that machine's ranks and meter. This process starts no rank
     and measures nothing; what it takes itself is in the reading of the machine that it runs on, if that has an agent.
-    """
+
+    Where the launch has several slots, the engine has one of them: its machines, or a slot of one machine."""
 
     def __init__(self, config: StudyConfig, slot: int = 0) -> None:
         launch = config.launch
-        assert isinstance(launch, SlurmLaunch | HostfileLaunch) and config.workload is not None and slot == 0
+        assert isinstance(launch, SlurmLaunch | HostfileLaunch) and config.workload is not None
         self._config, self._workload, self._launch = config, config.workload, launch
-        self._rooms = launch.ranks_of_nodes
-        self.max_power_w = GPU_POWER_W * launch.world_size if launch.gpus else None
+        self._rooms, (group, self._slot_of_node) = launch.ranks_of_nodes, divmod(slot, launch.slots_of_node)
+        self._numbers = range(group * len(self._rooms), (group + 1) * len(self._rooms))  # of its machines, of them all
+        self.max_power_w = GPU_POWER_W * launch.world_size * launch.slots if launch.gpus else None
         what = count_text(launch.world_size, "GPU" if launch.gpus else "rank")
         self.description = f"{what}{'' if launch.gpus else ' on CPUs'} of {count_text(len(self._rooms), 'machine')}"
+        if launch.slots > 1:
+            self.description += f"; {launch.slots} trials side by side"
         self._begun, self._remotes = ExitStack(), list[RemoteNode]()
         self._announced: int | None = None  # of the next trial: its world size, where its ranks know who they are
         self._prepared_ahead = False  # its processes have been started
 
     @abstractmethod
     def _programs(self) -> list[tuple[str, list[str]]]:
-        """The name of each machine, in the order of `launch.ranks_of_nodes`, and the command that starts its agent.
-        Raises BadInput for machines that can't be had."""
+        """The name of each machine of the launch, in its order, and the command that starts an agent there. Raises
+        BadInput for machines that can't be had."""
 
     @abstractmethod
     def _config_of(self, number: int) -> StudyConfig:
-        """The study as it is on one machine."""
+        """The study as it is on one machine alone, whose slot this engine's agent has."""
 
     def _environment(self) -> Mapping[str, str]:
         """Of those commands."""
@@ -276,7 +280,11 @@ class NodesEngine(Engine):
         prepares: bool = True,
     ) -> None:
         hold = self._begun.enter_context
-        for name, program in self._programs():
+        programs = self._programs()
+        for number in self._numbers:
+            name, program = programs[number]
+            if self._launch.slots_of_node > 1:
+                name = f"{name}-{self._slot_of_node}"
             log = StudyPaths(paths.root, name).worker_log
             remote = RemoteNode(name, program, self._environment(), log, observer.warn, interrupted)
             self._remotes.append(hold(closing(remote)))
@@ -291,9 +299,10 @@ class NodesEngine(Engine):
             shared = {"world_size": self._launch.world_size, "root": str(paths.root.resolve()), "mark": mark}
             shared |= {"fingerprint": fingerprint, "address": self._address}
             given = []
-            for number, remote in enumerate(self._remotes):
+            for number, remote in zip(self._numbers, self._remotes, strict=True):
                 own = {"config": self._config_of(number).model_dump(mode="json"), "name": remote.name}
-                given.append({**shared, **own, "prepares": prepares and number == 0})
+                is_first = remote is self._remotes[0]
+                given.append({**shared, **own, "slot": self._slot_of_node, "prepares": prepares and is_first})
             told = together(self._remotes, "begin", given)
         observer.preparing(any(one["prepares_data"] for one in told))
         nodes = [Node.model_validate(one["node"]) for one in told]

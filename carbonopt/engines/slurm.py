@@ -28,7 +28,7 @@ from carbonopt.engines.local import LocalEngine
 from carbonopt.engines.nodes import NodesEngine, agent_program
 from carbonopt.storage.paths import StudyPaths
 
-_JOB, _TASK = "SLURM_JOB_ID", "SLURM_PROCID"
+_JOB, _TASK, _ON_NODE = "SLURM_JOB_ID", "SLURM_PROCID", "SLURMD_NODENAME"
 _OF_A_STEP = re.compile(r"(SLURM|SLURMD|SRUN|SBATCH|SALLOC)_(?!CONF$)")
 _LOOK_AGAIN_S = 0.2
 _WARNING = signal.SIGUSR2  # submitit's own
@@ -39,10 +39,16 @@ def in_allocation() -> bool:
     return _JOB in os.environ
 
 
+def _needs_agents(launch: SlurmLaunch) -> bool:
+    """Whether trials run where this process doesn't: on several nodes, or in an allocation that was asked for and is
+    used from elsewhere, as by salloc."""
+    return launch.nodes > 1 or (in_allocation() and _ON_NODE not in os.environ)
+
+
 def here(config: StudyConfig) -> StudyConfig:
-    """As a study runs in this job. Raises BadInput if the job has other GPUs than the study asks for."""
+    """As a study runs on this node of a job. Raises BadInput if the job has other GPUs than the study asks for."""
     launch = config.launch
-    if not isinstance(launch, SlurmLaunch):
+    if not isinstance(launch, SlurmLaunch) or _needs_agents(launch):
         return config
     gpus = launch.gpus
     if in_allocation() and gpus:
@@ -72,8 +78,6 @@ class AllocationNodesEngine(NodesEngine):
 
     def _programs(self) -> list[tuple[str, list[str]]]:
         assert isinstance(self._launch, SlurmLaunch)
-        if not in_allocation():  # `carbonopt check`, on a login node
-            raise BadInput("a study over several nodes runs in a job of Slurm.")
         job, nodes = os.environ[_JOB], nodes_of_job()
         if len(nodes) != self._launch.nodes:
             must = f"a job of the study must have {count_text(self._launch.nodes, 'node')} (launch.nodes)"
@@ -89,13 +93,14 @@ class AllocationNodesEngine(NodesEngine):
 
     def _config_of(self, number: int) -> StudyConfig:
         assert isinstance(self._launch, SlurmLaunch)
-        return self._config.model_copy(update={"launch": self._launch.model_copy(update={"nodes": 1})})
+        on_one = self._launch.model_copy(update={"nodes": 1, "nodes_per_trial": None})
+        return self._config.model_copy(update={"launch": on_one})
 
 
 def in_a_job(config: StudyConfig, slot: int = 0) -> Engine:
     """As many nodes as a job has."""
     assert isinstance(config.launch, SlurmLaunch)
-    return (AllocationEngine if config.launch.nodes == 1 else AllocationNodesEngine)(config, slot)
+    return (AllocationNodesEngine if _needs_agents(config.launch) else AllocationEngine)(config, slot)
 
 
 def nodes_of_job() -> list[str]:

@@ -82,6 +82,18 @@ def test_hosts_stand_in_the_hostfile_alone(on_hosts: dict, write_study, tmp_path
         load_study(write_study(on_hosts))
 
 
+def test_hosts_are_shared_among_trials(on_hosts: dict, write_study, tmp_path: Path) -> None:
+    on_hosts["launch"]["nodes_per_trial"] = 1
+    launch = load_study(write_study(on_hosts)).launch
+    assert (launch.world_size, launch.slots, launch.side_by_side) == (2, 2, 2)
+    (tmp_path / "hosts.txt").write_text("h1 slots=2\nh2 slots=4\n")
+    with pytest.raises(BadInput, match=re.escape("the hosts of all trials must have the same slots, but have [2, 4]")):
+        load_study(write_study(on_hosts))
+    on_hosts["launch"]["nodes_per_trial"] = 3
+    with pytest.raises(BadInput, match="nodes_per_trial must divide the number of hosts, but got 3 and 2"):
+        load_study(write_study(on_hosts))
+
+
 def test_ranks_are_numbered_over_all_machines() -> None:
     ranks = Ranks(world_size=3, first=2, here=1, node=1, nodes=2, address="h1", port=4711)
     assert ranks.environments == [

@@ -41,8 +41,9 @@ def test_times_are_read_as_sbatch_reads_them(text: str | int, minutes: int) -> N
         ({"time": 0}, "launch.time"),
         (
             {"nodes": 2, "gpus_per_node": 4, "gpus_per_trial": 2},
-            "gpus_per_trial is for trials within one node, but nodes is 2; leave it out",
+            "gpus_per_trial is for trials within one node; give nodes_per_trial: 1 beside it, or leave it out",
         ),
+        ({"nodes": 3, "nodes_per_trial": 2}, "nodes_per_trial must divide nodes, but got 2 and 3"),
         ({"gpus_per_node": 3, "gpus_per_trial": 2}, "gpus_per_trial must divide gpus_per_node, but got 2 and 3"),
         ({"gpus_per_node": 0, "gpus_per_trial": 1}, "gpus_per_trial needs GPUs, but gpus_per_node is 0"),
         ({"gpus": [0]}, "launch.gpus"),
@@ -175,6 +176,31 @@ def test_a_trial_over_two_nodes_survives_a_requeue_and_is_as_on_one(
     alone = command(cluster, write_study({**job_study, "name": "alone"}, "alone.yaml"), tmp_path / "alone")
     said, _ = alone.communicate(timeout=240)
     assert read(tmp_path / "alone").records[0].value == pytest.approx(record.value, rel=1e-3), said
+
+
+def test_trials_share_a_jobs_nodes_as_asked() -> None:
+    asked = {"nodes": 4, "gpus_per_node": 8}
+    shares = [{}, {"nodes_per_trial": 2}, {"nodes_per_trial": 1}, {"nodes_per_trial": 1, "gpus_per_trial": 2}]
+    launches = [SlurmLaunch(kind="slurm", **asked, **share) for share in shares]
+    assert [(launch.world_size, launch.slots) for launch in launches] == [(32, 1), (16, 2), (8, 4), (2, 16)]
+
+
+@pytest.mark.slow
+def test_a_command_in_an_allocation_uses_its_nodes_side_by_side(
+    cluster: Cluster, job_study: dict, write_study, tmp_path: Path
+) -> None:
+    job_study["launch"] |= {"nodes": 2, "nodes_per_trial": 1}
+    job_study["search"]["space"]["epochs"] = 0.2
+    run = [sys.executable, "-m", "carbonopt", "run", str(write_study(job_study)), "--out", str(tmp_path / "out")]
+    wrong = subprocess.run(["salloc", "--nodes", "1", *run], env=cluster.environment, capture_output=True, text=True)
+    assert "a job of the study must have 2 nodes (launch.nodes), but this one has 1" in wrong.stderr
+    done = subprocess.run(["salloc", "--nodes", "2", *run], env=cluster.environment, capture_output=True, text=True)
+    assert done.returncode in (0, 3), done.stderr
+    data = read(tmp_path / "out")
+    assert [record.state for record in data.records] == [TrialState.COMPLETE] * 4
+    assert {node.name for record in data.records for node in record.nodes} == {"n1", "n2"}
+    assert all(len(record.nodes) == 1 for record in data.records)
+    assert footprint(data).closure == pytest.approx(1.0, abs=1e-6)
 
 
 @pytest.mark.slow
