@@ -58,7 +58,7 @@ class Agent:
         # By ssh: the address by which this machine was reached, which others reach it by, too.
         reached = os.environ.get("SSH_CONNECTION", "").split()
         address = reached[2] if len(reached) == 4 else socket.gethostname()
-        return {"name": socket.gethostname(), "version": carbonopt.__version__, "address": address}
+        return {"version": carbonopt.__version__, "address": address}
 
     def begin(
         self,
@@ -92,7 +92,7 @@ class Agent:
         engine.world_size = world_size
         engine.begin(paths, fingerprint, self, self.interrupted.is_set, prepares=prepares)
         meter = engine.meter
-        told = {"node": engine.node, "hardware": engine.hardware, "prepares_data": self._prepares_data}
+        told = {"devices": engine.devices, "hardware": engine.hardware, "prepares_data": self._prepares_data}
         return {**told, "energy_source": meter.energy_source, "models": meter.models, "idle": meter.idle}
 
     def _check_sees(self, mark: Path) -> None:

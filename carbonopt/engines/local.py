@@ -85,10 +85,11 @@ class LocalEngine(Engine):
         self.launcher = hold(closing(ProcessLauncher(by_cuda, uuids, observer.warn)))
         # It imports while the meter is set up, and leaves the GPUs alone, whose idle power is measured then.
         observer.preparing(self.launcher.begin(self._config, paths, fingerprint, self.world_size, prepares=prepares))
-        self.node = Node(name=socket.gethostname(), devices=uuids or ("cpu",))
+        self.devices = uuids or ("cpu",)
 
         def opened() -> Meter:
-            return NodeMeters({self.node: MachineMeter(gpus, objective, interrupted, share)}, [self._launch.world_size])
+            node = Node(name=socket.gethostname(), devices=self.devices)
+            return NodeMeters({node: MachineMeter(gpus, objective, interrupted, share)}, [self._launch.world_size])
 
         try:
             self.meter = hold(closing(lend(opened)))

@@ -12,6 +12,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import carbonopt
 from carbonopt.core import errors
 from carbonopt.core.config import HostfileLaunch, SlurmLaunch, StudyConfig
 from carbonopt.core.errors import BadInput, CarbonoptError, StudyInterrupted
@@ -294,6 +295,10 @@ class NodesEngine(Engine):
             raise
         except CarbonoptError as error:
             raise BadInput(f"each machine of the launch must run an agent, but {error}") from error
+        for remote, host in zip(self._remotes, hosts, strict=True):
+            if host["version"] != carbonopt.__version__:
+                rule = f"all machines must have the same carbonopt, {carbonopt.__version__} as here"
+                raise BadInput(f"{rule}, but {remote.name} has {host['version']}; install it there.")
         self._address = hosts[0]["address"]
         with _marked(paths) as mark:
             shared = {"world_size": self._launch.world_size, "root": str(paths.root.resolve()), "mark": mark}
@@ -305,7 +310,10 @@ class NodesEngine(Engine):
                 given.append({**shared, **own, "slot": self._slot_of_node, "prepares": prepares and is_first})
             told = together(self._remotes, "begin", given)
         observer.preparing(any(one["prepares_data"] for one in told))
-        nodes = [Node.model_validate(one["node"]) for one in told]
+        nodes = [
+            Node(name=programs[number][0], devices=one["devices"])
+            for number, one in zip(self._numbers, told, strict=True)
+        ]
         self.hardware = _of_all([Hardware.model_validate(one["hardware"]) for one in told], observer)
 
         def opened() -> Meter:
