@@ -56,6 +56,7 @@ def choose(facts: Facts) -> AutoSpace:
     _choose_rate(draft, passes)
     stages = _choose_stage(draft)
     draft.leave("world_size", "a trial has all ranks that the launch has for it")
+    draft.leave("learning_rate_scaling", "all trials have as many ranks")
     _choose_memory(draft, sizes, stages)
     _choose_optimizer(draft, stages)
     _choose_regularization(draft, passes)

@@ -20,6 +20,7 @@ Offload = Literal["none", "optimizer", "parameters"]
 Precision = Literal["bf16", "fp16", "fp32"]
 OutputLayer = Literal["standard", "fused", "fused_fp8"]
 Optimizer = Literal["adamw", "muon"]
+RateScaling = Literal["none", "sqrt", "linear"]
 
 STABLE_DECAY = "warmup_stable_decay"
 DEFAULT_DECAY_RATIO = 0.2  # of it (Hägele et al. 2024, arXiv 2405.18392: from there on more decay gains little)
@@ -166,6 +167,9 @@ class TrialParams(Frozen, extra="allow"):
     lr_scheduler: Annotated[
         str | None, Dimension("lr scheduler", ("quality",), LR_SCHEDULERS, argument="lr_scheduler_type")
     ] = None
+    learning_rate_scaling: Annotated[  # of the learning rate with the ranks: × 1, × √ranks, × ranks
+        RateScaling | None, Dimension("lr scaling", ("quality",), get_args(RateScaling))
+    ] = None
     decay_ratio: Annotated[  # share of the steps in which warmup_stable_decay falls
         float | None,
         Dimension(
@@ -270,6 +274,25 @@ class TrialParams(Frozen, extra="allow"):
     @property
     def has_fused_output_layer(self) -> bool:
         return self.output_layer not in (None, "standard")
+
+    @property
+    def trained_learning_rate(self) -> float | None:
+        """As the optimizer gets it: scaled with the ranks, where that is asked for. By √ranks (Hoffer et al. 2017,
+        arXiv 1705.08741, section 5) or by ranks (Goyal et al. 2017, arXiv 1706.02677, section 2.1), for batches that
+        grow with them."""
+        power = {"sqrt": 0.5, "linear": 1.0}.get(self.learning_rate_scaling or "none", 0.0)
+        return None if self.learning_rate is None else self.learning_rate * self.world_size**power
+
+    def arguments(self, steps: int) -> dict[str, Any]:
+        """What is set of the dimensions that `transformers.TrainingArguments` know, in their names, for a training of
+        so many steps."""
+        known = {name: dimension for name, dimension in DIMENSIONS.items() if dimension.argument is not None}
+        values = {name: getattr(self, name) for name in known} | {"learning_rate": self.trained_learning_rate}
+        return {
+            str(dimension.argument): dimension.to_argument(values[name], steps)
+            for name, dimension in known.items()
+            if values[name] is not None
+        }
 
     def as_record(self) -> dict[str, Scalar]:
         """The record's `params`: every set field, and the derived gradient accumulation."""

@@ -67,7 +67,10 @@ class SearchSpace:
         fixed = values_of(self.space["lr_scheduler"])[:1]
         scheduler = str(values.get("lr_scheduler", *fixed or (DEFAULT_LR_SCHEDULER,)))
         idle = [name for name in values if name in DIMENSIONS and not DIMENSIONS[name].acts_with(scheduler)]
-        return values if self.own else {**values, **{name: lowest(self.space[name]) for name in idle}}
+        alike = {name: lowest(self.space[name]) for name in idle}
+        if "learning_rate_scaling" in values and self._filled(values)["world_size"] == 1:
+            alike["learning_rate_scaling"] = values_of(self.space["learning_rate_scaling"])[0]
+        return values if self.own else {**values, **alike}
 
     def rule_broken(self, values: dict[str, Scalar]) -> str | None:
         """The rule that keeps this combination from existing, with the values found; None if it can exist."""

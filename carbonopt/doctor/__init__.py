@@ -9,6 +9,7 @@ from carbonopt.core.errors import CarbonoptError
 from carbonopt.doctor import build, gpu, host, services
 from carbonopt.doctor.check import Finding, failure
 from carbonopt.doctor.machine import Machine
+from carbonopt.doctor.slurm import slurm
 from carbonopt.energy.hardware import check_gpus
 from carbonopt.energy.occupancy import GpuNow, gpus_now
 from carbonopt.engines.process.environment import work_environment
@@ -25,6 +26,7 @@ def examine(compile_ops: bool) -> Iterator[Finding]:
     has_gpus = bool(machine.gpus)
     return _checks(
         {
+            "Slurm": lambda: slurm(len(machine.gpus)),
             "GPUs": lambda: gpu.seen(machine),
             **_of_both(machine, machine.launch, machine.gpus, Path("runs")),
             "energy counters": lambda: gpu.counters_alive(machine),

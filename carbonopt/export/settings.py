@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from carbonopt.core.config import StudyConfig
-from carbonopt.core.dimensions import DIMENSIONS, TrainingParams, TrialParams, scheduler_arguments
+from carbonopt.core.dimensions import TrainingParams, TrialParams, scheduler_arguments
 from carbonopt.core.errors import BadInput
 from carbonopt.core.trial import Prepared, TrialRecord
 from carbonopt.export import recorded
@@ -148,9 +148,7 @@ def training_arguments(config: StudyConfig, record: TrialRecord) -> dict[str, An
         if not config.launch.gpus or params.offload == "none":
             arguments["optim"] = "adamw_torch_fused"
     arguments |= config.workload.training_arguments if config.workload else {}
-    for name, dimension in DIMENSIONS.items():
-        if dimension.argument is not None and (value := getattr(params, name)) is not None:
-            arguments[dimension.argument] = dimension.to_argument(value, record.total_steps or 1)
+    arguments |= params.arguments(record.total_steps or 1)
     arguments |= {"gradient_accumulation_steps": params.gradient_accumulation_steps, "seed": record.seed}
     if params.optimizer == "muon":
         del arguments["optim"]  # which has no name for it

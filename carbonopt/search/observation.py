@@ -28,7 +28,10 @@ OUT_OF_MEMORY = "out_of_memory"
 UNTOLD_EXAMPLES = 1000
 
 # What the models look into, and what stands in for it where it is missing.
-NEEDED = {"global_batch_size": 1, "learning_rate": 1.0, "epochs": 1, "lr_scheduler": None, "warmup_ratio": None}
+NEEDED = {
+    **{"global_batch_size": 1, "learning_rate": 1.0, "epochs": 1, "lr_scheduler": None, "warmup_ratio": None},
+    **{"world_size": 1, "learning_rate_scaling": None},
+}
 
 
 class _Told(Frozen):

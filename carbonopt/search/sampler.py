@@ -21,7 +21,7 @@ from carbonopt.core.quality import QUALITIES, Quality
 from carbonopt.search.candidates import Candidates, Distributions, Values, draw
 from carbonopt.search.models.curves import one_blas_thread
 from carbonopt.search.models.features import check_dimensions
-from carbonopt.search.observation import Observation, observe
+from carbonopt.search.observation import Observation, observe, trial_params
 from carbonopt.search.probes import Probing, cheapest, failed_by, worth_probing
 from carbonopt.search.proposal import Knowledge, Proposal, first, on_front, propose, propose_for_front
 
@@ -182,13 +182,19 @@ class CarbonSampler(BaseSampler):
             index = proposal and proposal.index
         values, probe = None if index is None else candidates[index], None
         if values is not None and probing is not None:
-            same = [other for other in space.alike(values, tried) if not failed_by(other, probes)]
+            rate = self._rate(values)  # which may go with the ranks, that otherwise leave the quality alone
+            alike = (other for other in space.alike(values, tried) if not failed_by(other, probes))
+            same = [other for other in alike if self._rate(other) == rate]
             whole = [{**other, **self._complete(other)} for other in same]
             chance = 0.0 if proposal is None else proposal.chance
             measured = worth_probing(whole, knowledge, probing, chance, rng)
             probe = None if measured is None else same[measured]
             values = same[cheapest(whole, knowledge)]
         return NextTrial(values, proposal, knowledge, probe, len(candidates), frozenset(costs))
+
+    def _rate(self, values: Values) -> float | None:
+        """The learning rate that the optimizer gets."""
+        return trial_params({**values, **self._complete(values)}).trained_learning_rate
 
     def meeting(self, knowledge: Knowledge, refuted: Collection[int]) -> dict[int, float]:
         """The costs of the trials that meet the target as far as is known, by number."""

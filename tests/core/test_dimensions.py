@@ -109,7 +109,15 @@ def test_a_feature_rises_with_its_values(name: str) -> None:
 
 def test_what_affects_the_quality_and_what_the_cost_of_a_step() -> None:
     quality, cost = set(affecting("quality")), set(affecting("cost"))
-    learning = {"learning_rate", "epochs", "weight_decay", "warmup_ratio", "lr_scheduler", "decay_ratio"}
+    learning = {
+        "learning_rate",
+        "epochs",
+        "weight_decay",
+        "warmup_ratio",
+        "lr_scheduler",
+        "decay_ratio",
+        "learning_rate_scaling",
+    }
     assert quality - cost == {*learning, "beta", "label_smoothing"}
     assert cost - quality == {
         "micro_batch_size_per_gpu", "zero_stage", "offload", "world_size", "gradient_checkpointing", "torch_compile",

@@ -151,3 +151,23 @@ def test_a_script_s_user_knows_what_goes_with_what() -> None:
         BadInput, match="allowed: adamw, muon, but got 'sgd'; under another name, such as own_optimizer"
     ):
         SearchSpace(Space(optimizer=Choices(choices=("sgd", "adamw"))), 1, False, own=True)
+
+
+SCALED = {"global_batch_size": 8, "learning_rate": 1e-3, "epochs": 1, "world_size": {"choices": [1, 4]}}
+
+
+@pytest.mark.parametrize(("scaling", "rate"), [(None, 1e-3), ("none", 1e-3), ("sqrt", 2e-3), ("linear", 4e-3)])
+def test_the_learning_rate_is_scaled_with_the_ranks(scaling: str | None, rate: float) -> None:
+    params = TrialParams(**SCALED | {"world_size": 4}, learning_rate_scaling=scaling)
+    assert params.trained_learning_rate == pytest.approx(rate)
+    assert params.arguments(10)["learning_rate"] == pytest.approx(rate)
+    assert params.as_record()["learning_rate"] == 1e-3
+    assert params.model_copy(update={"world_size": 1}).trained_learning_rate == 1e-3
+
+
+def test_at_one_rank_all_scalings_of_the_rate_are_one() -> None:
+    scaled = {**SCALED, "learning_rate_scaling": {"choices": ["none", "sqrt"]}}
+    space = SearchSpace(Space.model_validate(scaled), world_size=4, on_gpu=False)
+    assert space.canonical({"world_size": 1, "learning_rate_scaling": "sqrt"})["learning_rate_scaling"] == "none"
+    assert space.canonical({"world_size": 4, "learning_rate_scaling": "sqrt"})["learning_rate_scaling"] == "sqrt"
+    assert len(space.combinations) == 3

@@ -10,6 +10,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.space import SearchSpace
 from carbonopt.search.candidates import ENUMERATED, Candidates
+from carbonopt.search.models.features import Encoder
 from carbonopt.search.observation import COST_PER_STEP, CURVE, OUT_OF_MEMORY, PEAK_MEMORY_GIB, TOTAL_STEPS, observe
 from carbonopt.search.sampler import CarbonSampler
 from carbonopt.search.strategy import Strategy
@@ -73,6 +74,17 @@ def test_of_configurations_that_train_alike_one_is_a_candidate(tiny_study: dict)
     assert is_of_schedules(untried)
     near = Candidates(strategy.distributions, lambda _: True, canonical=canonical).untried((), untried[:4], RNG)
     assert len(near) > len(untried) and is_of_schedules(near)
+
+
+@pytest.mark.parametrize(("scaling", "rates"), [("none", 1), ("sqrt", 2)])
+def test_a_rate_that_goes_with_the_ranks_is_a_quality_of_its_own(scaling: str, rates: int, tiny_study: dict) -> None:
+    space = {"global_batch_size": 8, "learning_rate": 1e-3, "epochs": 1, "world_size": {"choices": [1, 4]}}
+    tiny_study["launch"]["cpu_ranks"] = 4
+    strategy = strategy_of(tiny_study, {**space, "learning_rate_scaling": scaling})
+    values = [{"world_size": ranks} for ranks in (1, 4)]
+    assert len({strategy._carbon._rate(value) for value in values}) == rates
+    rows = Encoder(strategy._movable).curve_rows([{**value, **strategy._carbon._complete(value)} for value in values])
+    assert len({tuple(row) for row in rows.tolist()}) == rates
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "nsga2", "random"])

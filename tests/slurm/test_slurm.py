@@ -186,6 +186,17 @@ def test_trials_share_a_jobs_nodes_as_asked() -> None:
 
 
 @pytest.mark.slow
+def test_the_doctor_says_what_a_job_has(cluster: Cluster) -> None:
+    look = "from carbonopt.doctor.slurm import slurm; print(slurm(2).status, slurm(2).as_text())"
+    found = cluster.asked("srun", "--ntasks", "1", sys.executable, "-c", look)
+    cores = len(os.sched_getaffinity(0))
+    has = rf"job \d+ on n1: 2 GPUs, \d+ of {cores} cores"
+    assert re.fullmatch(rf"warning {has}, bound to none of them: .* → carbon: \{{objective: gpu\}}", found)
+    bound = cluster.asked("srun", "--ntasks", "1", "taskset", "--cpu-list", "0", sys.executable, "-c", look)
+    assert re.fullmatch(rf"ok {has}; of the node's CPU and RAM energy their share counts", bound)
+
+
+@pytest.mark.slow
 def test_a_command_in_an_allocation_uses_its_nodes_side_by_side(
     cluster: Cluster, job_study: dict, write_study, tmp_path: Path
 ) -> None:

@@ -36,7 +36,7 @@ _EXPECTED_COSTS: dict[str, dict[Any, float]] = {
     "gradient_checkpointing": {True: math.log(4 / 3)},  # one forward pass more (arXiv 1604.06174)
     "torch_compile": {True: -0.4},  # 0.60 to 0.67 of the energy (reports/performance.md)
 }
-_CURVE_CORE = ("global_batch_size", "learning_rate", "epochs", "lr_scheduler")  # in a row's first columns
+_CURVE_CORE = ("global_batch_size", "learning_rate", "learning_rate_scaling", "epochs", "lr_scheduler")  # first columns
 _LARGEST = 1e100  # logarithms and differences of larger numbers are not worth comparing
 POINTS = 240  # evaluations that a model is fitted to at most: its time goes with their third power
 # What a training's steps follow where carbonopt trains: epochs × sequences ÷ batch.
@@ -94,7 +94,8 @@ class Encoder:
     def _curve_row(self, values: Values, share: float) -> list[float]:
         params, steps = trial_params(values), self.steps(values)
         area, rate_share = progress(params, share)
-        core = [math.log(params.global_batch_size), math.log(params.learning_rate), math.log(steps * area), rate_share]
+        rate = params.trained_learning_rate or params.learning_rate
+        core = [math.log(params.global_batch_size), math.log(rate), math.log(steps * area), rate_share]
         return [*core, *self._others(values, "quality", *_CURVE_CORE)]
 
     def steps(self, values: Values) -> float:
