@@ -31,6 +31,7 @@ class Footprint(Frozen):
     gpu_kwh: float | None  # the sum of these; None: one of them is not known
     outer_gpu_kwh: float | None  # as outer_kwh, of the GPUs' counters
     gpu_closure: float | None  # gpu_kwh ÷ outer_gpu_kwh
+    slurm_kwh: float | None  # as outer_kwh, of all that the nodes drew, by Slurm's own reading
     gpu_by_phase_kwh: dict[Phase, GpuEnergy]  # of the trials that have both readings; empty: none has
 
 
@@ -81,6 +82,7 @@ def footprint(data: StudyData) -> Footprint:
         gpu_probes_kwh=gpu_probes_kwh,
         gpu_kwh=gpu_kwh,
         outer_gpu_kwh=outer_gpu_kwh,
+        slurm_kwh=known_sum((session.slurm_kwh for session in sessions), of_none=None),
         gpu_closure=gpu_kwh / outer_gpu_kwh if gpu_kwh is not None and outer_gpu_kwh else None,
         gpu_by_phase_kwh={phase: summed([gpu[phase] for gpu in by_gpu]) for phase in TRIAL_PHASES if by_gpu},
     )

@@ -98,6 +98,7 @@ class SessionLedger(Frozen):
     prepare_kwh: Finite = 0.0
     gap_kwh: Finite = 0.0  # between trials
     outer_kwh: float | None = None  # the whole call by one reading at its begin and one now: checks the parts' sum
+    slurm_kwh: float | None = None  # likewise, of all that the nodes drew, by Slurm's own reading of them
     prepare_gpu_kwh: float | None = None  # the GPUs' part of the three above; None: no GPU was measured
     gap_gpu_kwh: float | None = None
     outer_gpu_kwh: float | None = None

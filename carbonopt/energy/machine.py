@@ -21,6 +21,7 @@ from carbonopt.energy.meter import (
     disagreement,
 )
 from carbonopt.energy.share import CoreShare
+from carbonopt.energy.slurm import StepEnergy
 
 # A component without any energy in so long can only be a dead sensor.
 _LONGEST_ZERO_S = 1.0
@@ -44,6 +45,7 @@ class MachineMeter(EnergyWindows):
 
     Args:
         share: of the CPU's and the RAM's energy that counts; None: all of it.
+        slurm: what Slurm reads of the whole machine; None: nothing.
 
     Raises:
         BadInput: if a GPU doesn't exist or has no energy counter.
@@ -57,6 +59,7 @@ class MachineMeter(EnergyWindows):
         objective: Objective = "all",
         interrupted: Callable[[], bool] = lambda: False,
         share: CoreShare | None = None,
+        slurm: StepEnergy | None = None,
     ) -> None:
         sources: dict[str, EnergySource] = {"cpu": "measured" if has_rapl() else "modelled", "ram": "modelled"}
         nothing = Reading(cpu_kwh=0.0, ram_kwh=0.0, objective=objective)
@@ -64,7 +67,7 @@ class MachineMeter(EnergyWindows):
             sources["gpu"] = "measured"
             nothing = nothing.model_copy(update=dict.fromkeys(OF_GPUS, 0.0))
         super().__init__(nothing, sources, power_models())
-        self._share = share
+        self._share, self._slurm = share, slurm
         self._ended: Reading | None = None
         self._open = Phase.PREPARE
         with ExitStack() as opened:  # CodeCarbon has threads, which end also if one of these fails
@@ -104,7 +107,8 @@ class MachineMeter(EnergyWindows):
         self._refresh()
         used_j = math.fsum(self._outer_counters.read()) - math.fsum(self._outer_began_j)
         gpu = {"gpu_kwh": kwh_from_joules(used_j)} if self._outer_began_j else {}
-        return self._between(self._began, self._latest).model_copy(update=gpu)
+        slurm = {"slurm_kwh": None if self._slurm is None else self._slurm.kwh()}
+        return self._between(self._began, self._latest).model_copy(update={**gpu, **slurm})
 
     def close(self) -> None:
         if self._ended is not None:

@@ -40,6 +40,7 @@ class Reading(Frozen):
     utilisation_sum: float = 0.0  # of the GPUs' utilisation as it was read, 0 to 1
     utilisation_readings: int = 0
     start_temperature_c: float | None = None  # of the GPUs as the first of these windows began, their mean
+    slurm_kwh: float | None = None  # of a whole node, all that it draws, as Slurm reads it; told by `outer` alone
     nodes: dict[Node, "Reading"] = Field(default_factory=dict)  # each node's part, where nodes have meters of their own
 
     @property

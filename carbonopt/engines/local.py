@@ -16,6 +16,7 @@ from carbonopt.energy.machine import MachineMeter
 from carbonopt.energy.meter import Meter, NodeMeters
 from carbonopt.energy.occupancy import GpuMemory
 from carbonopt.energy.share import CoreShare
+from carbonopt.energy.slurm import StepEnergy
 from carbonopt.engines.base import Engine, EngineObserver, LendMeter, own_meter
 from carbonopt.engines.process.launcher import ProcessLauncher
 from carbonopt.engines.process.processes import WorkProcesses
@@ -89,7 +90,8 @@ class LocalEngine(Engine):
 
         def opened() -> Meter:
             node = Node(name=socket.gethostname(), devices=self.devices)
-            return NodeMeters({node: MachineMeter(gpus, objective, interrupted, share)}, [self._launch.world_size])
+            meter = MachineMeter(gpus, objective, interrupted, share, self._slurm())
+            return NodeMeters({node: meter}, [self._launch.world_size])
 
         try:
             self.meter = hold(closing(lend(opened)))
@@ -110,6 +112,10 @@ class LocalEngine(Engine):
             self._begun.callback(os.sched_setaffinity, 0, cores)
         among = self._sharing(cores)
         return CoreShare(cores[first:end], among) if set(cores[first:end]) != set(among) else None
+
+    def _slurm(self) -> StepEnergy | None:
+        """What Slurm reads of this machine, where that is the study's alone."""
+        return None
 
     def _sharing(self, cores: Sequence[int]) -> Collection[int]:
         """The cores that the machine's energy is shared by: those that the command may use."""

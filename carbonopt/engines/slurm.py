@@ -23,6 +23,7 @@ from carbonopt.core.files import write_json
 from carbonopt.core.format import count_text
 from carbonopt.energy.hardware import permitted_gpus
 from carbonopt.energy.share import all_cores
+from carbonopt.energy.slurm import StepEnergy, step_energy
 from carbonopt.engines.base import Engine
 from carbonopt.engines.local import LocalEngine
 from carbonopt.engines.nodes import NodesEngine, agent_program
@@ -68,6 +69,9 @@ class AllocationEngine(LocalEngine):
         ranks = config.launch.world_size
         devices = count_text(ranks, "GPU") if config.launch.gpus else f"the CPU, {count_text(ranks, 'rank')}"
         self.description = f"jobs of Slurm, each trial on {devices}"
+
+    def _slurm(self) -> StepEnergy | None:
+        return step_energy() if self._slots == 1 else None
 
     def _sharing(self, cores: Sequence[int]) -> Collection[int]:
         return {*all_cores(), *cores}

@@ -532,6 +532,7 @@ class _Call:
         spent = {f"{name}_kwh": reading.total_kwh for name, reading in readings.items()}
         spent_gpu = {f"{name}_gpu_kwh": reading.gpu_kwh for name, reading in readings.items()}
         update = {"duration_s": time.monotonic() - self.began_s, **spent, **spent_gpu, "idle": meter.idle}
+        update["slurm_kwh"] = readings["outer"].slurm_kwh
         self.ledger = self.ledger.model_copy(update=update)
         self.storage.set_session(self.ledger)
 

@@ -45,7 +45,9 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 KillWait=10
 MinJobAge=3600
-JobAcctGatherType=jobacct_gather/none
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=task=1,energy=1
+AcctGatherEnergyType=acct_gather_energy/pm_counters
 NodeName=n[1-{nodes}] NodeHostname=n[1-{nodes}] NodeAddr=127.0.2.[1-{nodes}] Port=[{first}-{last}] CPUs={cpus}
 PartitionName=usual Nodes=n[1-{nodes}] Default=YES MaxTime=1-00:00:00 PriorityTier=1
 PartitionName=urgent Nodes=n[1-{nodes}] MaxTime=1-00:00:00 PriorityTier=10 PreemptMode=OFF
@@ -79,6 +81,10 @@ class Cluster:
         self.host, first = socket.gethostname().partition(".")[0], free_ports(NODES + 1)
         for folder in ("log", "state", "spool"):
             (root / folder).mkdir()
+        for number in range(1, NODES + 1):
+            self.counter(number).parent.mkdir(parents=True)
+            self.counter(number).write_text("0 J\n")
+            (self.counter(number).parent / "power").write_text("0 W\n")
         (root / "slurm.conf").write_text(
             CONFIGURATION.format(
                 host=self.host,
@@ -107,8 +113,23 @@ class Cluster:
         wait_for(lambda: self.asked("sinfo", "-h", "-p", "usual", "-o", "%T %D") == f"idle {NODES}")
 
     def start_node(self, number: int) -> None:
-        inside = f"hostname n{number}; mount --bind {self.root}/hosts /etc/hosts; exec slurmd -D -N n{number}"
+        sys = self.root / "mount" / f"n{number}"
+        sys.mkdir(parents=True, exist_ok=True)
+        inside = "; ".join(
+            [
+                f"hostname n{number}",
+                f"mount --bind {self.root}/hosts /etc/hosts",
+                f"mount -t overlay overlay -o lowerdir={self.root}/sys/n{number}:/sys {sys}",
+                f"mount --rbind /sys/fs/cgroup {sys}/fs/cgroup",  # what is mounted below /sys stays there
+                f"mount --rbind {sys} /sys",
+                f"exec slurmd -D -N n{number}",
+            ]
+        )
         self._daemon(f"n{number}", "unshare", "--mount", "--uts", "sh", "-c", inside)
+
+    def counter(self, number: int) -> Path:
+        """Of a node's energy, as Cray's have it, which Slurm reads every second."""
+        return self.root / "sys" / f"n{number}" / "cray" / "pm_counters" / "energy"
 
     def kill_node(self, number: int) -> None:
         """As if its power were cut: slurmd and all that it runs. The controller would notice within minutes."""

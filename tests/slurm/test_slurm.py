@@ -18,6 +18,7 @@ from carbonopt.analysis.footprint import footprint
 from carbonopt.core.config import SlurmLaunch
 from carbonopt.core.errors import BadInput, CarbonoptError
 from carbonopt.core.trial import Durations, TrialState
+from carbonopt.core.units import kwh_from_joules
 from carbonopt.energy.codecarbon import power_models
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.study import StudyStorage
@@ -190,10 +191,33 @@ def test_the_doctor_says_what_a_job_has(cluster: Cluster) -> None:
     look = "from carbonopt.doctor.slurm import slurm; print(slurm(2).status, slurm(2).as_text())"
     found = cluster.asked("srun", "--ntasks", "1", sys.executable, "-c", look)
     cores = len(os.sched_getaffinity(0))
-    has = rf"job \d+ on n1: 2 GPUs, \d+ of {cores} cores"
+    has = rf"job \d+ on n\d: 2 GPUs, \d+ of {cores} cores"
     assert re.fullmatch(rf"warning {has}, bound to none of them: .* → carbon: \{{objective: gpu\}}", found)
     bound = cluster.asked("srun", "--ntasks", "1", "taskset", "--cpu-list", "0", sys.executable, "-c", look)
     assert re.fullmatch(rf"ok {has}; of the node's CPU and RAM energy their share counts", bound)
+
+
+@pytest.mark.slow
+def test_what_slurm_reads_of_a_node_is_a_third_account(
+    cluster: Cluster, job_study: dict, write_study, tmp_path: Path
+) -> None:
+    """The node's counter is at 7 kJ as its job begins, and at 10 kJ as it trains. Where others may share the node,
+    nobody knows whose they are."""
+    look = "from carbonopt.energy.slurm import step_energy; print(step_energy())"
+    assert cluster.asked("srun", "--ntasks", "1", sys.executable, "-c", look) == "None"
+    job_study["search"]["space"]["epochs"] = 4
+    job_study["launch"]["exclusive"] = True
+    folder = tmp_path / "out"
+    for number in range(1, NODES + 1):
+        cluster.counter(number).write_text("7000 J\n")
+    following = command(cluster, write_study(job_study), folder)
+    wait_for(lambda: trains(folder, 0), 120)
+    for number in range(1, NODES + 1):
+        cluster.counter(number).write_text("10000 J\n")
+    wait_for(lambda: bool(read(folder).sessions[0].slurm_kwh), 60)
+    cluster.asked("scancel", job_of(folder))
+    following.communicate(timeout=60)
+    assert footprint(read(folder)).slurm_kwh == pytest.approx(kwh_from_joules(3000.0))
 
 
 @pytest.mark.slow

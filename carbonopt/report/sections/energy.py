@@ -82,6 +82,9 @@ def _closure(study: StudyView) -> Table:
         checks.append(("all that counts", spent.outer_kwh, spent.closure))
     note = "Checks the book-keeping, that no window was lost or counted twice, not the sensors: both sides read "
     note += "the same counters and models."
+    if spent.slurm_kwh:
+        checks.append(("all that the nodes drew, by Slurm", spent.slurm_kwh, spent.energy_kwh / spent.slurm_kwh))
+        note += " Slurm's reading is of its own, of all that the nodes draw, whoever uses it."
     return closure_table([] if study.data.provenance.is_replay else checks, note)
 
 
