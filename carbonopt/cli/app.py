@@ -393,7 +393,7 @@ def check(
     check_weights([(config, ())])
     print(_printable(describe_study(checked)))
     print(f"  folder      {paths.root}, unless `carbonopt run` is given --out", flush=True)
-    if config.launch.kind == "local":
+    if config.launch.is_local:
         from carbonopt.energy.hardware import check_gpus
 
         try:

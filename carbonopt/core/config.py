@@ -390,6 +390,7 @@ class _Training(Frozen):
     its own, where there are GPUs or workers for them."""
 
     trains: ClassVar[bool] = True  # from a workload; false: nothing is run, and nothing is spent
+    is_local: ClassVar[bool] = False  # on this machine's devices, as it says them
     files: ClassVar[tuple[str, ...]] = ()  # that its trials read beside the workload's
 
     timeout_s: float = Field(default=900.0, gt=0)  # a trial without any progress for so long is ended
@@ -406,6 +407,8 @@ class _Shared(_Training):
 
 class LocalLaunch(_Shared):
     """Trials on this machine."""
+
+    is_local: ClassVar[bool] = True
 
     kind: Literal["local"] = "local"
     gpus: tuple[Annotated[int, Field(ge=0)], ...] = (0,)  # NVML indices, as nvidia-smi numbers them
@@ -592,6 +595,7 @@ class ReplayLaunch(Frozen):
     """Trials from a table of recorded runs, one JSON object a line; with LocalLaunch's properties."""
 
     trains: ClassVar[bool] = False
+    is_local: ClassVar[bool] = False
     gpus: ClassVar[tuple[int, ...]] = ()
     world_size: ClassVar[int] = 1
     ranks_of_nodes: ClassVar[tuple[int, ...]] = (1,)

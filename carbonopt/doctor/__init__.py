@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from carbonopt.core.config import Launch, LocalLaunch, StudyConfig
+from carbonopt.core.config import Launch, StudyConfig
 from carbonopt.core.errors import CarbonoptError
 from carbonopt.doctor import build, gpu, host, services
 from carbonopt.doctor.check import Finding, failure
@@ -53,7 +53,7 @@ def before_run(config: StudyConfig, folder: Path) -> list[Finding]:
     """Those checks that cost next to nothing, of what this study, in this folder, will use. Raises BadInput if a GPU of
     the launch doesn't exist or has no energy counter, MeasurementError if the driver doesn't answer for them."""
     launch, space = config.launch, config.search.space
-    if not isinstance(launch, LocalLaunch):  # a table's; or agents on other machines see to these
+    if not launch.is_local:  # a table's; or agents on other machines see to these
         return list(_checks(_disk(folder)))
     check_gpus(launch.gpus)
     operators = needed_operators(launch, space)

@@ -40,7 +40,7 @@ def check_pipeline(file: PipelineFile) -> dict[str, Checked]:
         if not config.launch.trains or config.workload is None or config.workload.is_script:
             kind = "a script, whose model carbonopt does not know" if config.launch.trains else "a replay"
             raise BadInput(f"{where}.study must train a model that can be handed on, but {step.study} is {kind}.")
-        if config.launch.kind != "local" or config.launch.slots > 1:
+        if not config.launch.is_local or config.launch.slots > 1:
             rule = "the steps of a pipeline run on one machine, one trial at a time (launch.kind: local)"
             slurm = "; on Slurm submit the command itself" if config.launch.kind == "slurm" else ""
             raise BadInput(f"{where}.study: {rule}, but {step.study} asks for more{slurm}.")
