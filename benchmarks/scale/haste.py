@@ -22,6 +22,7 @@ import optuna
 sys.path.insert(0, str(Path(__file__).parents[1] / "search"))
 from compare import NEAR, RecordedSpace, Table, training_j
 
+from carbonopt.analysis.haste import frugal
 from carbonopt.core.trial import Phase, TrialRecord, TrialSpec, TrialState
 from carbonopt.core.units import joules_from_kwh
 from carbonopt.engines.replay import ReplayEngine
@@ -30,7 +31,7 @@ from carbonopt.study.supervisor import Rules, TrialWatch, begun
 
 TARGETS = (0.03, 0.10, 0.20)  # the share of the best quality by which they are worse
 RAMPS = {  # how many trials may run, by how many have ended
-    "frugal": lambda ended: 2 + ended // 6,
+    "frugal": frugal,
     "half": lambda ended: 1 + ended // 2,
     "one more": lambda ended: 1 + ended,
     "full": lambda ended: math.inf,

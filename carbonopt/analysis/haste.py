@@ -9,10 +9,14 @@ KNOW_ALL = ("grid", "random")  # samplers that learn nothing from trials, and lo
 
 
 def at_once(config: StudyConfig, ended: int) -> float:
-    """How many trials may run, after so many have ended. Two hardly cost more than one, which tells nothing while it
-    runs; each further one knows as little."""
-    frugal = config.search.sampler not in KNOW_ALL and config.launch.haste == "frugal"
-    return 2 + ended // 6 if frugal else math.inf
+    """How many trials may run, after so many have ended."""
+    is_frugal = config.search.sampler not in KNOW_ALL and config.launch.haste == "frugal"
+    return frugal(ended) if is_frugal else math.inf
+
+
+def frugal(ended: int) -> int:
+    """Two hardly cost more than one, which tells nothing while it runs; each further one knows as little."""
+    return 2 + ended // 6
 
 
 class Price(NamedTuple):
