@@ -42,7 +42,7 @@ def price(config: StudyConfig) -> str:
         return ""
     seen = [min(PRICES[haste], key=lambda known: abs(math.log(known.workers / workers))) for haste in PRICES]
     told = [
-        f"{haste}: {known.energy:.2g} × the energy, {known.speed:.2g} × as fast"
+        f"{haste}: {known.energy:.3g} × the energy, {known.speed:.3g} × as fast"
         for haste, known in zip(PRICES, seen, strict=True)
     ]
-    return f"{seen[0].workers} workers took, in recorded searches, with launch.haste {'; '.join(told)}"
+    return f"{seen[0].workers} workers took, against one, in recorded searches, with launch.haste {'; '.join(told)}"

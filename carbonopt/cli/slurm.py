@@ -62,7 +62,7 @@ def run_in_jobs(
 
 def _check(launch: SlurmLaunch, paths: StudyPaths, storage: str | None) -> None:
     if shutil.which("sbatch") is None:
-        raise BadInput("launch.kind: slurm needs Slurm's commands on PATH; run it on a login node, or in a job.")
+        raise BadInput("launch.kind: slurm needs Slurm's sbatch on PATH; run it on a login node, or in a job.")
     url = storage_url(paths, storage)
     if storage is not None and without_password(storage) != storage:
         kept = "a job's command is kept in the study's folder, which must hold no password"

@@ -12,6 +12,7 @@ from carbonopt.core.trial import Prepared, TrialRecord
 from carbonopt.core.units import emissions_kg_co2e
 from carbonopt.core.values import Finite, Frozen
 
+_APART_S = 2.0  # calls that overlap by less may have come one after the other: when one began is known to the second
 EnergySource = Literal["measured", "modelled", "recorded"]  # recorded: a replay's table says so
 
 
@@ -99,6 +100,7 @@ class SessionLedger(Frozen):
     gap_kwh: Finite = 0.0  # between trials
     outer_kwh: float | None = None  # the whole call by one reading at its begin and one now: checks the parts' sum
     slurm_kwh: float | None = None  # likewise, of all that the nodes drew, by Slurm's own reading of them
+    machine_share: float | None = None  # of its machine's CPU and RAM that it counts; None: agents do, or not known
     prepare_gpu_kwh: float | None = None  # the GPUs' part of the three above; None: no GPU was measured
     gap_gpu_kwh: float | None = None
     outer_gpu_kwh: float | None = None
@@ -119,6 +121,27 @@ def wall_clock_s(sessions: Iterable[SessionLedger], until: datetime | None = Non
         total += max(end - max(begin, reached), timedelta(0))
         reached = max(end, reached)
     return total.total_seconds()
+
+
+def counted_at_once(sessions: Iterable[SessionLedger]) -> dict[str, float]:
+    """For each machine, how many times the calls that worked there at once counted its CPU and RAM, at most."""
+    spans: dict[str, list[tuple[float, float, float]]] = {}
+    for session in sessions:
+        if session.worker is not None and session.machine_share is not None:
+            begin_s = datetime.fromisoformat(session.started_at).timestamp()
+            host = session.worker.rsplit("-", 2)[0]  # as `storage.workers` names workers
+            spans.setdefault(host, []).append((begin_s, begin_s + session.duration_s, session.machine_share))
+    return {
+        host: max(
+            sum(
+                share
+                for begin_s, end_s, share in of_host
+                if min(end_s, own_end_s) - max(begin_s, own_begin_s) > _APART_S
+            )
+            for own_begin_s, own_end_s, _ in of_host
+        )
+        for host, of_host in spans.items()
+    }
 
 
 class StudyData(Frozen):

@@ -79,6 +79,7 @@ class Engine(Protocol):
     description: str  # where trials run, in a few words
     max_power_w: float | None  # what its devices can draw; 0: it runs nothing; None: not known
     meter: Meter  # of all its nodes, from `begin` on
+    machine_share: float | None = None  # of this machine's CPU and RAM energy that its meter counts, from `begin` on
     hardware: Hardware | None = None  # what trials run on, from `begin` on; None: a table, which says nothing of it
 
     def check(self, space: SearchSpace) -> None:

@@ -111,6 +111,7 @@ class LocalEngine(Engine):
             os.sched_setaffinity(0, cores[first:end])
             self._begun.callback(os.sched_setaffinity, 0, cores)
         among = self._sharing(cores)
+        self.machine_share = (end - first) / len(set(among))
         return CoreShare(cores[first:end], among) if set(cores[first:end]) != set(among) else None
 
     def _slurm(self) -> StepEnergy | None:

@@ -58,7 +58,7 @@ class RemoteNode:
                 stderr=printed,
                 start_new_session=True,  # a Ctrl-C reaches the study alone
             )
-        self._unread = b""
+        self._unread, self._has_answered = b"", False
 
     def ask(self, what: str, **given: Any) -> Any:
         """What the agent answers. Raises what it raises; CarbonoptError if it is gone, StudyInterrupted if the study is
@@ -76,6 +76,7 @@ class RemoteNode:
     def answer(self) -> Any:
         """Of the oldest `send` that had none."""
         answer = json.loads(self._line())
+        self._has_answered = True
         for text in answer["warnings"]:
             self._warn(f"{self.name}: {text}")
         if "raised" in answer:
@@ -105,7 +106,8 @@ class RemoteNode:
             return StudyInterrupted("interrupted; the same command goes on with the study.")
         said = [line.strip() for line in said_since(self._log_begins, self._log).splitlines() if line.strip()]
         why = said[-1] if said else "it said nothing"
-        return CarbonoptError(f"{self.name}: its agent has ended: {why} (log: {self._log}).")
+        log = f" (log: {self._log})" if self._has_answered else ""  # else the folder is gone again, with the refusal
+        return CarbonoptError(f"{self.name}: its agent has ended: {why}{log}.")
 
     def close(self) -> None:
         """Ends the agent, in order if it lives. Again it does nothing."""
@@ -289,12 +291,7 @@ class NodesEngine(Engine):
             log = StudyPaths(paths.root, name).worker_log
             remote = RemoteNode(name, program, self._environment(), log, observer.warn, interrupted)
             self._remotes.append(hold(closing(remote)))
-        try:
-            hosts = together(self._remotes, "hello")
-        except StudyInterrupted:
-            raise
-        except CarbonoptError as error:
-            raise BadInput(f"each machine of the launch must run an agent, but {error}") from error
+        hosts = self._greeted()
         for remote, host in zip(self._remotes, hosts, strict=True):
             if host["version"] != carbonopt.__version__:
                 rule = f"all machines must have the same carbonopt, {carbonopt.__version__} as here"
@@ -321,6 +318,22 @@ class NodesEngine(Engine):
             return NodeMeters(dict(zip(nodes, meters, strict=True)), self._rooms)
 
         self.meter = hold(closing(lend(opened)))
+
+    def _greeted(self) -> list[dict[str, Any]]:
+        """What each agent says of its machine. Raises BadInput for those that couldn't be started."""
+        hosts, faults = [], []
+        for remote in self._remotes:
+            remote.send("hello")
+        for remote in self._remotes:
+            try:
+                hosts.append(remote.answer())
+            except StudyInterrupted:
+                raise
+            except CarbonoptError as error:
+                faults.append(str(error).removesuffix("."))
+        if faults:
+            raise BadInput(f"each machine of the launch must run an agent, but {'; '.join(faults)}.")
+        return hosts
 
     def prepare(self, interrupted: Callable[[], bool]) -> Prepared | None:
         self._announce(self._launch.world_size)

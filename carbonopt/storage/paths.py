@@ -148,7 +148,8 @@ def own_folder(paths: StudyPaths | PipelinePaths) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise BadInput(f"another carbonopt run is working in {root}; wait for it, or give --out.") from error
+            join = ", join it (--worker)" if isinstance(paths, StudyPaths) else ""
+            raise BadInput(f"another carbonopt run is working in {root}; wait for it{join}, or give --out.") from error
         try:
             yield
         except BadInput:

@@ -32,6 +32,11 @@ _OPTUNAS = {"studies", "trials"}  # of the tables that Optuna makes
 _HARMLESS = {"application_name", "charset", "host", "port", "sslmode", "sslrootcert"}
 
 
+def has_storage(paths: StudyPaths, given: str | None) -> bool:
+    """Whether there can be a study: an URL is given, or the folder has one."""
+    return given is not None or paths.storage.exists() or paths.storage_pointer.exists()
+
+
 def storage_url(paths: StudyPaths, given: str | None) -> str:
     """The storage of a study folder: the one given, else the one it was begun with, else a file in it. Raises BadInput
     for an URL that is none or is another than the folder's, and for a folder that no URL can name."""
@@ -85,13 +90,19 @@ def connect(url: str, *, must_exist: bool = False) -> RDBStorage:
         with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
             return made_by_two(lambda: RDBStorage(escaped, engine_kwargs=options))
     except ImportError as error:
-        raise BadInput(f"{what}: its driver is missing ({error}); install it, or use sqlite:///FILE.") from error
+        missing = f"its driver is missing ({error}); {_install(parsed.drivername)}"
+        raise BadInput(f"{what}: {missing}, or use sqlite:///FILE.") from error
     except (SQLAlchemyError, RuntimeError, ValueError, TypeError) as error:
         reason = first_line(getattr(error, "orig", None) or error)
         in_query = [str(value) for key, value in parsed.query.items() if key not in _HARMLESS]
         for secret in filter(None, (parsed.password, *in_query)):
             reason = reason.replace(secret, "***")
         raise BadInput(f"{what} can't be opened: {reason}.") from error
+
+
+def _install(driver: str) -> str:
+    is_postgresql = driver.startswith("postgresql")
+    return "type: pip install 'carbonopt[postgresql]'" if is_postgresql else "install the Python package of that driver"
 
 
 def made_by_two(make: Callable[[], Made]) -> Made:

@@ -40,7 +40,7 @@ from carbonopt.core.units import emissions_kg_co2e, now_utc
 from carbonopt.engines.base import Engine, EngineObserver, LendMeter, own_meter
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.study import REPEAT_OF, SEED, Snapshot, StudyStorage, check_folder_is_free
-from carbonopt.storage.url import connect, remember_storage, storage_url
+from carbonopt.storage.url import connect, has_storage, remember_storage, storage_url
 from carbonopt.storage.workers import Lease, leased
 from carbonopt.study.check import Checked, as_prepared
 from carbonopt.study.crew import Crew, Member
@@ -109,6 +109,8 @@ def run_study(
         StudyInterrupted: after `interrupted` said so; the running trial has been put back.
         MeasurementError: if no energy can be measured.
     """
+    if joins and member is None and not has_storage(paths, url):
+        raise BadInput(f"--worker joins a study, but {paths.root} has none yet: {_LEAD}.")
     database = connect(storage_url(paths, url), must_exist=joins)
     check_folder_is_free(database, paths, checked.config.name)
     where = str(paths.root) if url is None else "the storage"
@@ -272,7 +274,8 @@ class _Call:
         lend = own_meter if self.as_step is None else self.as_step.lend
         self.engine.begin(self.paths, fingerprint, self.display, self.interrupted, lend, prepares=prepares)
         self.began_s = time.monotonic()
-        self.ledger = SessionLedger(started_at=now_utc(), worker=self.lease.worker.id)
+        share = self.engine.machine_share
+        self.ledger = SessionLedger(started_at=now_utc(), worker=self.lease.worker.id, machine_share=share)
 
     def prepare(
         self, inputs: tuple[InputFile, ...], meanwhile: Callable[[], None]

@@ -284,5 +284,5 @@ def test_without_slurm_a_study_of_jobs_is_refused(job_study: dict, write_study, 
         env={**os.environ, "PATH": "/nowhere"},
     )
     assert done.returncode == 2
-    assert "launch.kind: slurm needs Slurm's commands on PATH; run it on a login node, or in a job." in done.stderr
+    assert "launch.kind: slurm needs Slurm's sbatch on PATH; run it on a login node, or in a job." in done.stderr
     assert not (tmp_path / "out").exists()

@@ -8,7 +8,7 @@ from typing import Any
 from carbonopt.analysis.footprint import summed
 from carbonopt.analysis.stages import counts_whole_processes
 from carbonopt.core import format as fmt
-from carbonopt.core.study import StudyData
+from carbonopt.core.study import StudyData, counted_at_once
 from carbonopt.core.trial import COMPARED_FROM_S, COMPONENTS, LARGEST_DISAGREEMENT, GpuEnergy, Phase, TrialRecord
 from carbonopt.energy.codecarbon import FRESH_AFTER_S
 from carbonopt.export.settings import has_own_step
@@ -18,6 +18,7 @@ from carbonopt.report.figures.energy import energy as energy_figure
 from carbonopt.report.study_view import StudyView
 
 CLOSURE_TOLERANCE = 0.005
+_COUNTED_ONCE = 1.01  # shares of cores that add up
 FEWEST_READINGS = 20  # in a training; with fewer, one more or less at each end is more than 10 % of its energy
 UNCERTAINTY_NOTE = "± is one standard uncertainty, from how rarely the counters tick; their own accuracy is not in it."
 NET_NOTE = (
@@ -204,6 +205,10 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
         yield study.caveat("replay", quality=study.quality.name)
     else:
         yield from _of_the_meters(study)
+    counted = counted_at_once(data.sessions) if is_counted(data, "cpu") else {}
+    for host, times in counted.items():
+        if times > _COUNTED_ONCE:
+            yield study.caveat("counted_twice", host=host, times=times)
     if spent.unmeasured_trials:
         yield study.caveat("unmeasured_trials", trials=spent.unmeasured_trials)
     for key, fraction in (("closure_gpus", spent.gpu_closure), ("closure_whole", spent.closure)):
