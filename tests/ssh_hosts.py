@@ -21,6 +21,7 @@ UsePAM no
 PermitRootLogin yes
 PasswordAuthentication no
 PidFile none
+ForceCommand echo Welcome; eval "$SSH_ORIGINAL_COMMAND"
 """
 CLIENT = """\
 Host h*
@@ -50,8 +51,8 @@ class SshHosts:
         (self.root / "sshd_config").write_text(CONFIGURATION.format(root=self.root))
         (self.root / "ssh_config").write_text(CLIENT.format(root=self.root))
         addresses = {name: f"{self._net}.{number}" for number, name in enumerate(self.names, 1)}
-        known = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in addresses.items())]
-        (self.root / "hosts").write_text("\n".join([*known, ""]))
+        named = [f"{address} {name} {self._hostname(name)}" for name, address in addresses.items()]
+        (self.root / "hosts").write_text("\n".join(["127.0.0.1 localhost", *named, ""]))
         Path("/run/sshd").mkdir(exist_ok=True)
         bridge, own = f"b{self._tag}", f"{self._net}.254/24"
         _shell(f"ip link add {bridge} type bridge && ip addr add {own} dev {bridge} && ip link set {bridge} up")
@@ -69,6 +70,10 @@ class SshHosts:
             reached = "for i in $(seq 100); do ssh $0 true && exit; sleep 0.05; done; exit 1"
             subprocess.run(self.command("sh", "-c", reached, name), check=True, capture_output=True, timeout=60)
 
+    def _hostname(self, name: str) -> str:
+        """Hosts of another process that runs tests are other machines."""
+        return f"{name}-{self._tag}"
+
     @property
     def _mounts(self) -> str:
         binds = {"hosts": "/etc/hosts", "ssh_config": "/etc/ssh/ssh_config"}
@@ -77,7 +82,7 @@ class SshHosts:
     def on(self, name: str, *words: str | Path, keys: Path | None = None) -> list[str]:
         """A command of one of the hosts, without ssh. `keys`: what it has for root's .ssh."""
         binds = self._mounts + ("" if keys is None else f"mkdir -p ~root/.ssh; mount --bind {keys} ~root/.ssh; ")
-        inside = ["sh", "-c", f'hostname {name}; {binds} exec "$@"', "sh"]
+        inside = ["sh", "-c", f'hostname {self._hostname(name)}; {binds} exec "$@"', "sh"]
         return ["ip", "netns", "exec", f"{self._tag}-{name}", "unshare", "--mount", "--uts", *inside, *map(str, words)]
 
     def command(self, *words: str | Path) -> list[str]:

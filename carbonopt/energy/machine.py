@@ -96,15 +96,32 @@ class MachineMeter(EnergyWindows):
         self._start_temperature_c = self._counters.temperature_c() if phase is Phase.TRAIN else None
 
     def running(self, phase: Phase) -> Reading:
-        if phase is not self._open and not (phase is Phase.GAP and self._leaves_some_idle):
+        if self._is_open(phase):
+            self._refresh()
+        return self._so_far(phase)
+
+    def _is_open(self, phase: Phase) -> bool:
+        return phase is self._open or (phase is Phase.GAP and self._leaves_some_idle)
+
+    def _so_far(self, phase: Phase) -> Reading:
+        """Up to the latest reading."""
+        if not self._is_open(phase):
             return self._closed[phase]
-        self._refresh()
         return self._closed[phase] + (self._window() if phase is self._open else self._left_over())
 
     def outer(self) -> Reading:
         if self._ended is not None:
             return self._ended
         self._refresh()
+        return self._whole()
+
+    def account(self, *phases: Phase) -> tuple[dict[Phase, Reading], Reading]:
+        if self._ended is None:
+            self._refresh()
+        return {phase: self._so_far(phase) for phase in phases}, self._ended or self._whole()
+
+    def _whole(self) -> Reading:
+        """Up to the latest reading."""
         used_j = math.fsum(self._outer_counters.read()) - math.fsum(self._outer_began_j)
         gpu = {"gpu_kwh": kwh_from_joules(used_j)} if self._outer_began_j else {}
         slurm = {"slurm_kwh": None if self._slurm is None else self._slurm.kwh()}

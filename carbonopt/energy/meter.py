@@ -126,6 +126,9 @@ class Meter(Protocol):
     def outer(self) -> Reading:
         """The whole so far by one reading at the meter's begin and one now, which know of no windows."""
 
+    def account(self, *phases: Phase) -> tuple[dict[Phase, Reading], Reading]:
+        """What `running` says of these phases and `outer` of the whole, at one moment."""
+
     def close(self) -> None:
         """Closes the running window and ends the measurement. What was measured can still be taken."""
 
@@ -170,6 +173,9 @@ class ReplayMeter(EnergyWindows):
 
     def outer(self) -> Reading:
         return self._all
+
+    def account(self, *phases: Phase) -> tuple[dict[Phase, Reading], Reading]:
+        return {phase: self._closed[phase] for phase in phases}, self._all
 
     def close(self) -> None:
         self._open = None
@@ -225,6 +231,11 @@ class NodeMeters:
 
     def outer(self) -> Reading:
         return _across(self._of_each(lambda _, meter: meter.outer()))
+
+    def account(self, *phases: Phase) -> tuple[dict[Phase, Reading], Reading]:
+        accounts = self._of_each(lambda _, meter: meter.account(*phases))
+        parts = {phase: _across({node: parts[phase] for node, (parts, _) in accounts.items()}) for phase in phases}
+        return parts, _across({node: outer for node, (_, outer) in accounts.items()})
 
     def _of_each(self, ask: Callable[[Node, Meter], _Answer]) -> dict[Node, _Answer]:
         every = map if self._at_once is None else self._at_once.map
@@ -303,7 +314,13 @@ class _LentMeter:
     def outer(self) -> Reading:
         if self._ended is not None:
             return self._ended
-        whole = self._meter.outer()
+        return self._own(self._meter.outer())
+
+    def account(self, *phases: Phase) -> tuple[dict[Phase, Reading], Reading]:
+        parts, whole = self._meter.account(*phases)
+        return parts, self._own(whole)
+
+    def _own(self, whole: Reading) -> Reading:
         return whole if self._began is None else whole.since(self._began)
 
     def close(self) -> None:

@@ -9,9 +9,11 @@ is gone, the agent ends at once, and its guards end the ranks.
 """
 
 import contextlib
+import ipaddress
 import json
 import os
 import queue
+import select
 import signal
 import socket
 import sys
@@ -34,6 +36,8 @@ from carbonopt.engines.process.environment import Ranks, free_port
 from carbonopt.engines.process.processes import WorkProcesses
 from carbonopt.storage.paths import StudyPaths
 
+BEGINS = b"carbonopt agent"  # its first line: a shell may have said something before
+ALIVE_EVERY_S, DEAD_AFTER_S = 10.0, 90.0
 _SEEN_WITHIN_S = 30.0  # on another machine a new file is: NFS looks again every 3 to 30 s
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 
@@ -54,11 +58,10 @@ class Agent:
     def preparing(self, anything: bool) -> None:
         self._prepares_data = anything
 
-    def hello(self) -> dict[str, Any]:
-        # By ssh: the address by which this machine was reached, which others reach it by, too.
-        reached = os.environ.get("SSH_CONNECTION", "").split()
-        address = reached[2] if len(reached) == 4 else socket.gethostname()
-        return {"version": carbonopt.__version__, "address": address}
+    def hello(self, environment: dict[str, str]) -> dict[str, Any]:
+        """`environment`: variables of the command's that all that is started here has, too."""
+        os.environ.update(environment)
+        return {"version": carbonopt.__version__, "address": _own_address()}
 
     def begin(
         self,
@@ -90,6 +93,8 @@ class Agent:
         assert isinstance(engine, LocalEngine)
         self._engine = engine
         engine.world_size = world_size
+        # One name for a machine, by which two agents on it would find each other, and so would two names of it.
+        engine.shared_names = (f"the CPU of {socket.gethostname()}",)
         engine.begin(paths, fingerprint, self, self.interrupted.is_set, prepares=prepares)
         meter = engine.meter
         told = {"devices": engine.devices, "hardware": engine.hardware, "prepares_data": self._prepares_data}
@@ -156,12 +161,29 @@ class Agent:
     def outer(self) -> Reading:
         return _own(self._engine.meter.outer())
 
+    def account(self, phases: list[str]) -> dict[str, Any]:
+        parts, outer = self._engine.meter.account(*map(Phase, phases))
+        return {"parts": {phase.value: _own(part) for phase, part in parts.items()}, "outer": _own(outer)}
+
     def close_meter(self) -> None:
         self._engine.meter.close()
 
     def close(self) -> None:
         if hasattr(self, "_engine"):
             self._engine.close()
+
+
+def _own_address() -> str:
+    """By which other machines reach this one: by ssh that by which it was reached, unless it was from itself."""
+    reached = os.environ.get("SSH_CONNECTION", "").split()
+    if len(reached) != 4:
+        return socket.gethostname()
+    if not ipaddress.ip_address(reached[2].partition("%")[0]).is_loopback:
+        return reached[2]
+    up = {name for name, status in psutil.net_if_stats().items() if status.isup}
+    entries = [entry for name, all_of in psutil.net_if_addrs().items() if name in up for entry in all_of]
+    addresses = [entry.address for entry in entries if entry.family == socket.AF_INET]
+    return next((own for own in addresses if not ipaddress.ip_address(own).is_loopback), reached[2])
 
 
 def _own(reading: Reading) -> Reading:
@@ -190,12 +212,17 @@ def _requests(interrupted: threading.Event) -> Iterator[dict[str, Any]]:
     waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     def hear() -> None:
-        for line in sys.stdin.buffer:
-            request = json.loads(line)
-            if request["do"] == "interrupt":
-                interrupted.set()
-            else:
-                waiting.put(request)
+        unread = b""
+        # The study says every ALIVE_EVERY_S that it lives: the network may be gone, and its end is not heard then.
+        while select.select([sys.stdin.fileno()], [], [], DEAD_AFTER_S)[0]:
+            if not (data := os.read(sys.stdin.fileno(), 65536)):
+                break
+            *lines, unread = (unread + data).split(b"\n")
+            for request in map(json.loads, lines):
+                if request["do"] == "interrupt":
+                    interrupted.set()
+                elif request["do"] != "alive":
+                    waiting.put(request)
         os._exit(0)
 
     threading.Thread(target=hear, daemon=True).start()
@@ -219,6 +246,8 @@ def main() -> None:
         # What else this process prints goes to its log.
         answers = files.enter_context(os.fdopen(os.dup(sys.stdout.fileno()), "wb"))
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        answers.write(BEGINS + b"\n")
+        answers.flush()
         agent = Agent()
         for request in _requests(agent.interrupted):
             answer = _answered(getattr(agent, request["do"]), request["with"])

@@ -46,11 +46,15 @@ class HostfileEngine(NodesEngine):
 
     def _programs(self) -> list[tuple[str, list[str]]]:
         assert isinstance(self._launch, HostfileLaunch)
-        passed = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(PASSED)]
-        # The same Python in the same folder: a study's files have the same names on all machines.
-        command = f"cd {shlex.quote(str(Path.cwd()))} && exec env {shlex.join([*passed, *agent_program()])}"
+        # The same Python in the same folder: a study's files have the same names on all machines. What it finds its
+        # modules by stands here, all else is sent to it: others can see a command line.
+        path = [f"PYTHONPATH={os.environ['PYTHONPATH']}"] if "PYTHONPATH" in os.environ else []
+        command = f"cd {shlex.quote(str(Path.cwd()))} && exec env {shlex.join([*path, *agent_program()])}"
         options = [text for name, value in _SSH.items() for text in ("-o", f"{name}={value}")]
         return [(host.name, ["ssh", "-T", *options, host.name, command]) for host in self._launch.hosts]
+
+    def _passed(self) -> dict[str, str]:
+        return {name: value for name, value in os.environ.items() if name.startswith(PASSED)}
 
     def _config_of(self, number: int) -> StudyConfig:
         assert isinstance(self._launch, HostfileLaunch)

@@ -20,6 +20,7 @@ from carbonopt.energy.slurm import StepEnergy
 from carbonopt.engines.base import Engine, EngineObserver, LendMeter, own_meter
 from carbonopt.engines.process.launcher import ProcessLauncher
 from carbonopt.engines.process.processes import WorkProcesses
+from carbonopt.engines.taken import taken
 from carbonopt.storage.paths import StudyPaths
 
 GPU_POWER_W = 700.0  # board power of an H100 or H200 SXM, the largest that a rank of this project runs on
@@ -51,6 +52,7 @@ class LocalEngine(Engine):
         assert isinstance(config.launch, LocalLaunch) and config.workload is not None
         self._config, self._workload = config, config.workload
         self._slot, self._slots, self._launch = slot, config.launch.slots, config.launch.of_slot(slot)
+        self.shared_names: tuple[str, ...] = ()  # of what nobody else may have, where there are no GPUs
         self.world_size = self._launch.world_size  # of trials, on all their machines: more where others take part
         gpus, slots = config.launch.gpus, config.launch.slots
         ranks = count_text(self._launch.cpu_ranks, "rank")
@@ -76,9 +78,10 @@ class LocalEngine(Engine):
         prepares: bool = True,
     ) -> None:
         gpus, objective, hold = self._launch.gpus, self._config.carbon.objective, self._begun.enter_context
+        uuids = gpu_uuids(gpus)
+        hold(taken(uuids or self.shared_names, interrupted))
         share = self._own_share()
         self.hardware = describe_hardware(gpus)
-        uuids = gpu_uuids(gpus)
         # In a cgroup CUDA counts only those that it may open; without one, as NVML does.
         visible = permitted_gpus(None) if gpus else ()
         by_cuda = self._launch.model_copy(update={"gpus": tuple(map(visible.index, gpus))})

@@ -1,9 +1,11 @@
 """Trials over several machines: the study's side of the agents that work on them (see `carbonopt.engines.agent`)."""
 
 import json
+import math
 import os
 import select
 import subprocess
+import threading
 import time
 import uuid
 from abc import abstractmethod
@@ -22,6 +24,7 @@ from carbonopt.core.space import SearchSpace
 from carbonopt.core.study import Hardware, IdlePower
 from carbonopt.core.trial import Node, Phase, Prepared, StopReason, TrialSpec
 from carbonopt.energy.meter import Meter, NodeMeters, Reading
+from carbonopt.engines.agent import ALIVE_EVERY_S, BEGINS
 from carbonopt.engines.base import Engine, EngineObserver, LendMeter, own_meter, was_interrupted
 from carbonopt.engines.local import GPU_POWER_W, check_files
 from carbonopt.engines.process.environment import Ranks
@@ -31,6 +34,10 @@ from carbonopt.storage.paths import StudyPaths
 
 _TICK_S = 0.1
 _END_S = 10.0  # that an agent, or the program that has started it, takes to end
+_GREETING_S = 120.0  # until an agent says that it has begun: ssh, a shell's start-up files and imports
+_ANSWER_S = 60.0  # to most of what it is asked; a trial's end may take it 20
+_INTERRUPTED_S = 15.0  # when the study is asked to end meanwhile
+_PATIENT = ("begin", "prepare", "await_free")  # for which it takes as long as it takes
 
 
 class RemoteNode:
@@ -58,25 +65,30 @@ class RemoteNode:
                 stderr=printed,
                 start_new_session=True,  # a Ctrl-C reaches the study alone
             )
-        self._unread, self._has_answered = b"", False
+        self._unread, self._has_answered, self._said_before = b"", False, ""
+        self._writing, self._ended = threading.Lock(), threading.Event()
 
     def ask(self, what: str, **given: Any) -> Any:
         """What the agent answers. Raises what it raises; CarbonoptError if it is gone, StudyInterrupted if the study is
         asked to end meanwhile."""
         self.send(what, **given)
-        return self.answer()
+        return self.answer(None if what in _PATIENT else _ANSWER_S)
 
     def send(self, what: str, **given: Any) -> None:
         """Asks without waiting; `answer` must follow."""
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # `answer` says that it is gone
+        with suppress(BrokenPipeError), self._writing:  # `answer` says that it is gone
             self._process.stdin.write(json.dumps({"do": what, "with": given}).encode() + b"\n")
             self._process.stdin.flush()
 
-    def answer(self) -> Any:
-        """Of the oldest `send` that had none."""
-        answer = json.loads(self._line())
-        self._has_answered = True
+    def answer(self, limit_s: float | None = _ANSWER_S) -> Any:
+        """Of the oldest `send` that had none. Raises CarbonoptError if none comes within `limit_s`."""
+        while not self._has_answered and (line := self._line(limit_s)) != BEGINS:
+            self._said_before = line.decode(errors="replace").strip() or self._said_before
+        if not self._has_answered:
+            self._has_answered = True
+            threading.Thread(target=self._keep_alive, daemon=True).start()
+        answer = json.loads(self._line(limit_s))
         for text in answer["warnings"]:
             self._warn(f"{self.name}: {text}")
         if "raised" in answer:
@@ -87,9 +99,15 @@ class RemoteNode:
         error: type[CarbonoptError] = getattr(errors, kind, CarbonoptError)
         return error(text) if error is StudyInterrupted else error(f"{self.name}: {text}")
 
-    def _line(self) -> bytes:
+    def _keep_alive(self) -> None:
+        """Tells the agent now and then that the study lives."""
+        while not self._ended.wait(ALIVE_EVERY_S):
+            self.send("alive")
+
+    def _line(self, limit_s: float | None) -> bytes:
         assert self._process.stdout is not None
         asked_to_end, source = False, self._process.stdout.fileno()
+        deadline = math.inf if limit_s is None else time.monotonic() + limit_s
         while b"\n" not in self._unread:
             if select.select([source], [], [], _TICK_S)[0]:
                 if not (data := os.read(source, 65536)):
@@ -97,7 +115,12 @@ class RemoteNode:
                 self._unread += data
             elif not asked_to_end and self._interrupted():
                 self.send("interrupt")
-                asked_to_end = True
+                asked_to_end, deadline = True, min(deadline, time.monotonic() + _INTERRUPTED_S)
+            elif time.monotonic() > deadline:
+                self._kill()
+                if asked_to_end:
+                    raise StudyInterrupted("interrupted; the same command goes on with the study.")
+                raise CarbonoptError(f"{self.name}: its agent doesn't answer for {limit_s:g} s (log: {self._log}).")
         line, _, self._unread = self._unread.partition(b"\n")
         return line
 
@@ -105,7 +128,7 @@ class RemoteNode:
         if was_interrupted(self._interrupted):  # who ends a job ends what has started the agent, too
             return StudyInterrupted("interrupted; the same command goes on with the study.")
         said = [line.strip() for line in said_since(self._log_begins, self._log).splitlines() if line.strip()]
-        why = said[-1] if said else "it said nothing"
+        why = said[-1] if said else self._said_before or "it said nothing"
         log = f" (log: {self._log})" if self._has_answered else ""  # else the folder is gone again, with the refusal
         return CarbonoptError(f"{self.name}: its agent has ended: {why}{log}.")
 
@@ -114,15 +137,22 @@ class RemoteNode:
         if self._process.stdin is None or self._process.stdin.closed:
             return
         self._interrupted = lambda: False
-        with suppress(CarbonoptError):  # it is gone
-            self.ask("close")
-        with suppress(BrokenPipeError):
+        if self._has_answered:
+            self.send("close")
+            with suppress(CarbonoptError):  # it is gone, or hangs
+                self.answer(_END_S)
+        self._ended.set()
+        with suppress(BrokenPipeError), self._writing:
             self._process.stdin.close()
         try:
-            self._process.wait(_END_S)
+            self._process.wait(_END_S if self._has_answered else 0)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self._kill()
+
+    def _kill(self) -> None:
+        """What has started the agent, which loses its lifeline by that."""
+        self._process.kill()
+        self._process.wait()
 
 
 class _RemoteMeter:
@@ -148,6 +178,11 @@ class _RemoteMeter:
 
     def outer(self) -> Reading:
         return Reading.model_validate(self._remote.ask("outer"))
+
+    def account(self, *phases: Phase) -> tuple[dict[Phase, Reading], Reading]:
+        told = self._remote.ask("account", phases=phases)
+        parts = {Phase(phase): Reading.model_validate(part) for phase, part in told["parts"].items()}
+        return parts, Reading.model_validate(told["outer"])
 
     def close(self) -> None:
         self._remote.ask("close_meter")
@@ -269,6 +304,10 @@ class NodesEngine(Engine):
         """Of those commands."""
         return os.environ
 
+    def _passed(self) -> dict[str, str]:
+        """Of this process's environment what the agents have not."""
+        return {}
+
     def check(self, space: SearchSpace) -> None:
         check_files(self._workload)
 
@@ -323,10 +362,10 @@ class NodesEngine(Engine):
         """What each agent says of its machine. Raises BadInput for those that couldn't be started."""
         hosts, faults = [], []
         for remote in self._remotes:
-            remote.send("hello")
+            remote.send("hello", environment=self._passed())
         for remote in self._remotes:
             try:
-                hosts.append(remote.answer())
+                hosts.append(remote.answer(_GREETING_S))
             except StudyInterrupted:
                 raise
             except CarbonoptError as error:

@@ -26,6 +26,7 @@ from carbonopt.analysis.pipeline import handed_on
 from carbonopt.core.config import SlurmLaunch, StudyConfig
 from carbonopt.core.dimensions import TrialParams, affecting
 from carbonopt.core.errors import BEFORE_FIRST_TRIAL, BadInput, CarbonoptError, StudyInterrupted
+from carbonopt.core.format import count_text
 from carbonopt.core.study import InputFile, Provenance, SessionLedger, StudyData, wall_clock_s
 from carbonopt.core.trial import (
     TRIAL_PHASES,
@@ -193,7 +194,10 @@ def _as_stored(checked: Checked, stored: StudyStorage | None, paths: StudyPaths)
 
 def _as_led(checked: Checked, stored: StudyStorage) -> Checked:
     """With how far the study goes as the call says that leads it."""
-    led = stored.read().config
+    led, own = stored.read().config, checked.config
+    if led.launch.world_size != own.launch.world_size:
+        rule = "the workers of a study must give a trial as many ranks, because trials are compared"
+        raise BadInput(f"--worker: {rule}, but this one has {own.launch.world_size}, not {led.launch.world_size}.")
     update = {"budget": led.budget, "confirm": led.confirm}
     return dataclasses.replace(checked, config=checked.config.model_copy(update=update))
 
@@ -202,7 +206,10 @@ def _check_alike(stored: Provenance, own: Provenance) -> None:
     """Raises BadInput where a joining worker's trials could not be compared with those of the study."""
     if stored.hardware is None or own.hardware is None:
         return
-    theirs, ours = (", ".join(hardware.gpus) or hardware.cpu for hardware in (stored.hardware, own.hardware))
+    theirs, ours = (
+        f"{', '.join(hardware.gpus) or hardware.cpu} on {count_text(hardware.nodes, 'machine')}"
+        for hardware in (stored.hardware, own.hardware)
+    )
     if theirs != ours:
         rule = "the workers of a study must have the same devices, because their trials' energy is compared"
         raise BadInput(f"--worker: {rule}, but this one has {ours} and the study {theirs}.")
@@ -531,11 +538,12 @@ class _Call:
     def _store_ledger(self) -> None:
         """As it stands. Called while the meter is in GAP or in a trial's phases."""
         meter = self.engine.meter
-        readings = {"prepare": meter.running(Phase.PREPARE), "gap": meter.running(Phase.GAP), "outer": meter.outer()}
+        parts, outer = meter.account(Phase.PREPARE, Phase.GAP)
+        readings = {"prepare": parts[Phase.PREPARE], "gap": parts[Phase.GAP], "outer": outer}
         spent = {f"{name}_kwh": reading.total_kwh for name, reading in readings.items()}
         spent_gpu = {f"{name}_gpu_kwh": reading.gpu_kwh for name, reading in readings.items()}
         update = {"duration_s": time.monotonic() - self.began_s, **spent, **spent_gpu, "idle": meter.idle}
-        update["slurm_kwh"] = readings["outer"].slurm_kwh
+        update["slurm_kwh"] = outer.slurm_kwh
         self.ledger = self.ledger.model_copy(update=update)
         self.storage.set_session(self.ledger)
 

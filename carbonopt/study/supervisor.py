@@ -270,7 +270,7 @@ class TrialWatch:
         by_signal = code > SIGNALLED or self.spec.program is not None  # programs turn a signal into a code of theirs
         if by_signal and was_interrupted(self.rules.interrupted):
             self._note(state=TrialState.FAILED, stop_reason=StopReason.INTERRUPTED)
-        elif self.spec.program is not None and ran_out_of_memory(self.trial.log_tail()):
+        elif self.spec.program is not None and ran_out_of_memory(self.trial.log_tail(PRINTED_LINES)):
             self._fail("out_of_memory", f"the script ran out of memory and ended with code {code}")
         elif code == events.OUT_OF_MEMORY_EXIT and self.spec.program is None:
             self._fail("out_of_memory", "a rank other than the first ran out of memory")

@@ -220,3 +220,9 @@ def test_a_host_that_cannot_be_reached_is_named(
     assert done.returncode == 2
     assert "h9: its agent has ended: ssh: Could not resolve hostname h9" in said
     assert not agents()
+    (tmp_path / "hosts.txt").write_text("h1 slots=1\nroot@h1 slots=1\n")
+    done = run(ssh_hosts, write_study(on_hosts), tmp_path / "out")
+    said, _ = done.communicate(timeout=60)
+    assert done.returncode == 2
+    assert "but another carbonopt command has the CPU of h1-" in said, "it is one machine by two names"
+    assert not agents()
