@@ -93,8 +93,9 @@ class Agent:
         assert isinstance(engine, LocalEngine)
         self._engine = engine
         engine.world_size = world_size
-        # One name for a machine, by which two agents on it would find each other, and so would two names of it.
-        engine.shared_names = (f"the CPU of {socket.gethostname()}",)
+        # By which two agents on a machine find each other, and so do two names of it; jobs of Slurm may share it.
+        cores = sorted(os.sched_getaffinity(0))
+        engine.shared_names = (f"the CPU of {socket.gethostname()} (cores {cores[0]} to {cores[-1]})",)
         engine.begin(paths, fingerprint, self, self.interrupted.is_set, prepares=prepares)
         meter = engine.meter
         told = {"devices": engine.devices, "hardware": engine.hardware, "prepares_data": self._prepares_data}

@@ -72,7 +72,7 @@ class RemoteNode:
         """What the agent answers. Raises what it raises; CarbonoptError if it is gone, StudyInterrupted if the study is
         asked to end meanwhile."""
         self.send(what, **given)
-        return self.answer(None if what in _PATIENT else _ANSWER_S)
+        return self.answer(_limit_s(what))
 
     def send(self, what: str, **given: Any) -> None:
         """Asks without waiting; `answer` must follow."""
@@ -81,7 +81,7 @@ class RemoteNode:
             self._process.stdin.write(json.dumps({"do": what, "with": given}).encode() + b"\n")
             self._process.stdin.flush()
 
-    def answer(self, limit_s: float | None = _ANSWER_S) -> Any:
+    def answer(self, limit_s: float | None) -> Any:
         """Of the oldest `send` that had none. Raises CarbonoptError if none comes within `limit_s`."""
         while not self._has_answered and (line := self._line(limit_s)) != BEGINS:
             self._said_before = line.decode(errors="replace").strip() or self._said_before
@@ -254,6 +254,11 @@ class NodesTrial:
         return tail
 
 
+def _limit_s(what: str) -> float | None:
+    """How long an agent may take to answer; None: as long as it does."""
+    return None if what in _PATIENT else _ANSWER_S
+
+
 def together(remotes: Sequence[RemoteNode], what: str, given: Sequence[dict[str, Any]] | None = None) -> list[Any]:
     """Asks all at once, each with its own of `given`, and returns their answers. Raises the first error when all have
     answered."""
@@ -262,7 +267,7 @@ def together(remotes: Sequence[RemoteNode], what: str, given: Sequence[dict[str,
     answers, raised = [], None
     for remote in remotes:
         try:
-            answers.append(remote.answer())
+            answers.append(remote.answer(_limit_s(what)))
         except CarbonoptError as error:
             raised = raised or error
     if raised is not None:
