@@ -13,7 +13,7 @@ import time
 from carbonopt.core.units import kwh_from_joules
 
 _EXCLUSIVE = "NO"  # whether others may share the nodes, as squeue has it
-_AGAIN_S = 10.0  # Slurm reads its nodes every second to minute
+_AGAIN_S = 5.0  # Slurm reads its nodes every second to minute
 
 
 class StepEnergy:
