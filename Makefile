@@ -8,10 +8,10 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 demo: .venv/installed
 	$(BIN)/carbonopt run studies/quickstart.yaml
 
-# Four at a time, as many of them wait. Some measure times, which those beside them disturb: what failed is run again,
+# Three at a time, as many of them wait. Some measure times, which those beside them disturb: what failed is run again,
 # alone.
 PYTEST := $(BIN)/python -m pytest
-BESIDE := -n 4 --dist loadfile --no-loadscope-reorder
+BESIDE := -n 3 --dist loadfile --no-loadscope-reorder
 TWICE := || $(PYTEST) --last-failed --last-failed-no-failures none
 
 test: .venv/installed-dev
