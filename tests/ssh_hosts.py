@@ -89,6 +89,14 @@ class SshHosts:
         """A command of this machine, where the hosts are known by name and let it in."""
         return ["unshare", "--mount", "sh", "-c", f'{self._mounts} exec "$@"', "sh", *map(str, words)]
 
+    def pids(self) -> set[str]:
+        """Of what runs on these hosts."""
+        listed = (
+            subprocess.run(["ip", "netns", "pids", f"{self._tag}-{name}"], capture_output=True, text=True)
+            for name in self.names
+        )
+        return {pid for done in listed for pid in done.stdout.split()}
+
     def stop(self) -> None:
         for daemon in self._daemons:
             daemon.terminate()

@@ -156,7 +156,7 @@ def test_a_killed_command_leaves_nothing_on_its_hosts(
     assert len(ranks) == 4
     os.kill(command.pid, signal.SIGKILL)
     wait_for(lambda: workers(folder) == [], 2.0)
-    wait_for(lambda: not agents(), 2.0)
+    wait_for(lambda: not agents(ssh_hosts), 2.0)
     spent_kwh = read(folder).records[0].energy_kwh.total
     assert spent_kwh > 0
 
@@ -166,12 +166,13 @@ def test_a_killed_command_leaves_nothing_on_its_hosts(
     assert (record.state, record.earlier_attempts_energy_kwh) == (TrialState.RUNNING, pytest.approx(spent_kwh))
     again.send_signal(signal.SIGINT)
     assert again.wait(60) == 130
-    wait_for(lambda: workers(folder) == [] and not agents(), 2.0)
+    wait_for(lambda: workers(folder) == [] and not agents(ssh_hosts), 2.0)
 
 
-def agents() -> list[str]:
+def agents(hosts: SshHosts) -> set[str]:
+    """Those of these hosts; other tests have others."""
     listed = subprocess.run(["pgrep", "-f", r"python.* -m carbonopt\.engines\.agent"], capture_output=True, text=True)
-    return listed.stdout.split()
+    return hosts.pids() & set(listed.stdout.split())
 
 
 SCRIPT = """
@@ -219,10 +220,10 @@ def test_a_host_that_cannot_be_reached_is_named(
     said, _ = done.communicate(timeout=60)
     assert done.returncode == 2
     assert "h9: its agent has ended: ssh: Could not resolve hostname h9" in said
-    assert not agents()
+    assert not agents(ssh_hosts)
     (tmp_path / "hosts.txt").write_text("h1 slots=1\nroot@h1 slots=1\n")
     done = run(ssh_hosts, write_study(on_hosts), tmp_path / "out")
     said, _ = done.communicate(timeout=60)
     assert done.returncode == 2
     assert "but another carbonopt command has the CPU of h1-" in said, "it is one machine by two names"
-    assert not agents()
+    assert not agents(ssh_hosts)
