@@ -590,6 +590,13 @@ class HostfileLaunch(_Training):
         """Trials of the study at once."""
         return self.slots
 
+    def on_host(self, number: int) -> LocalLaunch:
+        """On one of the hosts alone."""
+        kept, slots = {name: getattr(self, name) for name in _Training.model_fields}, self.hosts[number].slots
+        if self.device == "cpu":
+            return LocalLaunch(**kept, gpus=(), cpu_ranks=slots)
+        return LocalLaunch(**kept, gpus=tuple(range(slots)))
+
 
 class ReplayLaunch(Frozen):
     """Trials from a table of recorded runs, one JSON object a line; with LocalLaunch's properties."""

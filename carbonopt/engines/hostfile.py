@@ -8,7 +8,7 @@ import shlex
 import shutil
 from pathlib import Path
 
-from carbonopt.core.config import HostfileLaunch, LocalLaunch, StudyConfig
+from carbonopt.core.config import HostfileLaunch, StudyConfig
 from carbonopt.core.errors import BadInput
 from carbonopt.core.space import SearchSpace
 from carbonopt.engines.nodes import NodesEngine, agent_program
@@ -58,7 +58,4 @@ class HostfileEngine(NodesEngine):
 
     def _config_of(self, number: int) -> StudyConfig:
         assert isinstance(self._launch, HostfileLaunch)
-        slots, on_gpus = self._launch.hosts[number].slots, self._launch.device == "gpu"
-        shared = {name: getattr(self._launch, name) for name in ("timeout_s", "warm_start", "haste")}
-        devices = {"gpus": tuple(range(slots))} if on_gpus else {"gpus": (), "cpu_ranks": slots}
-        return self._config.model_copy(update={"launch": LocalLaunch(**shared, **devices)})
+        return self._config.model_copy(update={"launch": self._launch.on_host(number)})
