@@ -17,7 +17,7 @@ from carbonopt.core.errors import BadInput, StudyInterrupted
 from carbonopt.core.events import Exited, Failed, PhaseChanged, Progress
 from carbonopt.core.trial import Phase, StopReason
 from carbonopt.engines.process import environment
-from carbonopt.engines.process.environment import Ranks, check_environment, work_environment
+from carbonopt.engines.process.environment import Ranks, check_environment, free_port, work_environment
 from carbonopt.engines.process.extensions import locks_of, wait_for
 from carbonopt.engines.process.launcher import ProcessLauncher
 from carbonopt.engines.process.processes import WorkProcesses
@@ -211,6 +211,13 @@ def test_what_is_compiled_is_kept_where_it_can_be(tmp_path: Path, monkeypatch) -
         monkeypatch.setenv(name, bad)
         with pytest.raises(BadInput, match=f"{name} must be a folder .*{bad!r}.*unset {name}"):
             ProcessLauncher(launch, (), print)
+
+
+def test_the_ranks_port_is_none_that_a_connection_is_given() -> None:
+    first, last = (int(port) for port in Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    ports = {free_port() for _ in range(200)}
+    assert not ports & set(range(first, last + 1))
+    assert len(ports) > 190  # and those of two studies differ
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to become another user")

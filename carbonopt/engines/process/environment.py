@@ -1,7 +1,9 @@
 """The environment that a trial's ranks run in."""
 
+import contextlib
 import errno
 import os
+import random
 import re
 import socket
 import sys
@@ -18,6 +20,8 @@ ARCH_LIST = "TORCH_CUDA_ARCH_LIST"
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 _COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _THREADS = "OMP_NUM_THREADS"
+_PORTS_OF_CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_FIRST_PORT = 20_000  # below lie those that services of all kinds have as a default
 # What torchrun, accelerate launch and mpirun say to their own workers. A trial's ranks are not theirs: they would wait
 # for a store of torchrun's, train where accelerate was told to, or take MPI's place for their own. Of accelerate's all
 # go, also what a user has set: they choose device, precision and compiler, which are the study's to choose, and without
@@ -65,7 +69,13 @@ def of_launcher(ranks: Ranks) -> dict[str, str]:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """One that nobody listens on now."""
+    """One that nobody listens on now, and that the system gives to no connection, as ranks that were started ahead
+    listen on it much later. Where the system leaves none for that, any that is free now."""
+    below = range(_FIRST_PORT, int(_PORTS_OF_CONNECTIONS.read_text().split()[0]))
+    for port in random.SystemRandom().sample(below, min(len(below), 100)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((host, port))
+            return port
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
