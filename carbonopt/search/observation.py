@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,8 +81,14 @@ class Observation:
         return self.curve[-1][1] if self.complete and self.curve else None
 
 
-def observe(trial: FrozenTrial, quality: Quality) -> Observation | None:
-    """What a trial has taught; None for one that has not begun. Raises ValueError if what it was told can't be."""
+def observe(
+    trial: FrozenTrial, quality: Quality, with_fixed: Callable[[dict[str, Any]], Values] = dict
+) -> Observation | None:
+    """What a trial has taught; None for one that has not begun. Raises ValueError if what it was told can't be.
+
+    Args:
+        with_fixed: adds what is fixed to the values of a trial that is not carbonopt's.
+    """
     record = trial.user_attrs.get("record")
     if isinstance(record, dict) and record.keys() >= {"trial", "state", "params"}:
         return of_record(TrialRecord.from_json(record))
@@ -107,7 +113,7 @@ def observe(trial: FrozenTrial, quality: Quality) -> Observation | None:
         per_step = cost / total
     return Observation(
         trial.number,
-        dict(trial.params),
+        {**trial.params, **with_fixed(dict(trial.params))},
         _finite(curve),
         total,
         cost_per_step=per_step,
@@ -142,6 +148,21 @@ def of_record(record: TrialRecord) -> Observation:
         out_of_memory=record.state == TrialState.INFEASIBLE,
         peak_memory_gib=record.peak_memory_gib,
         examples=examples(record.evals[-1], quality) if record.evals else math.inf,
+    )
+
+
+def of_evaluations(
+    number: int, params: Values, evals: Sequence[EvalPoint], total_steps: int, quality: Quality
+) -> Observation:
+    """What a running trial has taught."""
+    energy_kwh, step = evals[-1].train_energy_kwh, evals[-1].step
+    return Observation(
+        number,
+        params,
+        _finite([(point.step / total_steps, point.loss(quality)) for point in evals]),
+        total_steps,
+        cost_per_step=energy_kwh / step if energy_kwh else None,
+        examples=examples(evals[-1], quality),
     )
 
 

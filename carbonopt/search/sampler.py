@@ -15,7 +15,7 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.search_space import IntersectionSearchSpace
 from optuna.study import Study
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, Trial
 
 from carbonopt.core.quality import QUALITIES, Quality
 from carbonopt.search.candidates import Candidates, Distributions, Values, draw
@@ -24,6 +24,7 @@ from carbonopt.search.models.features import check_dimensions
 from carbonopt.search.observation import Observation, observe, trial_params
 from carbonopt.search.probes import Probing, cheapest, failed_by, worth_probing
 from carbonopt.search.proposal import Knowledge, Proposal, first, on_front, propose, propose_for_front
+from carbonopt.search.pruning import should_prune
 
 CENTRES = 3  # good trials, near which more of a large space are looked at
 SHORT_FIT_FROM = 30  # trials; from here on the models' parameters hardly change
@@ -103,6 +104,7 @@ class CarbonSampler(BaseSampler):
         self._seed = int(np.random.default_rng().integers(2**32)) if seed is None else seed
         self._given_space = search_space
         self._search_space = IntersectionSearchSpace(include_pruned=True)
+        self._before: tuple[int, Knowledge] | None = None  # what the trials before one have taught
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> Distributions:
         needed, told = ["minimize", self._quality.direction], [way.name.lower() for way in study.directions]
@@ -131,11 +133,23 @@ class CarbonSampler(BaseSampler):
     def sample_independent(self, study: Study, trial: FrozenTrial, name: str, distribution: BaseDistribution) -> Any:
         return draw(distribution, np.random.default_rng([self._seed, trial.number, crc32(name.encode())]))
 
+    def should_prune(self, study: Study, trial: Trial) -> bool:
+        """Whether a running trial will miss the target, by its user attributes so far (see `observation`) and by what
+        the trials before it have taught. Optuna's own pruning refuses studies of two objectives."""
+        others = [other for other in study.get_trials(deepcopy=False) if other.number != trial.number]
+        frozen = study._storage.get_trial(trial._trial_id)
+        if self._before is None or self._before[0] != trial.number:
+            self._before = trial.number, self.knowledge(others, self.infer_relative_search_space(study, frozen))
+        own = observe(frozen, self._quality, self._complete)
+        target_loss = self._target_loss if self._goal == "recommend" else None
+        return own is not None and should_prune(self._before[1], own, target_loss)
+
     def knowledge(
         self, trials: Sequence[FrozenTrial], distributions: Distributions, probes: Sequence[Observation] = ()
     ) -> Knowledge:
         """What these trials and probes have taught."""
-        observations = [taught for trial in trials if (taught := observe(trial, self._quality)) is not None]
+        told = (observe(trial, self._quality, self._complete) for trial in trials)
+        observations = [taught for taught in told if taught is not None]
         effort = 40 if len(observations) < SHORT_FIT_FROM else 12
         return Knowledge(self._quality, distributions, [*observations, *probes], self._memory_gib, effort)
 
@@ -159,6 +173,7 @@ class CarbonSampler(BaseSampler):
         """
         rng, names = np.random.default_rng([self._seed, number]), distributions.keys()
         knowledge = self.knowledge(trials, distributions, probes)
+        self._before = number, knowledge
         costs = self.meeting(knowledge, refuted)
         good = sorted(costs, key=lambda number: (costs[number], number))
         best_cost = costs[good[0]] if good else math.inf

@@ -18,17 +18,17 @@ from carbonopt.core.config import Choices, StudyConfig
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.format import energy_text
 from carbonopt.core.space import SearchSpace, is_integer
-from carbonopt.core.trial import Kernels, StopReason, TrialRecord
+from carbonopt.core.trial import EvalPoint, Kernels, StopReason, TrialRecord
 from carbonopt.search.candidates import Distributions, draw
-from carbonopt.search.observation import of_probe
+from carbonopt.search.observation import of_evaluations, of_probe
 from carbonopt.search.probes import Probing
-from carbonopt.search.pruning import Evals, should_prune
+from carbonopt.search.pruning import should_prune
 from carbonopt.search.sampler import CarbonSampler, NextTrial
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)  # its INFO lines would break the live display
 
 Trials = Sequence[FrozenTrial]
-PruningRule = Callable[[Evals, int], bool]  # by a trial's evaluations and its number of steps
+PruningRule = Callable[[Sequence[EvalPoint], int], bool]  # by a trial's evaluations and its number of steps
 _AUDIT = 1  # keeps the audits' draws apart from the proposals'
 # How often the inner sampler is asked before a random valid configuration is taken: one that has settled on a region
 # where nothing new can exist would be asked for ever, and a Gaussian process is fitted anew each time.
@@ -116,8 +116,14 @@ class Strategy:
     def should_prune(self, trials: Trials, number: int, params: TrialParams) -> PruningRule:
         """Whether trial `number` can't matter any more."""
         target, values = self._config.target, params.model_dump(exclude_none=True)
-        target_loss = None if self._config.search.goal == "front" else self._config.quality.loss_of(target.value)
-        return partial(should_prune, self._plan(trials, number).knowledge, number, values, target_loss)
+        quality = self._config.quality
+        target_loss = None if self._config.search.goal == "front" else quality.loss_of(target.value)
+        knowledge = self._plan(trials, number).knowledge
+
+        def rule(evals: Sequence[EvalPoint], total_steps: int) -> bool:
+            return should_prune(knowledge, of_evaluations(number, values, evals, total_steps, quality), target_loss)
+
+        return rule
 
     def meeting(self, trials: Trials, number: int) -> frozenset[int]:
         """The trials that meet the target as far as is known before trial `number`: the cheapest one is its cap. Where

@@ -216,7 +216,7 @@ def points(*values: float, every: int = 10) -> list[EvalPoint]:
 
 
 def line(evals: list[EvalPoint], total_steps: int) -> float | None:
-    return straight_line_loss(evals, total_steps, PERPLEXITY)
+    return straight_line_loss([(point.step / total_steps, point.loss(PERPLEXITY)) for point in evals])
 
 
 def test_the_straight_line_goes_on_as_steeply_as_the_curve_last_did() -> None:

@@ -1,0 +1,375 @@
+"""What a search spends on tables that others recorded, in spaces that nobody tuned it for.
+
+    python benchmarks/search/foreign.py TABLE.jsonl [TABLE.jsonl ...] [--seeds 20] [--samplers carbon random ...]
+        [--json OUT]
+
+A table is a list of runs, not a grid; each of its lines is
+
+    {"params": {...}, "fixed": {...}, "total_steps": n, "joules_per_step": x, "evals": [{"step": s, "nll": y}, ...]}
+
+where `fixed` is what a study file would state beside the dimensions, and a run that diverged ends with null. Of
+accuracies nll is -ln(accuracy), so that perplexity is 1 ÷ accuracy. The targets are those that 10, 3 and 1 % of the
+runs meet. Counted is the training energy of all trials, up to and with the first complete one within 5 % of the
+cheapest run that meets the target, divided by that run's energy: adding hopeless runs to a table flatters no search. A
+search that has stopped all such runs has not found it. All strategies have the same cap: a trial ends where it can't
+become cheaper than the cheapest complete one that met the target.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import statistics
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import FrozenTrial, TrialState
+from scipy.stats import binom
+
+from carbonopt.core.arrays import Array
+from carbonopt.search.cap import passes_cap
+from carbonopt.search.observation import COST_PER_STEP, CURVE, TOTAL_STEPS
+from carbonopt.search.sampler import CarbonSampler
+
+SHARES = (0.10, 0.03, 0.01)  # of the runs, that meet the target
+Curve = tuple[tuple[int, float], ...]  # step, nll; infinite where it diverged
+
+NEAR = 1.05  # of the cheapest feasible run's energy
+PROGRESS_REPORTS = 10  # between two evaluations, at which the cap is looked at
+
+
+@dataclass(frozen=True)
+class Run:
+    """One line of a table."""
+
+    params: dict[str, Any]
+    fixed: dict[str, Any]
+    total_steps: int
+    joules_per_step: float
+    curve: Curve
+
+    @property
+    def energy_j(self) -> float:
+        return self.total_steps * self.joules_per_step
+
+    @property
+    def nll(self) -> float:
+        return self.curve[-1][1]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What became of a run in a search."""
+
+    run: Run
+    spent_j: float
+    curve: Curve  # as far as it came
+    state: str  # complete, diverged, target or cap
+
+
+class Table:
+    def __init__(self, path: Path) -> None:
+        self.name = path.stem
+        self.runs = [_run(json.loads(line)) for line in path.read_text().splitlines() if line.strip()]
+        self.by_key = {_key(run.params): run for run in self.runs}
+
+    @cached_property
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """By the values that each dimension has: words as choices, a range of a hundred and more by its logarithm."""
+        columns = {name: [run.params[name] for run in self.runs] for name in self.runs[0].params}
+        return {name: _distribution(values) for name, values in columns.items()}
+
+    def target_nll(self, share: float) -> float:
+        """That so many of the runs meet."""
+        ends = sorted(run.nll for run in self.runs)
+        return ends[max(1, math.ceil(share * len(ends))) - 1]
+
+    def place(self, values: dict[str, Any]) -> Array:
+        """Between 0 and 1 in each dimension; words by one column each."""
+        return np.array([number for name, dist in self.distributions.items() for number in _place(dist, values[name])])
+
+    def told(self, run: Run, target_nll: float) -> FrozenTrial:
+        """A complete run, as one of Optuna's samplers learns of it."""
+        trial = optuna.create_trial(
+            params=run.params,
+            distributions=self.distributions,
+            values=[math.log(run.energy_j), run.nll],
+        )
+        trial.set_constraint("nll above the target", run.nll - target_nll)
+        return trial
+
+    def fixed(self, values: dict[str, Any]) -> dict[str, Any]:
+        return self.by_key[_key(values)].fixed
+
+
+def _run(line: dict[str, Any]) -> Run:
+    curve = tuple((point["step"], math.inf if point["nll"] is None else point["nll"]) for point in line["evals"])
+    return Run(line["params"], line.get("fixed", {}), line["total_steps"], line["joules_per_step"], curve)
+
+
+def _key(values: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(sorted(values.items()))
+
+
+def _place(distribution: BaseDistribution, value: Any) -> list[float]:
+    if isinstance(distribution, CategoricalDistribution):
+        return [float(value == choice) for choice in distribution.choices]
+    assert isinstance(distribution, IntDistribution | FloatDistribution)
+    ends = (distribution.low, distribution.high, value)
+    low, high, here = map(math.log, ends) if distribution.log else ends
+    return [(here - low) / (high - low) if high > low else 0.0]
+
+
+def _distribution(values: list[Any]) -> BaseDistribution:
+    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        return CategoricalDistribution(sorted(set(values), key=str))
+    low, high = min(values), max(values)
+    by_logarithm = low > 0 and high / low >= 100
+    if all(isinstance(value, int) for value in values):
+        return IntDistribution(low, high, log=by_logarithm)
+    return FloatDistribution(float(low), float(high), log=by_logarithm)
+
+
+Prunes = Callable[[Curve], bool]  # by the curve so far
+
+
+def played(run: Run, cap_j: float, prunes: Prunes) -> Trial:
+    """A run as far as a search lets it go."""
+    before, seen = 0, []
+    for step, nll in run.curve:
+        for part in range(1, PROGRESS_REPORTS + 1):
+            done = before + round((step - before) * part / PROGRESS_REPORTS)
+            if done < run.total_steps and passes_cap(
+                cap_j if math.isfinite(cap_j) else None,
+                done * run.joules_per_step,
+                done / run.total_steps,
+                run.energy_j,
+            ):
+                return Trial(run, done * run.joules_per_step, tuple(seen), "cap")
+        before = step
+        seen.append((step, nll))
+        spent_j = step * run.joules_per_step
+        if not math.isfinite(nll):
+            return Trial(run, spent_j, tuple(seen), "diverged")
+        if step < run.total_steps and prunes(tuple(seen)):
+            return Trial(run, spent_j, tuple(seen), "target")
+    return Trial(run, run.energy_j, tuple(seen), "complete")
+
+
+Step = tuple[Trial, float]  # a trial, and how many seconds its proposal took
+Search = Callable[[Table, float, int], Iterator[Step]]  # by the nll to reach, and the seed
+
+
+def carbon(table: Table, target_nll: float, seed: int, *, prune: bool = True) -> Iterator[Step]:
+    """carbonopt's sampler in a study of Optuna's, and its pruning."""
+    sampler = CarbonSampler(
+        "perplexity",
+        math.exp(target_nll),
+        listed=[run.params for run in table.runs],
+        complete=lambda values: {**values, **table.fixed(values)},
+        search_space=table.distributions,
+        seed=seed,
+    )
+    study = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)
+    cap_j = math.inf
+    for _ in table.runs:
+        began = time.perf_counter()
+        trial = study.ask(table.distributions)
+        seconds = time.perf_counter() - began
+        run = table.by_key[_key(trial.params)]
+
+        def told(curve: Curve, trial: optuna.Trial = trial, run: Run = run) -> None:
+            trial.set_user_attr(CURVE, [[step, nll] for step, nll in curve])
+            trial.set_user_attr(TOTAL_STEPS, run.total_steps)
+            trial.set_user_attr(COST_PER_STEP, run.joules_per_step)
+
+        def prunes(curve: Curve, trial: optuna.Trial = trial, told: Callable[[Curve], None] = told) -> bool:
+            told(curve)
+            return sampler.should_prune(study, trial)
+
+        ended = played(run, cap_j, prunes if prune else lambda curve: False)
+        told(ended.curve)
+        if ended.state == "complete":
+            study.tell(trial, [run.energy_j, math.exp(run.nll)])
+            if run.nll <= target_nll:
+                cap_j = min(cap_j, run.energy_j)
+        else:
+            study.tell(trial, state=TrialState.PRUNED)
+        yield ended, seconds
+
+
+def in_order(table: Table, target_nll: float, order: Sequence[int]) -> Iterator[Step]:
+    cap_j = math.inf
+    for index in order:
+        ended = played(table.runs[index], cap_j, lambda curve: False)
+        if ended.state == "complete" and ended.run.nll <= target_nll:
+            cap_j = min(cap_j, ended.run.energy_j)
+        yield ended, 0.0
+
+
+def random(table: Table, target_nll: float, seed: int) -> Iterator[Step]:
+    return in_order(table, target_nll, np.random.default_rng(seed).permutation(len(table.runs)).tolist())
+
+
+def by_cost(table: Table, target_nll: float, seed: int) -> Iterator[Step]:
+    """Cheapest first, knowing what each will cost; runs of one cost by chance."""
+    chance = np.random.default_rng(seed).random(len(table.runs))
+    return in_order(table, target_nll, np.lexsort((chance, [run.energy_j for run in table.runs])).tolist())
+
+
+def asha(table: Table, target_nll: float, seed: int) -> Iterator[Step]:
+    """ASHA (Li et al. 2020, arXiv 1810.05934) of reduction 3: a trial goes on past a ninth and a third of its steps
+    where it is among the best third of those that came there. Stopping variant: what it has trained is kept."""
+    rungs: dict[float, list[float]] = {1 / 9: [], 1 / 3: []}
+    cap_j = math.inf
+    for index in np.random.default_rng(seed).permutation(len(table.runs)).tolist():
+        run, passed = table.runs[index], set()
+
+        def prunes(curve: Curve, run: Run = run, passed: set[float] = passed) -> bool:
+            share, nll = curve[-1][0] / run.total_steps, curve[-1][1]
+            for rung, seen in rungs.items():
+                if share >= rung and rung not in passed:
+                    passed.add(rung)
+                    seen.append(nll)
+                    if nll > sorted(seen)[(len(seen) - 1) // 3]:
+                        return True
+            return False
+
+        ended = played(run, cap_j, prunes)
+        if ended.state == "complete" and run.nll <= target_nll:
+            cap_j = min(cap_j, run.energy_j)
+        yield ended, 0.0
+
+
+def optunas(name: str, table: Table, target_nll: float, seed: int) -> Iterator[Step]:
+    """One of Optuna's samplers, the target as a constraint. It proposes any values; the nearest run that is left stands
+    in for them. Runs that end early are told as failed."""
+    makers: dict[str, Callable[[], optuna.samplers.BaseSampler]] = {
+        "tpe": lambda: optuna.samplers.TPESampler(seed=seed, multivariate=True),
+        "gp": lambda: optuna.samplers.GPSampler(seed=seed, n_startup_trials=10),
+    }
+    study = optuna.create_study(directions=["minimize", "minimize"], sampler=makers[name]())
+    rows, left, cap_j = (
+        np.array([table.place(run.params) for run in table.runs]),
+        list(range(len(table.runs))),
+        math.inf,
+    )
+    while left:
+        began = time.perf_counter()
+        asked = study.ask(table.distributions)
+        seconds = time.perf_counter() - began
+        index = left.pop(int(((rows[left] - table.place(asked.params)) ** 2).sum(1).argmin()))
+        study.tell(asked, state=TrialState.FAIL)
+        run = table.runs[index]
+        ended = played(run, cap_j, lambda curve: False)
+        if ended.state == "complete":
+            study.add_trial(table.told(run, target_nll))
+            if run.nll <= target_nll:
+                cap_j = min(cap_j, run.energy_j)
+        yield ended, seconds
+
+
+SEARCHES: dict[str, Search] = {
+    "carbon": carbon,
+    "carbon-whole": partial(carbon, prune=False),
+    "random": random,
+    "cost-order": by_cost,
+    "asha": asha,
+    "tpe": partial(optunas, "tpe"),
+    "gp": partial(optunas, "gp"),
+}
+
+
+def searched(path: Path, share: float, name: str, seed: int) -> dict[str, Any]:
+    """One search, until it has found what counts or has no run left."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    warnings.simplefilter("ignore")
+    table = Table(path)
+    target_nll = table.target_nll(share)
+    cheapest_j = min(run.energy_j for run in table.runs if run.nll <= target_nll)
+    spent_j, trials, good, good_stopped, cheapest_stopped, longest_s = 0.0, 0, 0, 0, 0, 0.0
+    states: Counter[str] = Counter()
+    left = sum(run.nll <= target_nll and run.energy_j <= NEAR * cheapest_j for run in table.runs)
+    found = False
+    for trial, seconds in SEARCHES[name](table, target_nll, seed):
+        run, near = trial.run, trial.run.energy_j <= NEAR * cheapest_j
+        spent_j, trials, longest_s = spent_j + trial.spent_j, trials + 1, max(longest_s, seconds)
+        states[trial.state] += 1
+        if run.nll <= target_nll and trial.state != "cap":
+            good += 1
+            good_stopped += trial.state == "target"
+            cheapest_stopped += trial.state == "target" and near
+        if trial.state == "complete" and run.nll <= target_nll and near:
+            found = True
+            break
+        left -= run.nll <= target_nll and near
+        if not left:
+            break
+    return {
+        **{"table": table.name, "met_by": share, "sampler": name, "seed": seed, "trials": trials, **states},
+        **{"times_cheapest": spent_j / cheapest_j if found else math.inf, "good": good, "good_stopped": good_stopped},
+        **{"cheapest_stopped": cheapest_stopped, "longest_proposal_s": longest_s},
+    }
+
+
+def summary(results: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "| table | met by | sampler | × the cheapest, median (95 % interval) | 90th percentile | found | trials "
+        "| diverged | good ones stopped | cheapest stopped |",
+        "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for result in results:
+        groups.setdefault((result["table"], result["met_by"], result["sampler"]), []).append(result)
+    for (table, share, name), group in groups.items():
+        times = sorted(result["times_cheapest"] for result in group)
+        low, high = _median_interval(times)
+        total = {key: sum(result.get(key, 0) for result in group) for key in _SUMMED}
+        lines.append(
+            f"| {table} | {share:.0%} | {name} | {statistics.median(times):.1f} ({low:.1f} to {high:.1f}) "
+            f"| {times[math.ceil(0.9 * len(times)) - 1]:.1f} | {sum(map(math.isfinite, times))} of {len(times)} "
+            f"| {total['trials'] / len(group):.0f} | {total['diverged'] / len(group):.0f} "
+            f"| {total['good_stopped']} of {total['good']} | {total['cheapest_stopped']} |"
+        )
+    return lines
+
+
+_SUMMED = ("trials", "diverged", "good", "good_stopped", "cheapest_stopped")
+
+
+def _median_interval(ordered: Sequence[float]) -> tuple[float, float]:
+    """Of at least 95 % confidence, between two of the values (order statistics, by the binomial distribution)."""
+    count = len(ordered)
+    outside = int(binom.ppf(0.025, count, 0.5))  # so many may lie below the interval
+    return ordered[max(0, outside - 1)], ordered[min(count - 1, count - outside)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", type=Path, nargs="+")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--samplers", nargs="+", choices=SEARCHES, default=list(SEARCHES))
+    parser.add_argument("--met-by", type=float, nargs="+", default=SHARES, help="share of the runs that meets a target")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    jobs = list(itertools.product(options.tables, options.met_by, options.samplers, range(options.seeds)))
+    with ProcessPoolExecutor(options.jobs) as pool:
+        results = list(pool.map(searched, *zip(*jobs, strict=True)))
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    print("\n".join(summary(results)))
+
+
+if __name__ == "__main__":
+    main()
