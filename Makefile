@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-all test-machines test-others check lint types docs release clean
+.PHONY: demo test test-all check lint types docs release clean
 
 demo: .venv/installed
 	$(BIN)/carbonopt run studies/quickstart.yaml
@@ -12,22 +12,13 @@ demo: .venv/installed
 # alone.
 PYTEST := $(BIN)/python -m pytest
 BESIDE := -n 3 --dist loadfile --no-loadscope-reorder
-AGAIN := --last-failed --last-failed-no-failures none
-TWICE := || $(PYTEST) $(AGAIN)
-# Those on several machines wait most of the time: with --jobs they run beside the others.
-MACHINES := tests/engines/test_nodes.py tests/slurm tests/test_kubernetes.py
-ON_MACHINES := $(PYTEST) -o cache_dir=.pytest_cache/machines $(MACHINES)
+TWICE := || $(PYTEST) --last-failed --last-failed-no-failures none
 
 test: .venv/installed-dev
 	$(PYTEST) $(BESIDE) -m "not slow" $(TWICE)
 
-test-all: test-machines test-others
-
-test-machines: .venv/installed-dev
-	$(ON_MACHINES) || $(ON_MACHINES) $(AGAIN)
-
-test-others: .venv/installed-dev
-	$(PYTEST) $(BESIDE) $(MACHINES:%=--ignore %) $(TWICE)
+test-all: .venv/installed-dev
+	$(PYTEST) $(BESIDE) $(TWICE)
 
 check: lint types test-all
 
