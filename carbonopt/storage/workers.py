@@ -3,8 +3,8 @@
 One live worker at a time leads a study; any number of others join it. A second one that would lead is refused, also one
 that starts in the same instant; a dead one is replaced, and its trials are taken over. Dead is a worker of this machine
 as soon as its process is gone (not while it is stopped, or too busy to be heard), and one elsewhere when it was last
-heard more than DEAD_AFTER_S ago by the clock of the storage's database; if it lives, it finds out before the next thing
-that it stores, and ends its trial.
+heard more than DEAD_AFTER_S ago by the clock of the storage's database; if it lives, it finds out in the transaction of
+the next thing that it stores, which then isn't stored, and ends its trial.
 A worker is heard every HEARTBEAT_S, wherever it asks whether it was interrupted, and not by a thread of its own: what
 hangs isn't heard either.
 
@@ -37,6 +37,7 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    event,
     literal_column,
     select,
     text,
@@ -129,7 +130,7 @@ class _Row(Worker):
 
 
 class Lease:
-    """A worker's right to work on a study. Whoever has it calls `renew` before anything that it stores.
+    """A worker's right to work on a study. While it has it, nothing is stored through this storage without it.
 
     Args:
         joins: whether the worker helps another one instead of leading the study.
@@ -154,6 +155,7 @@ class Lease:
             me = {**self.worker.model_dump(), "joins": self._joins, "study": self._study, "heartbeats": 0}
             with self._engine.begin() as connection:
                 connection.execute(_WORKERS.insert().values(began_at_s=self._clock_s, heard_at_s=self._clock_s, **me))
+        event.listen(self._engine, "commit", self._check)
 
     def renew(self) -> None:
         """Is heard, if that is due. Raises CarbonoptError if another worker has taken this one, which it has not heard
@@ -163,12 +165,16 @@ class Lease:
             return
         beat = {"heard_at_s": self._clock_s, "heartbeats": _WORKERS.c.heartbeats + 1}
         with self._engine.begin() as connection:
-            has_it = connection.execute(_WORKERS.update().where(self._mine).values(beat)).rowcount == 1
-        if not has_it:
-            taken = f"the study {self._study!r} was taken over by another worker"
-            silent = f"because this one was not heard for {human_duration(now_s - self._heard_at_s)}"
-            raise CarbonoptError(f"{taken}, {silent}; what it had stored by then counts.")
+            connection.execute(_WORKERS.update().where(self._mine).values(beat))
         self._heard_at_s = now_s
+
+    def _check(self, connection: Connection) -> None:
+        """Of a transaction that is about to be stored: Optuna, too, reads first and then writes, and meanwhile this
+        process can have been stopped for as long as you like. The row stays locked until all is stored."""
+        if connection.execute(select(_WORKERS.c.id).where(self._mine).with_for_update(read=True)).first() is None:
+            taken = f"the study {self._study!r} was taken over by another worker"
+            silent = f"because this one was not heard for {human_duration(_uptime_s() - self._heard_at_s)}"
+            raise CarbonoptError(f"{taken}, {silent}; what it had stored by then counts.")
 
     def others(self) -> frozenset[str]:
         """The live workers beside this one, by their names; dead ones have lost the study. In this worker's turn."""
@@ -184,6 +190,7 @@ class Lease:
             yield
 
     def give_back(self) -> None:
+        event.remove(self._engine, "commit", self._check)
         # Where that can't be stored, whoever comes next finds that this process is gone, or silent.
         with suppress(SQLAlchemyError), self._engine.begin() as connection:
             connection.execute(_WORKERS.delete().where(self._mine))

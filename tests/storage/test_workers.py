@@ -13,16 +13,20 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import optuna
 import psutil
 import pytest
+from optuna.storages import RDBStorage
 from storage.test_study import ran
 from study.test_resume import read, training_in, wait_for, workers
 
 from carbonopt.analysis.footprint import footprint
+from carbonopt.core.errors import CarbonoptError
 from carbonopt.core.trial import TrialState
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.study import StudyStorage
 from carbonopt.storage.url import connect
+from carbonopt.storage.workers import _WORKERS, leased
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -138,6 +142,25 @@ def test_a_worker_elsewhere_is_dead_when_it_is_not_heard(rival: Callable[..., Ri
     assert second.takes() == "has it"
     assert first.takes().startswith("the study 'the study' was taken over by another worker, because this one was not")
     assert second.takes() == "still has it"
+
+
+def test_what_a_worker_was_storing_when_it_lost_the_study_is_not_stored(url: str) -> None:
+    """Just heard, so that it has no reason to ask: it was stopped between asking and storing."""
+    storage, another = RDBStorage(url), RDBStorage(url)
+    study = optuna.create_study(storage=storage, study_name="the study")
+    trial = study.ask()
+    with leased(storage, "the study") as lease:
+        trial.set_user_attr("record", 1)
+        with another.engine.begin() as connection:
+            connection.execute(_WORKERS.delete())
+        lease.renew()
+        with pytest.raises(CarbonoptError, match="the study 'the study' was taken over by another worker"):
+            trial.set_user_attr("record", 2)
+        with pytest.raises(CarbonoptError, match="taken over"):
+            study.tell(trial, 3.0)
+    (stored,) = optuna.load_study(storage=another, study_name="the study").trials
+    assert (stored.user_attrs, stored.state) == ({"record": 1}, optuna.trial.TrialState.RUNNING)
+    trial.set_user_attr("record", 4)  # who has no study is not asked
 
 
 # ------------------------------------------------------------------------------------------------------ whole studies
