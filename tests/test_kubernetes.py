@@ -60,8 +60,9 @@ def test_its_pods_run_a_study(ssh_hosts: SshHosts, tiny_study: dict, write_study
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", keys / "id"], check=True)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SSH")}
     environment |= {"STUDY": str(write_study(tiny_study)), "OUT": str(tmp_path / "out"), "KEYS": str(keys)}
-    # What DeepSpeed has compiled for this user.
-    environment.setdefault("TORCH_EXTENSIONS_DIR", str(Path.home() / ".cache" / "torch_extensions"))
+    # What DeepSpeed has compiled for this user, where torch has put it.
+    compiled = Path.home() / ".cache" / "torch_extensions" / f"py{sys.version_info.major}{sys.version_info.minor}_cpu"
+    environment.setdefault("TORCH_EXTENSIONS_DIR", str(compiled))
     environment["HOME"] = str(Path("~root").expanduser())
     environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     pods = []

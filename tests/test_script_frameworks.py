@@ -27,8 +27,8 @@ config = AutoConfig.for_model(
     num_attention_heads=2, intermediate_size=32, num_labels=10,
 )
 arguments = TrainingArguments(
-    output_dir=sys.argv[2], learning_rate=float(sys.argv[1]), max_steps=24, per_device_train_batch_size=64,
-    eval_strategy="steps", eval_steps=8, save_strategy="no", report_to="none", use_cpu=True, logging_strategy="no",
+    output_dir=sys.argv[2], learning_rate=float(sys.argv[1]), max_steps=96, per_device_train_batch_size=64,
+    eval_strategy="steps", eval_steps=32, save_strategy="no", report_to="none", use_cpu=True, logging_strategy="no",
 )
 trainer = Trainer(
     AutoModelForImageClassification.from_config(config), arguments, train_dataset=rows[:1500], eval_dataset=rows[1500:],
@@ -125,7 +125,7 @@ def logged(folder: Path, word: str) -> list[str]:
 def test_hugging_face_trainer(warm: bool, tmp_path: Path) -> None:
     command = "python train.py {learning_rate} {output_dir}"
     (record,) = run(tmp_path, TRAINER, command=command, space=SPACE, workload={"warm": warm})
-    assert [point["step"] for point in record["evals"]] == [8, 16, 24]
+    assert [point["step"] for point in record["evals"]] == [32, 64, 96]
     assert record["quality"]["count"] == 297 and record["quality"]["value"] == float(logged(tmp_path, "FINAL")[0])
     assert record["energy_kwh"]["eval"] >= 0 and record["duration_s"]["eval"] > 0
 
