@@ -65,7 +65,7 @@ class Crew:
     """The workers of a study; the first leads."""
 
     def __init__(self, command: list[str], workers: int, paths: StudyPaths) -> None:
-        self._command = command
+        self._command, self._logs = command, Path(tempfile.mkdtemp())
         self._processes = [self._started(0)]
         while not (paths.storage_pointer.exists() or paths.storage.exists()):
             time.sleep(0.1)
@@ -74,19 +74,21 @@ class Crew:
 
     def _started(self, index: int) -> subprocess.Popen:
         command = [*self._command, "--worker"] if index else self._command
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        # A file: each worker tells of all trials, and a pipe that nobody reads would be full of them.
+        log = (self._logs / f"{index}.txt").open("w+")
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
 
     def kill_one(self, rng: np.random.Generator) -> None:
         index = int(rng.integers(len(self._processes)))
         self._processes[index].kill()
-        self._processes[index].communicate()
+        self._processes[index].wait()
         self._processes[index] = self._started(index)
 
     def is_working(self) -> bool:
         """Starts those again that came too early."""
         for index, process in enumerate(self._processes):
             if process.poll() == 2:
-                if "--worker joins a study" not in (said := process.stderr.read()):
+                if "--worker joins a study" not in (said := (self._logs / f"{index}.txt").read_text()):
                     raise SystemExit(said)
                 self.refused += 1
                 self._processes[index] = self._started(index)

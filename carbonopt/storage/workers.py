@@ -137,7 +137,7 @@ class Lease:
     """
 
     def __init__(self, storage: RDBStorage, study: str, *, joins: bool = False) -> None:
-        self._engine, self._study, self._joins = storage.engine, study, joins
+        self._engine, self._study, self.joins = storage.engine, study, joins
         self.worker = Worker.this()
         self._clock_s = _clock_s(self._engine)
         self._heard_at_s = 0.0
@@ -149,13 +149,13 @@ class Lease:
         made_by_two(lambda: _WORKERS.create(self._engine, checkfirst=True))
         with self.turn(lambda: None):
             leading = next((row for row in self._others() if not row.joins), None)
-            if leading is not None and not self._joins:
+            if leading is not None and not self.joins:
                 raise BadInput(leading.refusal(self._study))
             self._heard_at_s = _uptime_s()
-            me = {**self.worker.model_dump(), "joins": self._joins, "study": self._study, "heartbeats": 0}
+            me = {**self.worker.model_dump(), "joins": self.joins, "study": self._study, "heartbeats": 0}
             with self._engine.begin() as connection:
                 connection.execute(_WORKERS.insert().values(began_at_s=self._clock_s, heard_at_s=self._clock_s, **me))
-        event.listen(self._engine, "commit", self._check)
+        event.listen(self._engine, "after_cursor_execute", self._check)
 
     def renew(self) -> None:
         """Is heard, if that is due. Raises CarbonoptError if another worker has taken this one, which it has not heard
@@ -168,9 +168,12 @@ class Lease:
             connection.execute(_WORKERS.update().where(self._mine).values(beat))
         self._heard_at_s = now_s
 
-    def _check(self, connection: Connection) -> None:
-        """Of a transaction that is about to be stored: Optuna, too, reads first and then writes, and meanwhile this
-        process can have been stopped for as long as you like. The row stays locked until all is stored."""
+    def _check(self, connection: Connection, *executed: Any) -> None:
+        """In a transaction that has written, and so keeps others from writing, or locks this worker's row until it
+        ends: Optuna, too, asks first and then writes, and meanwhile this process can have been stopped for long."""
+        *_, context, _ = executed
+        if not (context.isinsert or context.isupdate or context.isdelete):
+            return
         if connection.execute(select(_WORKERS.c.id).where(self._mine).with_for_update(read=True)).first() is None:
             taken = f"the study {self._study!r} was taken over by another worker"
             silent = f"because this one was not heard for {human_duration(_uptime_s() - self._heard_at_s)}"
@@ -190,7 +193,7 @@ class Lease:
             yield
 
     def give_back(self) -> None:
-        event.remove(self._engine, "commit", self._check)
+        event.remove(self._engine, "after_cursor_execute", self._check)
         # Where that can't be stored, whoever comes next finds that this process is gone, or silent.
         with suppress(SQLAlchemyError), self._engine.begin() as connection:
             connection.execute(_WORKERS.delete().where(self._mine))

@@ -342,8 +342,8 @@ class _Call:
         self._store_ledger()
 
     def _tell_of_others(self, data: StudyData) -> None:
-        """The display, of what other workers have done."""
-        for record in data.records:
+        """The display, of what other workers have done: the leading one's, and that of a command with a crew."""
+        for record in data.records if self.crew.is_working or not self.lease.joins else ():
             if record.trial not in self.told and record.state is not TrialState.RUNNING and not _goes_on(record):
                 self.told.add(record.trial)
                 self.display.trial_ended(record)
