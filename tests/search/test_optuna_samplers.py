@@ -6,12 +6,14 @@ import multiprocessing
 import multiprocessing.synchronize
 from pathlib import Path
 
+import numpy as np
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
+from carbonopt.search.models.curves import RATE_SHARE
 from carbonopt.search.models.features import Encoder
 from carbonopt.search.observation import COST_PER_STEP, CURVE, TOTAL_STEPS
 from carbonopt.search.sampler import CLAIM, CarbonSampler, _claim
@@ -172,6 +174,46 @@ def test_queued_trials_have_the_values_they_were_queued_with() -> None:
     for _ in range(SIZE - 2):
         study.ask(FINITE)
     assert len(set(keys(study))) == SIZE
+
+
+def test_what_is_fixed_counts_for_the_trials_that_have_ended() -> None:
+    space = {name: FINITE[name] for name in ("global_batch_size", "epochs")}
+    fixed = {"learning_rate": 1e-3, "lr_scheduler": "constant"}
+    sampler = CarbonSampler(
+        "perplexity", TARGET, search_space=space, complete=lambda values: {**values, **fixed}, seed=1
+    )
+    study = study_with(sampler)
+    for _ in range(2):
+        trial = study.ask(space)
+        study.tell(trial, values_of(trial.params["global_batch_size"], 1e-3, trial.params["epochs"]))
+    knowledge = sampler.knowledge(study.trials, space)
+    assert all(fixed.items() <= observation.params.items() for observation in knowledge.observations)
+    ends = knowledge.points.rows
+    np.testing.assert_array_equal(ends, knowledge.encoder.curve_rows([{**t.params, **fixed} for t in study.trials]))
+    assert set(ends[:, RATE_SHARE]) == {1.0}, "a constant rate has not fallen"
+
+
+def test_anybodys_study_can_ask_whether_to_prune() -> None:
+    sampler = CarbonSampler("perplexity", TARGET, search_space=FINITE)
+    study = study_with(sampler)
+    for _ in range(5):
+        trial = study.ask(FINITE)
+        tell_curve(trial, 8)
+        study.tell(trial, finite(trial))
+    trial = study.ask(FINITE)
+    assert not sampler.should_prune(study, trial), "it has told nothing"
+    tell_curve(trial, 2, worse=4.0)
+    assert not sampler.should_prune(study, trial), "before a third of its way"
+    tell_curve(trial, 5, worse=4.0)
+    assert sampler.should_prune(study, trial)
+
+
+def tell_curve(trial: optuna.Trial, eighths: int, worse: float = 0.0) -> None:
+    batch, rate, epochs = (trial.params[name] for name in ("global_batch_size", "learning_rate", "epochs"))
+    steps = 4096 * epochs // batch
+    losses = [math.log(values_of(batch, rate, epochs * eighth / 8)[1]) + worse for eighth in range(1, eighths + 1)]
+    trial.set_user_attr(TOTAL_STEPS, steps)
+    trial.set_user_attr(CURVE, [[steps * eighth / 8, loss] for eighth, loss in enumerate(losses, 1)])
 
 
 # ------------------------------------------------------------------------------------------------------------- workers
