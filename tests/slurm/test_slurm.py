@@ -211,7 +211,7 @@ def test_a_command_in_an_allocation_uses_its_nodes_side_by_side(
     cluster: Cluster, job_study: dict, write_study, tmp_path: Path
 ) -> None:
     job_study["launch"] |= {"nodes": 2, "nodes_per_trial": 1}
-    job_study["search"]["space"]["epochs"] = 0.2
+    job_study["search"]["space"]["epochs"] = 1  # so long that no node can run them all before the other has begun
     run = [sys.executable, "-m", "carbonopt", "run", str(write_study(job_study)), "--out", str(tmp_path / "out")]
     wrong = subprocess.run(["salloc", "--nodes", "1", *run], env=cluster.environment, capture_output=True, text=True)
     assert "a job of the study must have 2 nodes (launch.nodes), but this one has 1" in wrong.stderr
