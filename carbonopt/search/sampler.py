@@ -136,9 +136,9 @@ class CarbonSampler(BaseSampler):
     def should_prune(self, study: Study, trial: Trial) -> bool:
         """Whether a running trial will miss the target, by its user attributes so far (see `observation`) and by what
         the trials before it have taught. Optuna's own pruning refuses studies of two objectives."""
-        others = [other for other in study.get_trials(deepcopy=False) if other.number != trial.number]
         frozen = study._storage.get_trial(trial._trial_id)
         if self._before is None or self._before[0] != trial.number:
+            others = [other for other in study.get_trials(deepcopy=False) if other.number != trial.number]
             self._before = trial.number, self.knowledge(others, self.infer_relative_search_space(study, frozen))
         own = observe(frozen, self._quality, self._complete)
         target_loss = self._target_loss if self._goal == "recommend" else None

@@ -169,8 +169,8 @@ class Lease:
         self._heard_at_s = now_s
 
     def _check(self, connection: Connection, *executed: Any) -> None:
-        """In a transaction that has written, and so keeps others from writing, or locks this worker's row until it
-        ends: Optuna, too, asks first and then writes, and meanwhile this process can have been stopped for long."""
+        """Raises CarbonoptError if this worker has lost the study, in the transaction that writes: nobody takes it over
+        before that ends. Asked earlier, this process could be stopped between the answer and the writing."""
         *_, context, _ = executed
         if not (context.isinsert or context.isupdate or context.isdelete):
             return
