@@ -65,7 +65,7 @@ class Crew:
     """The workers of a study; the first leads."""
 
     def __init__(self, command: list[str], workers: int, paths: StudyPaths) -> None:
-        self._command, self._logs = command, Path(tempfile.mkdtemp())
+        self._command, self._paths = command, paths
         self._processes = [self._started(0)]
         while not (paths.storage_pointer.exists() or paths.storage.exists()):
             time.sleep(0.1)
@@ -74,9 +74,12 @@ class Crew:
 
     def _started(self, index: int) -> subprocess.Popen:
         command = [*self._command, "--worker"] if index else self._command
-        # A file: each worker tells of all trials, and a pipe that nobody reads would be full of them.
-        log = (self._logs / f"{index}.txt").open("w+")
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
+        # A file: the one that leads tells of all trials, and a pipe that nobody reads would be full of them.
+        with self._log(index).open("w") as log:
+            return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
+
+    def _log(self, index: int) -> Path:
+        return self._paths.root.with_name(f"worker-{index}.txt")
 
     def kill_one(self, rng: np.random.Generator) -> None:
         index = int(rng.integers(len(self._processes)))
@@ -88,7 +91,7 @@ class Crew:
         """Starts those again that came too early."""
         for index, process in enumerate(self._processes):
             if process.poll() == 2:
-                if "--worker joins a study" not in (said := (self._logs / f"{index}.txt").read_text()):
+                if "--worker joins a study" not in (said := self._log(index).read_text()):
                     raise SystemExit(said)
                 self.refused += 1
                 self._processes[index] = self._started(index)

@@ -15,7 +15,6 @@ search that has stopped all such runs has not found it. All strategies have the 
 become cheaper than the cheapest complete one that met the target.
 """
 
-import argparse
 import itertools
 import json
 import math
@@ -24,7 +23,6 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -32,20 +30,20 @@ from typing import Any
 
 import numpy as np
 import optuna
+from compare import NEAR, arguments, grouped, run_all
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 from scipy.stats import binom
 
 from carbonopt.core.arrays import Array
+from carbonopt.engines.replay import PROGRESS_REPORTS
 from carbonopt.search.cap import passes_cap
 from carbonopt.search.observation import COST_PER_STEP, CURVE, TOTAL_STEPS
 from carbonopt.search.sampler import CarbonSampler
+from carbonopt.search.strategy import INNER
 
 SHARES = (0.10, 0.03, 0.01)  # of the runs, that meet the target
 Curve = tuple[tuple[int, float], ...]  # step, nll; infinite where it diverged
-
-NEAR = 1.05  # of the cheapest feasible run's energy
-PROGRESS_REPORTS = 10  # between two evaluations, at which the cap is looked at
 
 
 @dataclass(frozen=True)
@@ -75,6 +73,10 @@ class Trial:
     spent_j: float
     curve: Curve  # as far as it came
     state: str  # complete, diverged, target or cap
+
+    def feasible_j(self, target_nll: float) -> float:
+        """Its energy, where it is complete and meets the target; else infinite."""
+        return self.run.energy_j if self.state == "complete" and self.run.nll <= target_nll else math.inf
 
 
 class Table:
@@ -143,6 +145,10 @@ def _distribution(values: list[Any]) -> BaseDistribution:
 Prunes = Callable[[Curve], bool]  # by the curve so far
 
 
+def never(curve: Curve) -> bool:
+    return False
+
+
 def played(run: Run, cap_j: float, prunes: Prunes) -> Trial:
     """A run as far as a search lets it go."""
     before, seen = 0, []
@@ -197,23 +203,24 @@ def carbon(table: Table, target_nll: float, seed: int, *, prune: bool = True) ->
             told(curve)
             return sampler.should_prune(study, trial)
 
-        ended = played(run, cap_j, prunes if prune else lambda curve: False)
+        ended = played(run, cap_j, prunes if prune else never)
         told(ended.curve)
         if ended.state == "complete":
             study.tell(trial, [run.energy_j, math.exp(run.nll)])
-            if run.nll <= target_nll:
-                cap_j = min(cap_j, run.energy_j)
         else:
             study.tell(trial, state=TrialState.PRUNED)
+        cap_j = min(cap_j, ended.feasible_j(target_nll))
         yield ended, seconds
 
 
-def in_order(table: Table, target_nll: float, order: Sequence[int]) -> Iterator[Step]:
+def in_order(
+    table: Table, target_nll: float, order: Sequence[int], prunes: Callable[[Run], Prunes] = lambda run: never
+) -> Iterator[Step]:
+    """`prunes`: makes each run's rule."""
     cap_j = math.inf
     for index in order:
-        ended = played(table.runs[index], cap_j, lambda curve: False)
-        if ended.state == "complete" and ended.run.nll <= target_nll:
-            cap_j = min(cap_j, ended.run.energy_j)
+        ended = played(table.runs[index], cap_j, prunes(table.runs[index]))
+        cap_j = min(cap_j, ended.feasible_j(target_nll))
         yield ended, 0.0
 
 
@@ -231,11 +238,11 @@ def asha(table: Table, target_nll: float, seed: int) -> Iterator[Step]:
     """ASHA (Li et al. 2020, arXiv 1810.05934) of reduction 3: a trial goes on past a ninth and a third of its steps
     where it is among the best third of those that came there. Stopping variant: what it has trained is kept."""
     rungs: dict[float, list[float]] = {1 / 9: [], 1 / 3: []}
-    cap_j = math.inf
-    for index in np.random.default_rng(seed).permutation(len(table.runs)).tolist():
-        run, passed = table.runs[index], set()
 
-        def prunes(curve: Curve, run: Run = run, passed: set[float] = passed) -> bool:
+    def rule(run: Run) -> Prunes:
+        passed: set[float] = set()
+
+        def prunes(curve: Curve) -> bool:
             share, nll = curve[-1][0] / run.total_steps, curve[-1][1]
             for rung, seen in rungs.items():
                 if share >= rung and rung not in passed:
@@ -245,25 +252,17 @@ def asha(table: Table, target_nll: float, seed: int) -> Iterator[Step]:
                         return True
             return False
 
-        ended = played(run, cap_j, prunes)
-        if ended.state == "complete" and run.nll <= target_nll:
-            cap_j = min(cap_j, run.energy_j)
-        yield ended, 0.0
+        return prunes
+
+    return in_order(table, target_nll, np.random.default_rng(seed).permutation(len(table.runs)).tolist(), rule)
 
 
 def optunas(name: str, table: Table, target_nll: float, seed: int) -> Iterator[Step]:
     """One of Optuna's samplers, the target as a constraint. It proposes any values; the nearest run that is left stands
     in for them. Runs that end early are told as failed."""
-    makers: dict[str, Callable[[], optuna.samplers.BaseSampler]] = {
-        "tpe": lambda: optuna.samplers.TPESampler(seed=seed, multivariate=True),
-        "gp": lambda: optuna.samplers.GPSampler(seed=seed, n_startup_trials=10),
-    }
-    study = optuna.create_study(directions=["minimize", "minimize"], sampler=makers[name]())
-    rows, left, cap_j = (
-        np.array([table.place(run.params) for run in table.runs]),
-        list(range(len(table.runs))),
-        math.inf,
-    )
+    study = optuna.create_study(directions=["minimize", "minimize"], sampler=INNER[name](seed=seed))
+    rows, left = np.array([table.place(run.params) for run in table.runs]), list(range(len(table.runs)))
+    cap_j = math.inf
     while left:
         began = time.perf_counter()
         asked = study.ask(table.distributions)
@@ -271,11 +270,10 @@ def optunas(name: str, table: Table, target_nll: float, seed: int) -> Iterator[S
         index = left.pop(int(((rows[left] - table.place(asked.params)) ** 2).sum(1).argmin()))
         study.tell(asked, state=TrialState.FAIL)
         run = table.runs[index]
-        ended = played(run, cap_j, lambda curve: False)
+        ended = played(run, cap_j, never)
         if ended.state == "complete":
             study.add_trial(table.told(run, target_nll))
-            if run.nll <= target_nll:
-                cap_j = min(cap_j, run.energy_j)
+        cap_j = min(cap_j, ended.feasible_j(target_nll))
         yield ended, seconds
 
 
@@ -328,10 +326,7 @@ def summary(results: list[dict[str, Any]]) -> list[str]:
         "| diverged | good ones stopped | cheapest stopped |",
         "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for result in results:
-        groups.setdefault((result["table"], result["met_by"], result["sampler"]), []).append(result)
-    for (table, share, name), group in groups.items():
+    for (table, share, name), group in grouped(results, "table", "met_by", "sampler").items():
         times = sorted(result["times_cheapest"] for result in group)
         low, high = _median_interval(times)
         total = {key: sum(result.get(key, 0) for result in group) for key in _SUMMED}
@@ -355,20 +350,13 @@ def _median_interval(ordered: Sequence[float]) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", type=Path, nargs="+")
+    parser = arguments(__doc__)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--samplers", nargs="+", choices=SEARCHES, default=list(SEARCHES))
     parser.add_argument("--met-by", type=float, nargs="+", default=SHARES, help="share of the runs that meets a target")
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     jobs = list(itertools.product(options.tables, options.met_by, options.samplers, range(options.seeds)))
-    with ProcessPoolExecutor(options.jobs) as pool:
-        results = list(pool.map(searched, *zip(*jobs, strict=True)))
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
-    print("\n".join(summary(results)))
+    run_all(searched, jobs, summary, options)
 
 
 if __name__ == "__main__":
