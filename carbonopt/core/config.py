@@ -16,7 +16,8 @@ from pydantic import (
 
 from carbonopt.core import values
 from carbonopt.core.dimensions import DIMENSIONS, SEARCHED, TrialParams
-from carbonopt.core.hostfile import Host
+from carbonopt.core.errors import shortened
+from carbonopt.core.hostfile import MOST_HOSTS, Host
 from carbonopt.core.quality import QUALITIES, Quality, quality_of
 from carbonopt.core.quality import Target as QualityTarget
 from carbonopt.core.values import Given, Scalar
@@ -456,8 +457,8 @@ def _minutes(text: Any) -> int:
     days, dash, rest = str(text).rpartition("-")
     parts = rest.split(":")
     ways = {1: ("h",), 2: ("h", "m"), 3: ("h", "m", "s")} if dash else {1: ("m",), 2: ("m", "s"), 3: ("h", "m", "s")}
-    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", str(text)):
-        raise ValueError(f"must be a time as sbatch takes it, such as 08:00:00, but got {text!r}")
+    if not re.fullmatch(r"([0-9]{1,6}-)?[0-9]{1,6}(:[0-9]{1,6}){0,2}", str(text)):
+        raise ValueError(f"must be a time as sbatch takes it, such as 08:00:00, but got {shortened(text)}")
     in_minutes = {"h": 60.0, "m": 1.0, "s": 1 / 60}
     minutes = sum(in_minutes[unit] * int(part) for unit, part in zip(ways[len(parts)], parts, strict=True))
     return math.ceil(minutes + 24 * 60 * int(days or 0))
@@ -471,7 +472,7 @@ class SlurmLaunch(_Shared):
     nodes_per_trial: int | None = Field(default=None, ge=1)  # that divides `nodes`; None: a trial has all
     gpus_per_node: int = Field(default=1, ge=0, le=64)  # 0: trials on the CPU
     cpus_per_node: int | None = Field(default=None, ge=1)  # None: what the partition gives
-    memory_gib: float | None = Field(default=None, gt=0, le=1e6)  # of each node; None: what the partition gives
+    memory_gib: float | None = Field(default=None, ge=0.01, le=1e6)  # of each node; None: what the partition gives
     partition: Name | None = None
     account: Name | None = None
     qos: Name | None = None
@@ -548,7 +549,7 @@ class HostfileLaunch(_Training):
 
     kind: Literal["hostfile"]
     hostfile: Name
-    hosts: tuple[Host, ...] = Field(min_length=1, max_length=1000)  # that it has: read with the study file
+    hosts: tuple[Host, ...] = Field(min_length=1, max_length=MOST_HOSTS)  # that it has: read with the study file
     device: Literal["gpu", "cpu"] = "gpu"  # of a slot
     nodes_per_trial: int | None = Field(default=None, ge=1)  # that divides the number of hosts; None: a trial has all
 

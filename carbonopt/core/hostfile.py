@@ -7,6 +7,7 @@ from pydantic import Field
 from carbonopt.core.errors import BadInput
 from carbonopt.core.values import Frozen
 
+MOST_HOSTS = 1000
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.@:-]{0,199}"  # no option of ssh's, nothing that a shell would read otherwise
 _LINE = re.compile(rf"(?P<name>{_NAME})\s+slots=(?P<slots>[0-9]{{1,4}})")
 
@@ -33,4 +34,6 @@ def parse_hostfile(text: str, origin: str) -> tuple[Host, ...]:
         hosts[match["name"]] = Host(name=match["name"], slots=int(match["slots"]))
     if not hosts:
         raise BadInput(f"{origin} must have a line `HOST slots=N` for each machine, but has none.")
+    if len(hosts) > MOST_HOSTS:
+        raise BadInput(f"{origin} must have at most {MOST_HOSTS} hosts, but has {len(hosts)}.")
     return tuple(hosts.values())

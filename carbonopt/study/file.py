@@ -141,11 +141,14 @@ def _piece(value: Any, folder: Path, name: str) -> Any:
 
 def _with_hosts(launch: Any) -> Any:
     """With what its hostfile says."""
-    if not isinstance(launch, dict) or launch.get("kind") != "hostfile" or not isinstance(launch.get("hostfile"), str):
+    if not isinstance(launch, dict) or launch.get("kind") != "hostfile":
         return launch
     if "hosts" in launch:
         raise BadInput("launch.hosts is what launch.hostfile says; leave it out.")
-    path = launch["hostfile"]
+    path = launch.get("hostfile")
+    if not isinstance(path, str) or not path:
+        said = "but is missing" if path is None else f"but is {shortened(path)}"
+        raise BadInput(f"launch.hostfile must be the path of a hostfile, {said}.")
     hosts = parse_hostfile(read_text(Path(path), "launch.hostfile", MAX_MIB), path)
     return {**launch, "hosts": [host.model_dump() for host in hosts]}
 

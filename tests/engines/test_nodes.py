@@ -37,6 +37,10 @@ def test_a_hostfile_is_deepspeeds() -> None:
         ("h1 slots=9999\n", "but is 'h1 slots=9999'"),
         ("\n-oProxyCommand=id slots=2\n", "hosts, line 2: must be"),
         ("$(id) slots=2\n", "must be"),
+        (
+            "".join(f"h{number} slots=1\n" for number in range(1001)),
+            "hosts must have at most 1000 hosts, but has 1001.",
+        ),
         ("h1 slots=2\nh1 slots=2\n", "hosts, line 2: h1 is there twice; give all its slots in one line."),
     ],
 )
@@ -54,6 +58,13 @@ def on_hosts(tiny_study: dict, tmp_path: Path) -> dict:
     tiny_study["budget"] = {"trials": 1}
     tiny_study["launch"] = {"kind": "hostfile", "hostfile": "hosts.txt", "device": "cpu"}
     return tiny_study
+
+
+@pytest.mark.parametrize("hostfile", [None, 3])
+def test_a_hostfile_is_asked_for(hostfile: int | None, on_hosts: dict, write_study) -> None:
+    on_hosts["launch"] = {"kind": "hostfile", **({} if hostfile is None else {"hostfile": hostfile})}
+    with pytest.raises(BadInput, match=r"^launch.hostfile must be the path of a hostfile, but is (missing|3)[.]$"):
+        load_study(write_study(on_hosts))
 
 
 def test_the_study_file_has_what_the_hostfile_says(on_hosts: dict, write_study, tmp_path: Path) -> None:

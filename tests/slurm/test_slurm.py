@@ -39,7 +39,9 @@ def test_times_are_read_as_sbatch_reads_them(text: str | int, minutes: int) -> N
     ("launch", "refusal"),
     [
         ({"time": "an hour"}, "launch.time: must be a time as sbatch takes it, such as 08:00:00, but got 'an hour'"),
+        ({"time": "9" * 400}, "launch.time: must be a time as sbatch takes it"),
         ({"time": 0}, "launch.time"),
+        ({"memory_gib": 1e-4}, "launch.memory_gib"),  # of which sbatch would make 0: all that a node has
         (
             {"nodes": 2, "gpus_per_node": 4, "gpus_per_trial": 2},
             "gpus_per_trial is for trials within one node; give nodes_per_trial: 1 beside it, or leave it out",
