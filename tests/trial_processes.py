@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from carbonopt.core.config import LocalLaunch
-from carbonopt.core.events import Evaluated, Event, Exited, PhaseChanged, Progress, StageBegun
+from carbonopt.core.events import PREPARES, Evaluated, Event, Exited, PhaseChanged, Progress, StageBegun
 from carbonopt.core.trial import EvalPoint
 from carbonopt.engines.process.environment import Ranks, work_environment
 from carbonopt.engines.process.forking import ForkedWork, ForkServer
@@ -63,11 +63,12 @@ def start(
     module: str, spec: dict, folder: Path, world_size: int = 1, stop=None, cold=False,
     forked="carbonopt.train.forked_rank", **environment: str,
 ) -> Run:  # fmt: skip
-    """Until they have ended. Trials are forked, as a study's are, from a process with the module `forked`, unless they
-    are `cold`."""
+    """Until they have ended. They are forked, as a study's are, from a process with the module `forked`; those that are
+    `cold` are not."""
     folder.mkdir(parents=True, exist_ok=True)
     ranks = [rank | environment for rank in Ranks.alone(world_size).environments]
-    if module == "worker" and not cold:
+    if not cold:
+        ranks = [rank | ({PREPARES: "1"} if module == "prepare" else {}) for rank in ranks]
         work = ForkedWork(_fork_server(forked), ranks, folder / "waiting.txt")
         work.begin(json.dumps(spec), folder / "log.txt")
     else:

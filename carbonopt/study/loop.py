@@ -319,7 +319,7 @@ class _Call:
                 storage.study.enqueue_trial(self.checked.start, skip_if_exists=True)
         self.crew.study_began()
         self.display.study_started(data, self.hours_before)
-        self.told = {record.trial for record in data.records if record.state is not TrialState.RUNNING}
+        self.told = {record.trial for record in data.records if _has_ended(record)}
         while True:
             self.lease.renew()
             if (not_free := self.engine.await_free(self.interrupted)) is not None:
@@ -344,7 +344,7 @@ class _Call:
     def _tell_of_others(self, data: StudyData) -> None:
         """The display, of what other workers have done: the leading one's, and that of a command with a crew."""
         for record in data.records if self.crew.is_working or not self.lease.joins else ():
-            if record.trial not in self.told and record.state is not TrialState.RUNNING and not _goes_on(record):
+            if record.trial not in self.told and _has_ended(record):
                 self.told.add(record.trial)
                 self.display.trial_ended(record)
         for member in self.crew.ended():
@@ -666,6 +666,10 @@ def _check_it_can_end(earlier: TrialRecord | None, config: StudyConfig) -> None:
     if (took_s := earlier.duration_s.total) > _NEARLY_ALL * launch.usable_s:
         had = f"trial {earlier.trial} was cut off after {took_s:.0f} s, nearly all that a job of {launch.time} min has"
         raise CarbonoptError(f"a job must be long enough for a trial, but {had}; give a longer launch.time.")
+
+
+def _has_ended(record: TrialRecord) -> bool:
+    return record.state is not TrialState.RUNNING and not _goes_on(record)
 
 
 def _goes_on(record: TrialRecord) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from commands import compiler_with_cache
 
 from carbonopt.core.config import LocalLaunch
 from carbonopt.core.errors import CarbonoptError, MeasurementError
@@ -114,6 +115,7 @@ def test_a_locked_operator_fails_and_a_build_mends_it(tmp_path: Path) -> None:
     (operator / "lock").touch()
     os.utime(operator / "lock", (0, 0))
     environment = {"TORCH_EXTENSIONS_DIR": str(extensions), "HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": "0"}
+    environment["CXX"] = compiler_with_cache(tmp_path)
     code, checks = diagnosis("--build", cwd=tmp_path, **environment)
     assert code == 1
     assert checks["DeepSpeed operators"]["advice"] == f"rm {operator / 'lock'}"

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from commands import compiler_with_cache
 
 from carbonopt.core.config import LocalLaunch, Space, StudyConfig
 from carbonopt.core.errors import BadInput, CarbonoptError, StudyInterrupted
 from carbonopt.core.events import PhaseChanged
 from carbonopt.core.trial import Phase
 from carbonopt.engines.process.environment import work_environment
-from carbonopt.engines.process.extensions import extensions_folder, missing_operators, needed_operators
+from carbonopt.engines.process.extensions import missing_operators, needed_operators
 from carbonopt.engines.process.forking import ForkServer
 from carbonopt.engines.process.launcher import Preparation
 from carbonopt.storage.paths import StudyPaths
@@ -79,29 +80,11 @@ def test_forked_it_makes_the_same(tmp_path: Path) -> None:
     assert not list(paths.root.glob(".next-*"))
 
 
-# Takes what was compiled already, as a compiler cache does.
-COMPILER = """#!/bin/sh
-before=
-for one in "$@"; do
-  case "$before" in -o) made="$one" ;; -MF) depends="$one" ;; esac
-  before="$one"
-done
-kept="$(dirname "$0")/compiled/$(basename "${made:-nothing}")"
-[ -f "$kept" ] || exec c++ "$@"
-: > "${depends:-/dev/null}"
-exec cp "$kept" "$made"
-"""
-
-
 @pytest.mark.slow
 def test_an_operator_that_is_not_there_is_compiled_before_the_first_trial(tmp_path: Path, monkeypatch) -> None:
     """The prepared folder is there; torch's was emptied, or is another one."""
     made = preparation(tmp_path).result(lambda: False)
-    compiler = tmp_path / "c++"
-    compiler.write_text(COMPILER)
-    compiler.chmod(0o755)
-    compiled = max(extensions_folder().rglob("deepspeed_shm_comm.so"), key=lambda path: path.stat().st_mtime)
-    (tmp_path / "compiled").symlink_to(compiled.parent)
+    compiler = compiler_with_cache(tmp_path)
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "prepared").rglob("*")}
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
 
@@ -109,7 +92,7 @@ def test_an_operator_that_is_not_there_is_compiled_before_the_first_trial(tmp_pa
     with pytest.raises(CarbonoptError, match="preparing the workload failed"):
         preparation(tmp_path).result(lambda: False)
 
-    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("CXX", compiler)
     assert preparation(tmp_path).result(lambda: False) == made
     assert (tmp_path / "extensions" / "deepspeed_shm_comm" / "deepspeed_shm_comm.so").is_file()
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "prepared").rglob("*")} == files

@@ -77,31 +77,18 @@ def check_complete(folder: Path, trials: int) -> None:
 
 
 @pytest.mark.slow
-def test_trials_run_side_by_side(wide_study: dict, write_study, tmp_path: Path) -> None:
-    study, folder = write_study(wide_study), tmp_path / "out"
-    command = start(study, folder)
-    wait_for(lambda: len(running(folder)) == 2)
-    (member,) = members(command)
-    cores = [psutil.Process(pid).cpu_affinity() for pid in (command.pid, member.pid)]
-    assert not set(cores[0]) & set(cores[1])
-    assert sorted(cores[0] + cores[1]) == sorted(os.sched_getaffinity(0))
-    _, errors = command.communicate(timeout=240)
-    assert command.returncode in (0, 3), errors
-    assert [f"trial   {number}  complete" in errors for number in range(3)] == [True] * 3, "also the other worker's"
-    check_complete(folder, 3)
-    data = read(folder)
-    assert len({record.worker for record in data.records}) == 2 == len(data.sessions)
-    assert workers(folder) == []
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_crew_ends_with_its_command(number: signal.Signals, wide_study: dict, write_study, tmp_path: Path) -> None:
+def test_a_crew_runs_side_by_side_and_ends_with_its_command(
+    number: signal.Signals, wide_study: dict, write_study, tmp_path: Path
+) -> None:
     study, folder = write_study(wide_study), tmp_path / "out"
     command = start(study, folder)
     wait_for(lambda: len(running(folder)) == 2)
     wait_for(lambda: closes(folder))
     left = members(command)
+    cores = [psutil.Process(pid).cpu_affinity() for pid in (command.pid, *(member.pid for member in left))]
+    assert len(cores) == 2 and not set(cores[0]) & set(cores[1])
+    assert sorted(cores[0] + cores[1]) == sorted(os.sched_getaffinity(0))
     os.kill(command.pid, number)
     command.communicate(timeout=60)
     assert command.returncode == (130 if number is signal.SIGTERM else -number)
@@ -114,9 +101,12 @@ def test_a_crew_ends_with_its_command(number: signal.Signals, wide_study: dict, 
     command = start(study, folder)
     _, errors = command.communicate(timeout=240)
     assert command.returncode in (0, 3), errors
+    assert [f"trial   {number}  complete" in errors for number in range(3)] == [True] * 3, errors
     check_complete(folder, 3)
-    again = read(folder).records
-    assert sum(record.earlier_attempts_energy_kwh for record in again) == pytest.approx(spent_kwh)
+    data = read(folder)
+    assert sum(record.earlier_attempts_energy_kwh for record in data.records) == pytest.approx(spent_kwh)
+    assert len({record.worker for record in data.records}) == 2 and len(data.sessions) == 4
+    assert workers(folder) == []
 
 
 @pytest.mark.slow
