@@ -16,7 +16,6 @@ become cheaper than the cheapest complete one that met the target.
 """
 
 import itertools
-import json
 import math
 import statistics
 import time
@@ -26,22 +25,27 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import optuna
 from compare import NEAR, arguments, grouped, run_all
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
+from pydantic import Field, ValidationError, model_validator
 from scipy.stats import binom
 
 from carbonopt.core.arrays import Array
+from carbonopt.core.errors import BadInput, first_fault
+from carbonopt.core.files import read_text
+from carbonopt.core.values import Frozen, Given
 from carbonopt.engines.replay import PROGRESS_REPORTS
 from carbonopt.search.cap import passes_cap
 from carbonopt.search.observation import COST_PER_STEP, CURVE, TOTAL_STEPS
 from carbonopt.search.sampler import CarbonSampler
 from carbonopt.search.strategy import INNER
 
+MOST_MIB = 256
 SHARES = (0.10, 0.03, 0.01)  # of the runs, that meet the target
 Curve = tuple[tuple[int, float], ...]  # step, nll; infinite where it diverged
 
@@ -79,11 +83,50 @@ class Trial:
         return self.run.energy_j if self.state == "complete" and self.run.nll <= target_nll else math.inf
 
 
+class _Eval(Frozen):
+    step: int = Field(ge=0, le=10**15)
+    nll: float | None = Field(ge=0, le=700, allow_inf_nan=False)  # None: it diverged; beyond, exp(nll) is no number
+
+
+class _Line(Frozen):
+    """Of a table."""
+
+    params: dict[str, Given] = Field(min_length=1)
+    fixed: dict[str, Given] = Field(default_factory=dict)
+    total_steps: int = Field(gt=0, le=10**15)
+    joules_per_step: float = Field(gt=0, le=1e15, allow_inf_nan=False)
+    evals: list[_Eval] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _is_one_training(self) -> Self:
+        steps = [point.step for point in self.evals]
+        if any(step <= before for before, step in itertools.pairwise(steps)):
+            raise ValueError("evals: the steps must rise")
+        if any(point.nll is None for point in self.evals[:-1]):
+            raise ValueError("evals: only the last nll may be null, where the run diverged")
+        if steps[-1] > self.total_steps:
+            raise ValueError(
+                f"evals: the last step must be at most {self.total_steps}, total_steps, but is {steps[-1]}"
+            )
+        if both := self.params.keys() & self.fixed.keys():
+            raise ValueError(f"{', '.join(sorted(both))} can't be in params and in fixed")
+        return self
+
+
 class Table:
+    """Dimensions that have one value in all of it count as fixed. Raises BadInput for anything but such a table."""
+
     def __init__(self, path: Path) -> None:
         self.name = path.stem
-        self.runs = [_run(json.loads(line)) for line in path.read_text().splitlines() if line.strip()]
+        lines = _read_lines(path)
+        constant = [name for name in lines[0].params if len({line.params[name] for line in lines}) == 1]
+        self.runs = [_run(line, constant) for line in lines]
         self.by_key = {_key(run.params): run for run in self.runs}
+        if len(self.by_key) < max(2, len(self.runs)):
+            has = f"{len(self.by_key)} different ones of {len(self.runs)}"
+            raise BadInput(f"{path} must have two or more runs and none twice, but has {has}.")
+        if all(math.isinf(run.nll) for run in self.runs):
+            raise BadInput(f"{path}: all runs have diverged; no target can be met.")
 
     @cached_property
     def distributions(self) -> dict[str, BaseDistribution]:
@@ -92,9 +135,9 @@ class Table:
         return {name: _distribution(values) for name, values in columns.items()}
 
     def target_nll(self, share: float) -> float:
-        """That so many of the runs meet."""
-        ends = sorted(run.nll for run in self.runs)
-        return ends[max(1, math.ceil(share * len(ends))) - 1]
+        """That so many of the runs meet, or all that have not diverged."""
+        ends = sorted(run.nll for run in self.runs if math.isfinite(run.nll))
+        return ends[min(len(ends), max(1, math.ceil(share * len(self.runs)))) - 1]
 
     def place(self, values: dict[str, Any]) -> Array:
         """Between 0 and 1 in each dimension; words by one column each."""
@@ -114,9 +157,28 @@ class Table:
         return self.by_key[_key(values)].fixed
 
 
-def _run(line: dict[str, Any]) -> Run:
-    curve = tuple((point["step"], math.inf if point["nll"] is None else point["nll"]) for point in line["evals"])
-    return Run(line["params"], line.get("fixed", {}), line["total_steps"], line["joules_per_step"], curve)
+def _read_lines(path: Path) -> list[_Line]:
+    lines: list[_Line] = []
+    for number, text in enumerate(read_text(path, "the table", MOST_MIB).splitlines(), 1):
+        if not text.strip():
+            continue
+        try:
+            line = _Line.model_validate_json(text, strict=True)
+        except ValidationError as error:
+            raise BadInput(f"{path}, line {number}: {first_fault(error)}") from error
+        if lines and line.params.keys() != lines[0].params.keys():
+            raise BadInput(f"{path}, line {number}: params must be {', '.join(lines[0].params)}, as in the first line.")
+        lines.append(line)
+    if not lines:
+        raise BadInput(f"{path} must have a line for each run, but has none.")
+    return lines
+
+
+def _run(line: _Line, constant: Sequence[str]) -> Run:
+    curve = tuple((point.step, math.inf if point.nll is None else point.nll) for point in line.evals)
+    params = {name: value for name, value in line.params.items() if name not in constant}
+    fixed = line.fixed | {name: line.params[name] for name in constant}
+    return Run(params, fixed, line.total_steps, line.joules_per_step, curve)
 
 
 def _key(values: dict[str, Any]) -> tuple[Any, ...]:
@@ -355,6 +417,11 @@ def main() -> None:
     parser.add_argument("--samplers", nargs="+", choices=SEARCHES, default=list(SEARCHES))
     parser.add_argument("--met-by", type=float, nargs="+", default=SHARES, help="share of the runs that meets a target")
     options = parser.parse_args()
+    try:
+        for path in options.tables:
+            Table(path)
+    except BadInput as error:
+        parser.error(str(error))
     jobs = list(itertools.product(options.tables, options.met_by, options.samplers, range(options.seeds)))
     run_all(searched, jobs, summary, options)
 

@@ -1,0 +1,83 @@
+"""Tables that others recorded, as benchmarks/search/foreign.py reads them."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "search" / "foreign.py"
+LINE = {
+    "params": {"global_batch_size": 16, "learning_rate": 1e-3, "epochs": 1, "zero_stage": 0},
+    "fixed": {"lr_scheduler": "linear"},
+    "total_steps": 80,
+    "joules_per_step": 2.0,
+    "evals": [{"step": 40, "nll": 3.0}, {"step": 80, "nll": 2.5}],
+}
+
+
+def run(table: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, str(SCRIPT), str(table), "--seeds", "1", "--jobs", "1", *options]
+    return subprocess.run(argv, capture_output=True, text=True)
+
+
+def written(path: Path, *lines: dict | str) -> Path:
+    texts = (line if isinstance(line, str) else json.dumps(line) for line in lines)
+    path.write_text("".join(f"{text}\n" for text in texts))
+    return path
+
+
+def test_each_search_counts_its_joules_by_the_cheapest(tmp_path: Path) -> None:
+    """Of runs whose learning rate alone decides; one diverges. A dimension of one value is no dimension."""
+    lines = [
+        {
+            **LINE,
+            "params": {**LINE["params"], "learning_rate": rate, "epochs": epochs},
+            "total_steps": 80 * epochs,
+            "evals": [
+                {"step": 40 * epochs, "nll": 3.5},
+                {"step": 80 * epochs, "nll": 2 + abs(math.log(rate / 1e-3)) / epochs},
+            ],
+        }
+        for rate in (1e-4, 3e-4, 1e-3, 3e-3)
+        for epochs in (1, 2)
+    ]
+    diverged = {**LINE, "params": {**LINE["params"], "learning_rate": 1e-2}, "evals": [{"step": 40, "nll": None}]}
+    table, out = written(tmp_path / "table.jsonl", *lines, diverged), tmp_path / "out.json"
+    done = run(table, "--met-by", "0.3", "--samplers", "carbon", "random", "asha", "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    results = json.loads(out.read_text())
+    assert [result["sampler"] for result in results] == ["carbon", "random", "asha"]
+    for result in results[:2]:
+        assert 1 <= result["times_cheapest"] <= sum(line["total_steps"] for line in lines) / 80 + 1
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"joules_per_step": -1}, "line 2: joules_per_step: input should be greater than 0, but got -1"),
+        ({"joules_per_step": "2"}, "line 2: joules_per_step: input should be a valid number"),
+        ({"total_steps": 0}, "line 2: total_steps"),
+        ({"total_steps": 60}, "evals: the last step must be at most 60, total_steps, but is 80"),
+        ({"evals": []}, "line 2: evals"),
+        ({"evals": [{"step": 80, "nll": 3.0}, {"step": 40, "nll": 3.0}]}, "evals: the steps must rise"),
+        ({"evals": [{"step": 40, "nll": None}, {"step": 80, "nll": 3.0}]}, "only the last nll may be null"),
+        ({"evals": [{"step": 80, "nll": -1.0}]}, "line 2: evals.0.nll"),
+        ({"fixed": {"epochs": 3}}, "epochs can't be in params and in fixed"),
+        ({"params": {"epochs": 2}}, "line 2: params must be global_batch_size, learning_rate, epochs, zero_stage"),
+        ({}, "must have two or more runs and none twice, but has 1 different ones of 2"),
+    ],
+)
+def test_what_is_no_table_is_refused(change: dict, fault: str, tmp_path: Path) -> None:
+    done = run(written(tmp_path / "table.jsonl", LINE, LINE | change))
+    assert done.returncode == 2
+    assert fault in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_is_no_json_or_has_no_line_is_refused(tmp_path: Path) -> None:
+    assert "line 2: its text can't be read" in run(written(tmp_path / "table.jsonl", LINE, "[" * 50)).stderr
+    assert "must have a line for each run, but has none" in run(written(tmp_path / "empty.jsonl")).stderr
+    assert "can't read the table" in run(tmp_path / "nowhere.jsonl").stderr
