@@ -16,7 +16,7 @@ from commands import carbonopt, within
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import quality_of
-from carbonopt.core.trial import Phase, StopReason, TrialRecord, TrialSpec, TrialState
+from carbonopt.core.trial import Forecast, Phase, StopReason, TrialRecord, TrialSpec, TrialState
 from carbonopt.energy.meter import ReplayMeter
 from carbonopt.engines.process.processes import WorkProcesses
 from carbonopt.study.check import check
@@ -111,7 +111,9 @@ def test_the_lines_import_neither_torch_nor_transformers() -> None:
 
 
 def test_a_study_can_stop_it_at_an_evaluation(tmp_path: Path) -> None:
-    record = watched(LOOP, tmp_path, should_prune=lambda evals, total: evals[-1].step == 4 and total == 6)
+    forecast = Forecast(step=4, value=0.4, sds_short=3.0, sds_needed=2.0, checked_trials=3)
+    stops = {(4, 6): forecast}
+    record = watched(LOOP, tmp_path, should_prune=lambda evals, total: stops.get((evals[-1].step, total)))
     assert (record.state, record.stop_reason) == (TrialState.PRUNED, StopReason.TARGET)
     assert [point.step for point in record.evals] == [2, 4]
 

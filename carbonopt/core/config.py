@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from carbonopt.core import values
-from carbonopt.core.dimensions import DIMENSIONS, SEARCHED, TrialParams
+from carbonopt.core.dimensions import DIMENSIONS, SEARCHED, ToldAffects, TrialParams
 from carbonopt.core.errors import shortened
 from carbonopt.core.hostfile import MOST_HOSTS, Host
 from carbonopt.core.quality import QUALITIES, Quality, quality_of
@@ -177,6 +177,7 @@ AUTO = "auto"  # in the place of a space
 
 class Choices(Frozen):
     choices: tuple[Given, ...]
+    affects: ToldAffects | None = None  # what a dimension of the user's own does; None: both, as far as the trials tell
 
     def faults(self) -> dict[str, bool]:
         different = {(isinstance(choice, bool), choice) for choice in self.choices}  # a study file's 1 is not its true
@@ -195,6 +196,7 @@ class Range(Frozen):
     high: float = Field(ge=-1e12, le=1e12)
     log: bool = False
     step: float | None = Field(default=None, gt=0)
+    affects: ToldAffects | None = None
 
     def faults(self) -> dict[str, bool]:
         low, high = self.low, self.high
@@ -254,6 +256,10 @@ class Space(create_model("Space", __base__=Frozen, **{name: _space_field(name) f
         # Not by getattr alone: a name of the user's own may be that of a method.
         return getattr(self, name) if name in SEARCHED else self.__pydantic_extra__.get(name)
 
+    def faults(self) -> dict[str, bool]:
+        told = [name for name in SEARCHED if getattr(self[name], "affects", None) is not None]
+        return {f"affects is for dimensions of your own: what {', '.join(told)} affects is known": bool(told)}
+
     @property
     def own(self) -> tuple[str, ...]:
         """The names of dimensions that the user has invented."""
@@ -262,6 +268,10 @@ class Space(create_model("Space", __base__=Frozen, **{name: _space_field(name) f
     def domains(self) -> dict[str, Domain]:
         """Of every dimension that has a value, in the table's order, then the user's own."""
         return {name: domain for name in (*SEARCHED, *self.own) if (domain := self[name]) is not None}
+
+    def affects(self) -> dict[str, ToldAffects]:
+        """What the user says of dimensions of their own."""
+        return {name: domain.affects for name, domain in self.free().items() if domain.affects is not None}
 
     def free(self) -> dict[str, Choices | Range]:
         """Of those that the search may move."""

@@ -2,7 +2,7 @@
 is the fields of `TrialParams`, which all other rooms read."""
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, get_args
@@ -15,6 +15,7 @@ from carbonopt.core.values import Frozen, Scalar
 
 # cost: of a step; kernels: which ones a compiled run compiles
 Affects = Literal["quality", "cost", "memory", "kernels"]
+ToldAffects = Literal["cost", "quality"]  # alone, of a dimension that is not in the table below
 ZeroStage = Literal[0, 1, 2, 3]
 Offload = Literal["none", "optimizer", "parameters"]
 Precision = Literal["bf16", "fp16", "fp32"]
@@ -350,10 +351,20 @@ def label(name: str) -> str:
     return DIMENSIONS[name].label if name in DIMENSIONS else name
 
 
-def affecting(what: Affects, names: Collection[str] | None = None) -> tuple[str, ...]:
-    """Of these dimensions, or all of the table's, those that affect this; one that the table lacks affects all."""
+def affecting(
+    what: Affects, names: Collection[str] | None = None, told: Mapping[str, ToldAffects] | None = None
+) -> tuple[str, ...]:
+    """Of these dimensions, or all of the table's, those that affect this. `told`: of others that the table lacks, which
+    affect all where nothing is told."""
     names = DIMENSIONS if names is None else names
-    return tuple(name for name in names if name not in DIMENSIONS or what in DIMENSIONS[name].affects)
+
+    def affects(name: str) -> bool:
+        if name in DIMENSIONS:
+            return what in DIMENSIONS[name].affects
+        only = (told or {}).get(name)
+        return only is None or (what == "quality") == (only == "quality")
+
+    return tuple(filter(affects, names))
 
 
 def rate_decays(lr_scheduler: str, warmup: float) -> bool:

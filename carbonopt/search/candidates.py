@@ -9,7 +9,7 @@ import numpy as np
 from numpy.random import Generator
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
-from carbonopt.core.dimensions import affecting
+from carbonopt.core.dimensions import ToldAffects, affecting
 
 Values = dict[str, Any]
 Key = tuple[Any, ...]  # of a configuration: its values, in the dimensions' order
@@ -30,6 +30,7 @@ class Candidates:
         listed: all combinations that can exist, where they are known; they may have further, constant dimensions. The
             attribute is without these, and None where there are too many.
         canonical: of combinations that train alike the one that is tried.
+        affects: what dimensions affect that carbonopt doesn't know.
     """
 
     def __init__(
@@ -38,12 +39,11 @@ class Candidates:
         valid: Callable[[Values], bool],
         listed: Sequence[Mapping[str, Any]] | None = None,
         canonical: Callable[[Values], Values] = dict,
+        affects: Mapping[str, ToldAffects] | None = None,
     ) -> None:
         self._distributions, self._valid, self._canonical = distributions, valid, canonical
-        if listed is None:
-            self.listed = self._product()
-        else:
-            self.listed = [{name: values[name] for name in distributions} for values in listed]
+        self._affects = affects
+        self.listed = self._product() if listed is None else [self._named(values, "listed") for values in listed]
 
     def untried(self, tried: Collection[Key], centres: Sequence[Values], rng: Generator) -> list[Values]:
         """Configurations that can exist and are not among `tried`, of a large space more near `centres`: good ones."""
@@ -54,7 +54,8 @@ class Candidates:
                 return left
         new: dict[Key, Values] = {}
         for _ in range(ROUNDS):
-            for values in map(self._canonical, (*self._drawn(left, rng), *self._neighbours(centres, rng))):
+            for drawn in (*self._drawn(left, rng), *self._neighbours(centres, rng)):
+                values = self._named(self._canonical(drawn), "canonical")
                 key = tuple(values.values())
                 if key not in tried and self._valid(values):
                     new[key] = values
@@ -64,7 +65,7 @@ class Candidates:
 
     def alike(self, values: Values, tried: Collection[Key]) -> list[Values]:
         """This configuration, and the untried ones that reach the same quality by other settings."""
-        of_quality = affecting("quality", self._distributions)
+        of_quality = affecting("quality", self._distributions, self._affects)
         lists = {
             name: [values[name]] if name in of_quality else _values(distribution) or [values[name]]
             for name, distribution in self._distributions.items()
@@ -80,6 +81,14 @@ class Candidates:
         if untried := self.untried((), (), rng):
             return untried[int(rng.integers(len(untried)))]
         raise ValueError("valid must allow some combination of the search space, but it refused all that were drawn.")
+
+    def _named(self, values: Any, what: str) -> Values:
+        """With these dimensions alone, in their order."""
+        if not isinstance(values, Mapping) or not values.keys() >= self._distributions.keys():
+            raise ValueError(
+                f"{what} must give a value for each of {', '.join(self._distributions)}, but got {values!r}."
+            )
+        return {name: values[name] for name in self._distributions}
 
     def _product(self) -> list[Values] | None:
         lists = {name: _values(distribution) for name, distribution in self._distributions.items()}

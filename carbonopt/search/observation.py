@@ -1,9 +1,11 @@
 """What a trial has taught so far, ended, stopped or running; of carbonopt's studies, or anybody's Optuna study."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from optuna.trial import FrozenTrial
@@ -38,7 +40,7 @@ class _Told(Frozen):
     """These attributes of a trial."""
 
     curve: tuple[tuple[Finite, float], ...] = ()
-    total_steps: int | None = Field(default=None, gt=0)
+    total_steps: int | None = Field(default=None, gt=0, le=10**18)
     cost_per_step: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     peak_memory_gib: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     out_of_memory: bool = False
@@ -68,6 +70,7 @@ class Observation:
     overhead_cost: float | None = None  # spent beside the training: set-up, evaluations
     complete: bool = False
     out_of_memory: bool = False
+    diverged: bool = False  # its loss was no finite number any more
     first_cost: float | None = None  # of the first step, beyond a mean one; None: `cost_per_step` has it in it
     kernels: Kernels | None = None  # of that step
     probe: bool = False
@@ -90,12 +93,13 @@ def observe(
         with_fixed: adds what is fixed to the values of a trial that is not carbonopt's.
     """
     record = trial.user_attrs.get("record")
-    if isinstance(record, dict) and record.keys() >= {"trial", "state", "params"}:
+    if isinstance(record, dict) and record.keys() >= {"trial", "state", "params", "evals"}:
         return of_record(TrialRecord.from_json(record))
     if trial.state == OptunaState.WAITING:
         return None
     told = _Told.of(trial)
     total = told.total_steps
+    _check_steps(trial.number, [step for step, _ in told.curve], total)
     curve = [(step / total, quality.loss(mean)) for step, mean in told.curve] if total else []
     if fault := next(filter(None, (quality.beyond(quality.value(mean, 1)) for _, mean in told.curve)), None):
         raise ValueError(f"trial {trial.number}: {quality.name} in its user attribute {CURVE} {fault}.")
@@ -120,8 +124,18 @@ def observe(
         cost=cost,
         complete=complete,
         out_of_memory=told.out_of_memory,
+        diverged=not complete and bool(told.curve) and not math.isfinite(told.curve[-1][1]),
         peak_memory_gib=told.peak_memory_gib,
     )
+
+
+def _check_steps(number: int, steps: Sequence[float], total: int | None) -> None:
+    which = f"trial {number}: the steps of its user attribute {CURVE} must"
+    for before, step in itertools.pairwise(steps):
+        if step <= before:
+            raise ValueError(f"{which} rise, but {before:g} is followed by {step:g}.")
+    if total is not None and steps and steps[-1] > total:
+        raise ValueError(f"{which} be at most its {TOTAL_STEPS}, {total}, but the last is {steps[-1]:g}.")
 
 
 def of_record(record: TrialRecord) -> Observation:
@@ -146,6 +160,7 @@ def of_record(record: TrialRecord) -> Observation:
         overhead_cost=energy.total - energy.train if ended and energy else None,
         complete=complete,
         out_of_memory=record.state == TrialState.INFEASIBLE,
+        diverged=record.state == TrialState.DIVERGED,
         peak_memory_gib=record.peak_memory_gib,
         examples=examples(record.evals[-1], quality) if record.evals else math.inf,
     )
@@ -195,8 +210,12 @@ def trial_params(values: Values) -> TrainingParams:
     known = {name: values.get(name, default) for name, default in NEEDED.items()}
     if known["lr_scheduler"] not in LR_SCHEDULERS:  # of another library: taken for one that falls linearly
         known["lr_scheduler"] = None
-    micro = values.get("micro_batch_size_per_gpu", known["global_batch_size"])
-    return TrainingParams(**known, micro_batch_size_per_gpu=micro)
+    return _trial_params(*known.values(), values.get("micro_batch_size_per_gpu", known["global_batch_size"]))
+
+
+@lru_cache(maxsize=8192)
+def _trial_params(*values: Any) -> TrainingParams:
+    return TrainingParams(**dict(zip((*NEEDED, "micro_batch_size_per_gpu"), values, strict=True)))
 
 
 def _finite(curve: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:

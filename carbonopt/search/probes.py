@@ -2,14 +2,14 @@
 step costs and by what fits in memory alone, and a few steps tell both."""
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.random import Generator
 
 from carbonopt.core.arrays import Array, Mask
-from carbonopt.core.dimensions import DIMENSIONS, Affects, affecting
+from carbonopt.core.dimensions import DIMENSIONS, Affects, ToldAffects, affecting
 from carbonopt.search.models.features import Configurations
 from carbonopt.search.observation import Observation, Values
 from carbonopt.search.proposal import DRAWS, Knowledge
@@ -63,7 +63,7 @@ def worth_probing(
 
 
 def _unmeasured(configurations: Configurations, knowledge: Knowledge) -> Mask:
-    names = _settings(knowledge.distributions)
+    names = _settings(knowledge.distributions, knowledge.affects)
     told = [trial for trial in knowledge.observations if trial.cost_per_step or trial.out_of_memory or trial.probe]
     known = {tuple(trial.params.get(name) for name in names) for trial in told}
     return np.array([tuple(values.get(name) for name in names) not in known for values in configurations])
@@ -71,18 +71,22 @@ def _unmeasured(configurations: Configurations, knowledge: Knowledge) -> Mask:
 
 def _unseen_choices(configurations: Configurations, knowledge: Knowledge) -> Array:
     """How many of each one's settings that are no numbers nothing measured has had."""
-    names = [name for name in _settings(knowledge.distributions) if name in DIMENSIONS and DIMENSIONS[name].choices]
+    names = [
+        name
+        for name in _settings(knowledge.distributions, knowledge.affects)
+        if name in DIMENSIONS and DIMENSIONS[name].choices
+    ]
     seen = {(name, trial.params.get(name)) for trial in knowledge.observations if trial.cost_per_step for name in names}
     return np.array([sum((name, values.get(name)) not in seen for name in names) for values in configurations], float)
 
 
-def failed_by(values: Values, probes: Iterable[Observation]) -> bool:
+def failed_by(values: Values, probes: Iterable[Observation], affects: Mapping[str, ToldAffects] | None = None) -> bool:
     """Whether a probe of the same settings has failed, as a trial would."""
-    names = _settings(values)
+    names = _settings(values, affects)
     return any(probe.broken and all(probe.params.get(name) == values[name] for name in names) for probe in probes)
 
 
-def _settings(names: Collection[str]) -> list[str]:
+def _settings(names: Collection[str], affects: Mapping[str, ToldAffects] | None) -> list[str]:
     """Those of the dimensions that a probe says something of."""
-    measured = {name for what in _MEASURED for name in affecting(what, names)}
+    measured = {name for what in _MEASURED for name in affecting(what, names, affects)}
     return [name for name in names if name in measured]

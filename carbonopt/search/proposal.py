@@ -16,7 +16,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -26,12 +26,14 @@ from optuna.distributions import BaseDistribution
 from scipy.special import log_ndtr, ndtr
 
 from carbonopt.core.arrays import Array, Indices, Mask
-from carbonopt.core.dimensions import affecting
+from carbonopt.core.dimensions import ToldAffects, affecting
 from carbonopt.core.quality import Quality
 from carbonopt.core.trial import Kernels
+from carbonopt.search.models.collapse import chance_to_learn, highest_end
 from carbonopt.search.models.costs import SettingModel, chance_to_fit, distinct
-from carbonopt.search.models.curves import CurveModel, Points
+from carbonopt.search.models.curves import CurveModel, Link, Points
 from carbonopt.search.models.features import Configurations, Encoder, steps_law
+from carbonopt.search.models.line import straight_line_loss
 from carbonopt.search.observation import Observation, Values
 
 DRAWS = 256
@@ -46,6 +48,10 @@ SPARE = 1.0  # standard deviations of one run by which a configuration's mean ha
 # The reference point lies beyond the front's ends by this share of its range, so that the ends count, too (Ishibuchi
 # et al. 2018, How to Specify a Reference Point in Hypervolume Calculation).
 FRONT_MARGIN = 0.1
+# Above the highest end that has not collapsed, on the link: where one that has is taken to end; how far curves count.
+_COLLAPSED, _BEGINNING = 0.2, 0.7
+_LEARNS = 0.1  # by so much the linked loss of a training falls that has not collapsed
+_LEAST_CHANCE = 1e-9  # that has a logarithm
 LIKELY_TO_FIT = 0.9  # a candidate that is less likely to fit in memory is not tried while another one is left
 
 
@@ -58,18 +64,85 @@ class Knowledge:
     observations: Sequence[Observation]  # of every trial that has begun
     memory_gib: float | None = None  # of a device
     effort: int = 40  # iterations of the curve model's fit
+    affects: Mapping[str, ToldAffects] = field(default_factory=dict)  # see `affecting`
 
     @cached_property
     def encoder(self) -> Encoder:
-        return Encoder(self.distributions, *steps_law(self.observations))
+        return Encoder(self.distributions, *steps_law(self.observations), self.affects)
 
     @cached_property
     def points(self) -> Points:
-        return self.encoder.points(self.observations)
+        return self.encoder.points([self.as_modelled(trial) for trial in self.observations])
+
+    def as_modelled(self, trial: Observation) -> Observation:
+        """With the curve that the model of the loss is given: what lies far above where trainings end is taken for the
+        same, whether it diverged or has only begun; and before a loss came below that, nothing counts."""
+        if math.isinf(self._highest_end):
+            return replace(trial, curve=() if trial.diverged else trial.curve)
+        if self.collapsed(trial):
+            return replace(trial, curve=((1.0, self.link.loss(self._highest_end + _COLLAPSED)),))
+        ceiling = self._highest_end + _BEGINNING
+        low = [share for share, loss in trial.curve if self._linked(loss) <= ceiling]
+        counted = (point for point in trial.curve if not low or point[0] >= low[0])
+        return replace(trial, curve=tuple((share, min(loss, self.link.loss(ceiling))) for share, loss in counted))
+
+    def collapsed(self, trial: Observation) -> bool:
+        """Whether a training has come to nothing, or goes there as far as its own curve tells: it diverged, or lies
+        beyond a gap, its loss has hardly fallen, and others had learned by then."""
+        if trial.diverged or not trial.curve:
+            return trial.diverged
+        end = trial.final_loss if trial.complete else straight_line_loss(trial.curve)
+        if end is None or self._linked(end) <= self._before_gap:
+            return False
+        (_, first), (share, last) = trial.curve[0], trial.curve[-1]
+        fell = len(trial.curve) > 1 and self._linked(first) - self._linked(last) > _LEARNS
+        return not fell and self._examples(trial, share) >= self._learned_after
+
+    def _examples(self, trial: Observation, share: float) -> float:
+        return share * self.encoder.steps(trial.params) * float(trial.params.get("global_batch_size", 1))
+
+    @cached_property
+    def _learned_after(self) -> float:
+        """The fewest examples after which a trial's loss was on this side of the gap."""
+        points = (
+            (trial, share)
+            for trial in self.observations
+            for share, loss in trial.curve
+            if self._linked(loss) <= self._before_gap
+        )
+        return min((self._examples(trial, share) for trial, share in points), default=math.inf)
+
+    @cached_property
+    def _before_gap(self) -> float:
+        """Linked, of the complete trials; of running and stopped ones while none is complete."""
+        return highest_end([end for _, end in self._linked_ends])
+
+    @cached_property
+    def _highest_end(self) -> float:
+        """Likewise, of those that have not collapsed."""
+        return max((end for trial, end in self._linked_ends if not self.collapsed(trial)), default=math.inf)
+
+    @cached_property
+    def _linked_ends(self) -> list[tuple[Observation, float]]:
+        told = [trial for trial in self.observations if trial.curve and not trial.diverged]
+        ended = [trial for trial in told if trial.complete] or told
+        return [(trial, self._linked(trial.curve[-1][1])) for trial in ended]
+
+    def chances_to_learn(self, rows: Array) -> Array:
+        """Of the curves' ends, (n, columns), to be those of trainings that have not collapsed."""
+        told = [trial for trial in self.observations if trial.diverged or trial.curve]
+        known = self.encoder.curve_rows([trial.params for trial in told])
+        learned = np.array([not self.collapsed(trial) for trial in told], dtype=bool)
+        return chance_to_learn(rows, known, learned)
 
     @cached_property
     def curves(self) -> CurveModel:
-        return CurveModel(self.points, self.quality, self.encoder.centre(), effort=self.effort)
+        return CurveModel(self.points, self.link, self.encoder.centre(), effort=self.effort)
+
+    @cached_property
+    def link(self) -> Link:
+        losses = [loss for trial in self.observations for _, loss in trial.curve]
+        return Link.of(self.quality, losses, min((trial.examples for trial in self.observations), default=math.inf))
 
     @cached_property
     def step_costs(self) -> SettingModel:
@@ -78,9 +151,12 @@ class Knowledge:
         waits = np.array([trial.wait_fraction for trial, _ in costs])
         return SettingModel(rows, np.array([cost for _, cost in costs]), waits)
 
+    def _linked(self, loss: float) -> float:
+        return float(self.link.linked(loss))
+
     def limit(self, target_loss: float, *, by_mean: bool) -> float:
         """What the linked loss must not pass: of one run, or of a configuration's mean over all seeds."""
-        target = self.curves.linked(target_loss)
+        target = self._linked(target_loss)
         return target - SPARE * self.curves.noise if by_mean else target
 
     def meeting(self, target_loss: float, *, by_mean: bool) -> list[Observation]:
@@ -198,12 +274,21 @@ def propose(
             infinite space, where the search would go from lucky neighbour to lucky neighbour of what just misses.
     """
     limit = knowledge.limit(target_loss, by_mean=by_mean)
-    promising = _promising(candidates, knowledge, limit)
-    candidates = [candidates[index] for index in promising]
     rows, which = distinct(knowledge.encoder.curve_rows(candidates))
     mean, spread = knowledge.curves.predict(rows)
-    meets = ndtr((limit - mean) / spread)[which]
+    learns = knowledge.chances_to_learn(rows)
+    log_meets = log_ndtr((limit - mean) / spread) + np.log(np.maximum(learns, _LEAST_CHANCE))
+    promising = np.arange(len(candidates))
+    if len(rows) > ROWS:
+        kept = _promising(candidates, which, log_meets, knowledge)
+        promising = np.flatnonzero(np.isin(which, kept))
+        candidates = [candidates[index] for index in promising.tolist()]
+        which = np.searchsorted(kept, which[promising])
+        rows, learns, log_meets = rows[kept], learns[kept], log_meets[kept]
+    meets = np.exp(log_meets)[which]
     losses = knowledge.curves.sample(rows, DRAWS, rng, means=by_mean)
+    # One draw for all: what is less likely to learn does so only where all likelier ones do.
+    losses = np.where(learns.max() * rng.random(DRAWS) < learns[:, None], losses, np.inf)
     step_costs = np.exp(knowledge.step_costs.sample(knowledge.encoder.system_rows(candidates), DRAWS, rng))
     costs = knowledge.run_costs(candidates, step_costs)
     allowed = knowledge.likely_to_fit(candidates)
@@ -220,11 +305,7 @@ def propose(
     often = (shares * value).sum(1)
     if not reached.any():
         # No draw meets the target: what comes closest is what there is to learn from, the cheapest of those.
-        closest = losses.argmin(0)
-        for draw in range(DRAWS):
-            near = np.flatnonzero((which == closest[draw]) & allowed)
-            if len(near):
-                often[near[costs[near, draw].argmin()]] += 1.0
+        often += _how_often_closest(losses, costs, which, allowed)
     mean_cost, cheaper = costs.mean(1), (costs < best_cost).mean(1)
     trying = mean_cost * (meets + (1 - meets) * SPENT_ON_A_MISS)
     beside = knowledge.overhead_cost + knowledge.compile_costs(candidates)
@@ -236,17 +317,23 @@ def propose(
     return Proposal(int(promising[index]), float(spend[index]), gain, chance, reachable)
 
 
-def _promising(candidates: Configurations, knowledge: Knowledge, limit: float) -> Indices:
-    """Indices of the candidates with one of the ROWS curves that are likeliest to meet the target for their steps."""
-    rows, which = distinct(knowledge.encoder.curve_rows(candidates))
-    if len(rows) <= ROWS:
-        return np.arange(len(candidates))
-    mean, spread = knowledge.curves.predict(rows)
+def _how_often_closest(losses: Array, costs: Array, which: Indices, allowed: Mask) -> Array:
+    """In how many draws each candidate is the cheapest one with the curve of the lowest loss, (candidates,)."""
+    often = np.zeros(len(which))
+    for draw, closest in enumerate(losses.argmin(0)):
+        near = np.flatnonzero((which == closest) & allowed)
+        if len(near):
+            often[near[costs[near, draw].argmin()]] += 1.0
+    return often
+
+
+def _promising(candidates: Configurations, which: Indices, log_meets: Array, knowledge: Knowledge) -> Indices:
+    """The ROWS curves, rising, that are likeliest to meet the target for their steps, by the one that each of the
+    candidates has and the logarithm of each one's chance."""
     system, _ = knowledge.step_costs.predict(knowledge.encoder.system_rows(candidates))
-    costs = np.full(len(rows), np.inf)
+    costs = np.full(len(log_meets), np.inf)
     np.minimum.at(costs, which, np.log(knowledge.run_costs(candidates, np.exp(system))))
-    kept = np.argsort(costs - log_ndtr((limit - mean) / spread))[:ROWS]
-    return np.flatnonzero(np.isin(which, kept))
+    return np.sort(np.argsort(costs - log_meets)[:ROWS])
 
 
 def _ranks(column: Sequence[Any]) -> Array:
@@ -261,7 +348,8 @@ def propose_for_front(candidates: Configurations, knowledge: Knowledge) -> int:
     """Index of the candidate that is expected to add most to the front of the complete trials; see `propose`."""
     allowed = np.flatnonzero(knowledge.likely_to_fit(candidates))
     candidates = [candidates[index] for index in allowed.tolist()]
-    loss, loss_spread = knowledge.curves.predict(knowledge.encoder.curve_rows(candidates))
+    rows = knowledge.encoder.curve_rows(candidates)
+    loss, loss_spread = knowledge.curves.predict(rows)
     step_cost, cost_spread = knowledge.step_costs.predict(knowledge.encoder.system_rows(candidates))
     cost = np.log(knowledge.run_costs(candidates, np.exp(step_cost)))
     mean, spread = np.column_stack([cost, loss]), np.column_stack([cost_spread, loss_spread])
@@ -272,6 +360,7 @@ def propose_for_front(candidates: Configurations, knowledge: Knowledge) -> int:
     low, high = expected.min(0), expected.max(0)
     span = np.where(high > low, high - low, 1.0)
     gain = expected_improvement(mean / span, spread / span, known / span, high / span + FRONT_MARGIN)
+    gain = gain * knowledge.chances_to_learn(rows)
     return int(allowed[np.lexsort((cost, -gain))[0]])  # the cheapest of those that are equal
 
 
@@ -321,4 +410,4 @@ def _points(knowledge: Knowledge) -> Array:
     """The logarithm of the cost and the linked final loss of the complete trials, (n, 2)."""
     losses, costs = np.array([end[1:] for end in knowledge.ends], dtype=float).reshape(-1, 2).T
     logarithms = np.log(np.maximum(costs, np.finfo(float).tiny))
-    return np.column_stack([logarithms, knowledge.points.linked(losses, knowledge.quality)])
+    return np.column_stack([logarithms, knowledge.link.linked(losses)])

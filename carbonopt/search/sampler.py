@@ -7,20 +7,23 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from zlib import crc32
 
 import numpy as np
-from optuna.distributions import BaseDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler
 from optuna.search_space import IntersectionSearchSpace
+from optuna.storages import BaseStorage
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial
 
+from carbonopt.core.dimensions import DIMENSIONS, ToldAffects
+from carbonopt.core.errors import shortened
 from carbonopt.core.quality import QUALITIES, Quality
 from carbonopt.search.candidates import Candidates, Distributions, Values, draw
 from carbonopt.search.models.curves import one_blas_thread
-from carbonopt.search.models.features import check_dimensions
+from carbonopt.search.models.features import check_dimensions, check_values
 from carbonopt.search.observation import Observation, observe, trial_params
 from carbonopt.search.probes import Probing, cheapest, failed_by, worth_probing
 from carbonopt.search.proposal import Knowledge, Proposal, first, on_front, propose, propose_for_front
@@ -58,6 +61,8 @@ class CarbonSampler(BaseSampler):
         listed: all combinations that can exist, where they are known.
         canonical: of combinations that train alike the one that is tried.
         complete: adds what is fixed to the values of the dimensions that move.
+        affects: of dimensions whose names carbonopt doesn't know what they affect, "cost" or "quality" alone. None, or
+            where a name is missing: both, as far as the trials tell.
         confirmed: whether the answer will be run again with other seeds: then a configuration's mean has to meet the
             target, as the model knows it, and one lucky run is no answer.
         memory_gib: of a device, to stay away from configurations that don't fit.
@@ -82,6 +87,7 @@ class CarbonSampler(BaseSampler):
         listed: Sequence[Mapping[str, Any]] | None = None,
         canonical: Callable[[Values], Values] = dict,
         complete: Callable[[Values], Mapping[str, Any]] = dict,
+        affects: Mapping[str, ToldAffects] | None = None,
         confirmed: bool = False,
         memory_gib: float | None = None,
         search_space: Mapping[str, BaseDistribution] | None = None,
@@ -90,21 +96,34 @@ class CarbonSampler(BaseSampler):
         if not isinstance(quality, Quality) and quality not in QUALITIES:
             raise ValueError(f"quality must be one of {', '.join(QUALITIES)}, but got {quality!r}.")
         self._quality = quality if isinstance(quality, Quality) else QUALITIES[quality]
-        if not math.isfinite(target) or self._quality.beyond(target):
+        if not _is_number(target) or not math.isfinite(target) or self._quality.beyond(target):
             raise ValueError(
                 f"target must be a finite {self._quality.name}, {self._quality.bounds_text}, but got {target!r}."
             )
         if goal not in ("recommend", "front"):
             raise ValueError(f"goal must be 'recommend' or 'front', but got {goal!r}.")
-        if memory_gib is not None and not memory_gib > 0:
+        if memory_gib is not None and not (_is_number(memory_gib) and memory_gib > 0):
             raise ValueError(f"memory_gib must be above 0, or None where it is not known, but got {memory_gib!r}.")
+        if seed is not None and (not isinstance(seed, int) or seed < 0):
+            raise ValueError(
+                f"seed must be a whole number from 0, or None for another one each time, but got {seed!r}."
+            )
+        if search_space is not None and not isinstance(search_space, Mapping):
+            raise ValueError(f"search_space must give dimensions by their names, but got {shortened(search_space)}.")
+        if listed is not None and not listed:
+            raise ValueError("listed must have all combinations that can exist, or be None, but is empty.")
+        for name, what in (affects or {}).items():
+            if name in DIMENSIONS or what not in get_args(ToldAffects):
+                rule = "affects must say 'cost' or 'quality' of a dimension that carbonopt doesn't know"
+                raise ValueError(f"{rule}, but got {shortened(what)} of {name}.")
+        self._affects = dict(affects or {})
         self._target_loss = self._quality.loss_of(target)
         self._goal, self._complete, self._confirmed, self._memory_gib = goal, complete, confirmed, memory_gib
         self._valid, self._listed, self._canonical = valid or (lambda values: True), listed, canonical
         self._seed = int(np.random.default_rng().integers(2**32)) if seed is None else seed
         self._given_space = search_space
         self._search_space = IntersectionSearchSpace(include_pruned=True)
-        self._before: tuple[int, Knowledge] | None = None  # what the trials before one have taught
+        self._before: tuple[_Place, Knowledge] | None = None  # what the trials before one have taught
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> Distributions:
         needed, told = ["minimize", self._quality.direction], [way.name.lower() for way in study.directions]
@@ -116,14 +135,17 @@ class CarbonSampler(BaseSampler):
         return {name: dist for name, dist in space.items() if not dist.single()}
 
     def sample_relative(self, study: Study, trial: FrozenTrial, search_space: Distributions) -> dict[str, Any]:
-        if search_space.keys() <= trial.system_attrs.get("fixed_params", {}).keys():
+        queued = trial.system_attrs.get("fixed_params", {})
+        if search_space.keys() <= queued.keys():
             return {}  # in the queue with all its values
         while True:
             others = [other for other in study.get_trials(deepcopy=False) if other.number != trial.number]
-            values = self.plan(others, search_space, trial.number).values
+            plan = self.plan(others, search_space, trial.number, queued=queued)
+            self._before = _place(study, trial.number), plan.knowledge
+            values = plan.values
             if values is None:  # nothing can be the answer any more, but the study goes on
                 rng = np.random.default_rng([self._seed, trial.number])
-                space = Candidates(search_space, self._valid, self._listed, self._canonical)
+                space = self._candidates(search_space, queued)
                 values = next(iter(space.untried(_tried(others, search_space), (), rng)), None)
                 if values is None:
                     return space.any(rng)
@@ -134,24 +156,31 @@ class CarbonSampler(BaseSampler):
         return draw(distribution, np.random.default_rng([self._seed, trial.number, crc32(name.encode())]))
 
     def should_prune(self, study: Study, trial: Trial) -> bool:
-        """Whether a running trial will miss the target, by its user attributes so far (see `observation`) and by what
+        """Whether a running trial can't matter any more, by its user attributes so far (see `observation`) and by what
         the trials before it have taught. Optuna's own pruning refuses studies of two objectives."""
+        if trial.study.study_name != study.study_name:
+            studies = f"is of {trial.study.study_name!r}, not of {study.study_name!r}"
+            raise ValueError(f"should_prune needs the trial's own study, but trial {trial.number} {studies}.")
         frozen = study._storage.get_trial(trial._trial_id)
-        if self._before is None or self._before[0] != trial.number:
+        before, place = self._before, _place(study, trial.number)
+        if before is None or before[0] != place:
             others = [other for other in study.get_trials(deepcopy=False) if other.number != trial.number]
-            self._before = trial.number, self.knowledge(others, self.infer_relative_search_space(study, frozen))
-        own = observe(frozen, self._quality, self._complete)
+            before = place, self.knowledge(others, self.infer_relative_search_space(study, frozen))
+            self._before = before
+        own = observe(frozen, self._quality, self._completed)
         target_loss = self._target_loss if self._goal == "recommend" else None
-        return own is not None and should_prune(self._before[1], own, target_loss)
+        return own is not None and should_prune(before[1], own, target_loss) is not None
 
     def knowledge(
         self, trials: Sequence[FrozenTrial], distributions: Distributions, probes: Sequence[Observation] = ()
     ) -> Knowledge:
         """What these trials and probes have taught."""
-        told = (observe(trial, self._quality, self._complete) for trial in trials)
+        told = (observe(trial, self._quality, self._completed) for trial in trials)
         observations = [taught for taught in told if taught is not None]
         effort = 40 if len(observations) < SHORT_FIT_FROM else 12
-        return Knowledge(self._quality, distributions, [*observations, *probes], self._memory_gib, effort)
+        return Knowledge(
+            self._quality, distributions, [*observations, *probes], self._memory_gib, effort, self._affects
+        )
 
     @one_blas_thread()
     def plan(
@@ -162,6 +191,7 @@ class CarbonSampler(BaseSampler):
         refuted: Collection[int] = (),
         probes: Sequence[Observation] = (),
         probing: Probing | None = None,
+        queued: Values | None = None,
     ) -> NextTrial:
         """The next trial, after these.
 
@@ -170,10 +200,10 @@ class CarbonSampler(BaseSampler):
             refuted: numbers of trials that don't count as meeting the target, since repeats of them missed it.
             probes: what a few steps alone have taught.
             probing: None: there are no further probes, and settings are chosen by whole trials.
+            queued: some of the trial's values, where it has them already.
         """
         rng, names = np.random.default_rng([self._seed, number]), distributions.keys()
         knowledge = self.knowledge(trials, distributions, probes)
-        self._before = number, knowledge
         costs = self.meeting(knowledge, refuted)
         good = sorted(costs, key=lambda number: (costs[number], number))
         best_cost = costs[good[0]] if good else math.inf
@@ -181,10 +211,12 @@ class CarbonSampler(BaseSampler):
             good = rng.permutation([trial.number for trial in on_front(knowledge)]).tolist()
         best = (trial.params for trial in trials if trial.number in good[:CENTRES])
         centres = [{name: params[name] for name in names} for params in best if names <= params.keys()]
-        space = Candidates(distributions, self._valid, self._listed, self._canonical)
+        space = self._candidates(distributions, queued or {})
         tried = _tried(trials, distributions)
-        candidates = [values for values in space.untried(tried, centres, rng) if not failed_by(values, probes)]
-        completed = [{**values, **self._complete(values)} for values in candidates]
+        candidates = [
+            values for values in space.untried(tried, centres, rng) if not failed_by(values, probes, self._affects)
+        ]
+        completed = [self._completed(values) for values in candidates]
         index, proposal = None, None
         if candidates and not any(trial.curve for trial in knowledge.observations):
             likely = np.flatnonzero(knowledge.likely_to_fit(completed))
@@ -198,9 +230,9 @@ class CarbonSampler(BaseSampler):
         values, probe = None if index is None else candidates[index], None
         if values is not None and probing is not None:
             rate = self._rate(values)  # which may go with the ranks, that otherwise leave the quality alone
-            alike = (other for other in space.alike(values, tried) if not failed_by(other, probes))
+            alike = (other for other in space.alike(values, tried) if not failed_by(other, probes, self._affects))
             same = [other for other in alike if self._rate(other) == rate]
-            whole = [{**other, **self._complete(other)} for other in same]
+            whole = [self._completed(other) for other in same]
             chance = 0.0 if proposal is None else proposal.chance
             measured = worth_probing(whole, knowledge, probing, chance, rng)
             probe = None if measured is None else same[measured]
@@ -209,12 +241,39 @@ class CarbonSampler(BaseSampler):
 
     def _rate(self, values: Values) -> float | None:
         """The learning rate that the optimizer gets."""
-        return trial_params({**values, **self._complete(values)}).trained_learning_rate
+        return trial_params(self._completed(values)).trained_learning_rate
+
+    def _candidates(self, distributions: Distributions, queued: Values) -> Candidates:
+        """`queued`: values that those of these dimensions have already."""
+        given = {name: CategoricalDistribution([queued[name]]) for name in distributions if name in queued}
+        listed = self._listed
+        if listed is not None:
+            listed = [values for values in listed if all(values.get(name) == queued[name] for name in given)]
+        return Candidates({**distributions, **given}, self._valid, listed, self._canonical, self._affects)
+
+    def _completed(self, values: Values) -> Values:
+        """With what is fixed."""
+        fixed = self._complete(values)
+        if not isinstance(fixed, Mapping):
+            raise ValueError(f"complete must return what is fixed by its names, but returned {shortened(fixed)}.")
+        check_values(fixed)
+        return {**values, **fixed}
 
     def meeting(self, knowledge: Knowledge, refuted: Collection[int]) -> dict[int, float]:
         """The costs of the trials that meet the target as far as is known, by number."""
         meeting = knowledge.meeting(self._target_loss, by_mean=self._confirmed)
         return {trial.number: trial.cost for trial in meeting if trial.cost is not None and trial.number not in refuted}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_Place = tuple[BaseStorage, int, int]  # of a trial: the storage, the study's number in it, the trial's in that
+
+
+def _place(study: Study, number: int) -> _Place:
+    return study._storage, study._study_id, number
 
 
 def _tried(trials: Sequence[FrozenTrial], distributions: Distributions) -> set[tuple[Any, ...]]:

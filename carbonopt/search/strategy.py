@@ -18,7 +18,7 @@ from carbonopt.core.config import Choices, StudyConfig
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.format import energy_text
 from carbonopt.core.space import SearchSpace, is_integer
-from carbonopt.core.trial import EvalPoint, Kernels, StopReason, TrialRecord
+from carbonopt.core.trial import EvalPoint, Forecast, Kernels, StopReason, TrialRecord
 from carbonopt.search.candidates import Distributions, draw
 from carbonopt.search.observation import of_evaluations, of_probe
 from carbonopt.search.probes import Probing
@@ -28,7 +28,7 @@ from carbonopt.search.sampler import CarbonSampler, NextTrial
 optuna.logging.set_verbosity(optuna.logging.WARNING)  # its INFO lines would break the live display
 
 Trials = Sequence[FrozenTrial]
-PruningRule = Callable[[Sequence[EvalPoint], int], bool]  # by a trial's evaluations and its number of steps
+PruningRule = Callable[[Sequence[EvalPoint], int], Forecast | None]  # by a trial's evaluations and number of steps
 _AUDIT = 1  # keeps the audits' draws apart from the proposals'
 # How often the inner sampler is asked before a random valid configuration is taken: one that has settled on a region
 # where nothing new can exist would be asked for ever, and a Gaussian process is fitted anew each time.
@@ -58,6 +58,7 @@ class Strategy:
             listed=space.combinations,
             canonical=space.canonical,
             complete=lambda values: space.params({**self._single, **values}).model_dump(exclude_none=True),
+            affects=config.search.space.affects(),
             confirmed=config.confirm is not None,
             memory_gib=memory_gib,
             seed=config.search.seed,
@@ -114,13 +115,13 @@ class Strategy:
         return Planned({} if values is None else {**self._single, **values}, self.distributions)
 
     def should_prune(self, trials: Trials, number: int, params: TrialParams) -> PruningRule:
-        """Whether trial `number` can't matter any more."""
+        """Why trial `number` can't matter any more; None: it can."""
         target, values = self._config.target, params.model_dump(exclude_none=True)
         quality = self._config.quality
         target_loss = None if self._config.search.goal == "front" else quality.loss_of(target.value)
         knowledge = self._plan(trials, number).knowledge
 
-        def rule(evals: Sequence[EvalPoint], total_steps: int) -> bool:
+        def rule(evals: Sequence[EvalPoint], total_steps: int) -> Forecast | None:
             return should_prune(knowledge, of_evaluations(number, values, evals, total_steps, quality), target_loss)
 
         return rule

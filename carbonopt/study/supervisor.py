@@ -15,6 +15,7 @@ from carbonopt.core.reported import printed_evaluation
 from carbonopt.core.trial import (
     TRIAL_PHASES,
     EvalPoint,
+    Forecast,
     Phase,
     QualityResult,
     Stage,
@@ -45,8 +46,9 @@ _STATES = {"out_of_memory": TrialState.INFEASIBLE, "diverged": TrialState.DIVERG
 class Rules:
     """What may end this trial before its own end."""
 
-    should_prune: Callable[[Sequence[EvalPoint], int], bool] | None  # by evaluations and total steps; None: never asked
-    audit: bool  # a trial that is should_prune is run to its end all the same
+    # Why to stop it for its target, by evaluations and total steps; None: is never asked.
+    should_prune: Callable[[Sequence[EvalPoint], int], Forecast | None] | None
+    audit: bool  # a trial that should be stopped is run to its end all the same
     cap_kg_co2e: float | None  # emissions of the best feasible trial; None: no cap
     emissions_kg_co2e: Callable[[float], float]  # of an energy in kWh
     budget_spent: Callable[[], bool]
@@ -216,10 +218,11 @@ class TrialWatch:
 
     def _should_prune(self, total_steps: int) -> bool:
         should_prune, evals = self.rules.should_prune, self.so_far.evals
-        if should_prune is None or self.so_far.audited_at_step is not None or not should_prune(evals, total_steps):
+        if should_prune is None or self.so_far.audited_at_step is not None:
             return False
-        if self.rules.audit:
-            self._note(audited_at_step=evals[-1].step)
+        if (forecast := should_prune(evals, total_steps)) is None:
+            return False
+        self._note(forecast=forecast, audited_at_step=evals[-1].step if self.rules.audit else None)
         return not self.rules.audit
 
     def _passes_cap(self) -> bool:

@@ -153,6 +153,15 @@ def test_a_script_s_user_knows_what_goes_with_what() -> None:
         SearchSpace(Space(optimizer=Choices(choices=("sgd", "adamw"))), 1, False, own=True)
 
 
+def test_what_a_dimension_of_ones_own_affects_is_told_of_those_alone() -> None:
+    own = {"watts": {"choices": [300, 400], "affects": "cost"}, "momentum": {"low": 0.8, "high": 1.0}}
+    assert Space(**own).affects() == {"watts": "cost"}
+    with pytest.raises(ValueError, match="affects is for dimensions of your own: what epochs affects is known"):
+        Space(epochs={"choices": [1, 2], "affects": "cost"})
+    with pytest.raises(ValueError, match="affects"):
+        Space(watts={"choices": [300, 400], "affects": "memory"})
+
+
 SCALED = {"global_batch_size": 8, "learning_rate": 1e-3, "epochs": 1, "world_size": {"choices": [1, 4]}}
 
 

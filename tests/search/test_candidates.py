@@ -154,6 +154,7 @@ def test_what_valid_refuses_is_never_proposed() -> None:
     [
         (CURVE, "abc"), (CURVE, None), (CURVE, [[25, None]]), (CURVE, [[1, 2, 3]]), (CURVE, [["a", "b"]]),
         (CURVE, [[-1, 2]]), (CURVE, [[math.inf, 2]]),
+        (TOTAL_STEPS, 10**400),
         (TOTAL_STEPS, -100), (TOTAL_STEPS, 0), (TOTAL_STEPS, "many"), (TOTAL_STEPS, math.inf), (TOTAL_STEPS, math.nan),
         (COST_PER_STEP, -1), (COST_PER_STEP, 0), (COST_PER_STEP, math.nan), (COST_PER_STEP, "x"),
         (PEAK_MEMORY_GIB, -2), (PEAK_MEMORY_GIB, math.nan), (OUT_OF_MEMORY, "perhaps"),
@@ -181,10 +182,28 @@ def test_a_curve_that_no_training_has_is_refused() -> None:
         study.ask(SPACE)
 
 
+@pytest.mark.parametrize(
+    ("steps", "rule"),
+    [
+        ((5, 11), "be at most its total_steps, 10, but the last is 11"),
+        ((5, 5), "rise, but 5 is followed by 5"),
+        ((7, 3), "rise, but 7 is followed by 3"),
+    ],
+)
+def test_a_curve_whose_steps_do_not_rise_or_pass_the_last_is_refused(steps: tuple[int, int], rule: str) -> None:
+    study = asked()
+    trial = study.ask(SPACE)
+    trial.set_user_attr(TOTAL_STEPS, 10)
+    trial.set_user_attr(CURVE, [[step, 3.0] for step in steps])
+    study.tell(trial, [10.0, 8.0])
+    with pytest.raises(ValueError, match=f"trial 0: the steps of its user attribute curve must {rule}"):
+        study.ask(SPACE)
+
+
 def test_an_attribute_that_only_has_the_name_of_a_record_is_none() -> None:
     study = asked()
     trial = study.ask(SPACE)
-    trial.set_user_attr("record", "mine")
+    trial.set_user_attr("record", {"trial": 1, "state": "mine", "params": {}})
     study.tell(trial, [10.0, 8.0])
     observation = observe(study.trials[0], PERPLEXITY)
     assert observation is not None and observation.final_loss == pytest.approx(math.log(8.0))
@@ -214,6 +233,14 @@ def test_a_complete_trials_value_is_its_end_whatever_its_curve_says(last: float)
         ({"goal": "x"}, "goal must be 'recommend' or 'front', but got 'x'"),
         ({"memory_gib": 0}, "memory_gib must be above 0"),
         ({"memory_gib": math.nan}, "memory_gib must be above 0"),
+        ({"memory_gib": "80"}, "memory_gib must be above 0"),
+        ({"target": "7"}, "target must be a finite perplexity, at least 1, but got '7'"),
+        ({"target": True}, "target must be a finite perplexity, at least 1, but got True"),
+        ({"seed": -1}, "seed must be a whole number from 0, or None for another one each time, but got -1"),
+        ({"search_space": [1]}, r"search_space must give dimensions by their names, but got \[1\]"),
+        ({"affects": {"watts": "memory"}}, "affects must say 'cost' or 'quality' .*, but got 'memory' of watts"),
+        ({"affects": {"epochs": "cost"}}, "affects must say 'cost' or 'quality' .*, but got 'cost' of epochs"),
+        ({"listed": []}, "listed must have all combinations that can exist, or be None, but is empty"),
     ],
 )
 def test_arguments_out_of_range_are_refused(settings: dict, message: str) -> None:
@@ -234,11 +261,39 @@ def test_arguments_out_of_range_are_refused(settings: dict, message: str) -> Non
         ("mine", CategoricalDistribution((1.0, math.inf))),
         ("mine", FloatDistribution(-1.7e308, 1.7e308)),
         ("learning_rate", FloatDistribution(1e-300, 1e300)),
+        ("learning_rate", FloatDistribution(1e-99, 1e-3, log=True)),
+        ("global_batch_size", CategoricalDistribution(("16", "32"))),
+        ("learning_rate_scaling", CategoricalDistribution(("cubic", "linear"))),
     ],
 )
 def test_a_dimension_that_can_not_be_is_named_at_the_first_proposal(name: str, distribution: BaseDistribution) -> None:
     with pytest.raises(ValueError, match=f"{name} can't be .*: leave it out of the search space"):
         asked({name: distribution}).ask({name: distribution})
+
+
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        ({"complete": lambda values: None}, "complete must return what is fixed by its names, but returned None"),
+        (
+            {"complete": lambda values: {"warmup_ratio": math.nan}},
+            "warmup_ratio can't be nan, but complete has given it",
+        ),
+        ({"complete": lambda values: {"world_size": 0}}, "world_size can't be 0, but complete has given it"),
+        ({"complete": lambda values: {"weights": [1]}}, r"weights can't be \[1\], but complete has given it"),
+        ({"canonical": lambda values: {}}, "canonical must give a value for each of learning_rate, epochs, but got"),
+        ({"canonical": lambda values: None}, "canonical must give a value for each of learning_rate, epochs, but got"),
+        ({"listed": [{"epochs": 1}]}, "listed must give a value for each of learning_rate, epochs, but got"),
+    ],
+)
+def test_functions_and_lists_that_give_what_cannot_be_are_named(settings: dict, refused: str) -> None:
+    with pytest.raises(ValueError, match=refused):
+        asked(**settings).ask(SPACE)
+
+
+def test_a_dimension_that_is_no_distribution_is_named() -> None:
+    with pytest.raises(ValueError, match=r"epochs must be one of Optuna's distributions, but is \[1, 2\]"):
+        asked({"epochs": [1, 2]}).ask({"epochs": CategoricalDistribution([1, 2])})
 
 
 def test_a_seed_of_none_differs_each_time() -> None:

@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from carbonopt.core.quality import ACCURACY, PERPLEXITY
-from carbonopt.search.models.curves import CORE, CurveModel, Points
+from carbonopt.search.models.curves import CORE, CurveModel, Link, Points
 
 CENTRE = (math.log(32), math.log(1e-3))
 SHARES = np.arange(1, 9) / 8
@@ -24,7 +23,7 @@ def power_law(batch: float, rate: float, steps: float, kind: np.ndarray, optimum
 def trials(rng: np.random.Generator, count: int, others: int = 0, noisy: bool = True) -> Points:
     """Evaluations of random trials at a constant rate."""
     optimum = math.exp(0.5 * rng.standard_normal())
-    rows, losses, trial = [], [], []
+    rows, losses, trial, shares = [], [], [], []
     for number in range(count):
         batch, rate = 2.0 ** rng.integers(3, 8), 10 ** rng.uniform(-4, -2)
         kind, total = rng.random(others), 4096 * rng.choice([1, 2, 4]) / batch * 8
@@ -32,17 +31,18 @@ def trials(rng: np.random.Generator, count: int, others: int = 0, noisy: bool = 
             rows.append([math.log(batch), math.log(rate), math.log(total * share), 1.0, *kind])
             losses.append(power_law(batch, rate, total * share, kind, optimum, rng if noisy else None))
             trial.append(number)
-    return Points(np.array(rows), np.array(losses), np.array(trial))
+            shares.append(share)
+    return Points(np.array(rows), np.array(losses), np.array(trial), np.array(shares))
 
 
 def subset(points: Points, which: np.ndarray) -> Points:
-    return replace(points, rows=points.rows[which], losses=points.losses[which], trial=points.trial[which])
+    return Points(points.rows[which], points.losses[which], points.trial[which], points.share[which])
 
 
 @pytest.mark.parametrize("others", [0, 2])
 def test_the_gradient_is_that_of_the_objective(others: int) -> None:
     rng = np.random.default_rng(others)
-    model = CurveModel(trials(rng, 5, others), PERPLEXITY, CENTRE, effort=3)
+    model = CurveModel(trials(rng, 5, others), Link(), CENTRE, effort=3)
     for _ in range(4):
         place = model._prior[:, 0] + 0.7 * model._prior[:, 1] * rng.standard_normal(9 + others)
         _, gradient = model._objective(place)
@@ -55,7 +55,7 @@ def test_the_gradient_is_that_of_the_objective(others: int) -> None:
 
 def test_predictions_go_through_what_was_measured_and_know_less_away_from_it() -> None:
     points = trials(np.random.default_rng(0), 8, noisy=False)
-    model = CurveModel(points, PERPLEXITY, CENTRE)
+    model = CurveModel(points, Link(), CENTRE)
     mean, spread = model.predict(points.rows, points.trial)
     np.testing.assert_allclose(np.exp(mean), points.losses, rtol=0.02)
     away = points.rows[-1] + np.array([[0, index, 0, 0] for index in range(6)])
@@ -64,8 +64,8 @@ def test_predictions_go_through_what_was_measured_and_know_less_away_from_it() -
 
 
 def test_nothing_measured_is_the_prior() -> None:
-    nothing = Points(np.zeros((0, CORE)), np.zeros(0), np.zeros(0, dtype=int))
-    model = CurveModel(nothing, PERPLEXITY, CENTRE)
+    nothing = Points(np.zeros((0, CORE)), np.zeros(0), np.zeros(0, dtype=int), np.zeros(0))
+    model = CurveModel(nothing, Link(), CENTRE)
     rows = np.array([[*CENTRE, math.log(100), 1.0], [*CENTRE, math.log(1000), 1.0]])
     mean, spread = model.predict(rows)
     assert mean[1] < mean[0], "more steps, less loss"
@@ -74,7 +74,7 @@ def test_nothing_measured_is_the_prior() -> None:
 
 
 def test_draws_are_spread_as_predictions_are() -> None:
-    model = CurveModel(trials(np.random.default_rng(3), 6), PERPLEXITY, CENTRE)
+    model = CurveModel(trials(np.random.default_rng(3), 6), Link(), CENTRE)
     rows = trials(np.random.default_rng(4), 3).rows[7::8]
     mean, spread = model.predict(rows)
     drawn = model.sample(rows, 20_000, np.random.default_rng(5))
@@ -84,11 +84,11 @@ def test_draws_are_spread_as_predictions_are() -> None:
 
 def test_a_spike_does_not_spoil_its_neighbours() -> None:
     points = trials(np.random.default_rng(7), 8)
-    spiked = Points(points.rows, points.losses.copy(), points.trial)
+    spiked = replace(points, losses=points.losses.copy())
     place = 8 * 3 + 4  # in the middle of the fourth trial
     spiked.losses[place] *= 1.5
     others = np.delete(np.arange(len(points.losses)), place)
-    mean, _ = CurveModel(spiked, PERPLEXITY, CENTRE).predict(points.rows[others], points.trial[others])
+    mean, _ = CurveModel(spiked, Link(), CENTRE).predict(points.rows[others], points.trial[others])
     np.testing.assert_allclose(np.exp(mean), points.losses[others], rtol=0.04)
 
 
@@ -96,11 +96,11 @@ def test_what_a_running_trial_shows_of_itself_is_taken_in_and_old_spikes_stay_di
     points = trials(np.random.default_rng(1), 6)
     known = subset(points, points.trial < 5)
     own = subset(points, (points.trial == 5) & (SHARES[np.arange(len(points.losses)) % 8] <= 0.5))
-    spiked = Points(known.rows, known.losses.copy(), known.trial)
+    spiked = replace(known, losses=known.losses.copy())
     spiked.losses[8 * 3 + 4] *= 1.5
     end = points.rows[-1:]
     truth = math.log(points.losses[-1])
-    clean, model = CurveModel(known, PERPLEXITY, CENTRE), CurveModel(spiked, PERPLEXITY, CENTRE)
+    clean, model = CurveModel(known, Link(), CENTRE), CurveModel(spiked, Link(), CENTRE)
     mean, spread = model.given(own).predict(end, [5])
     assert spread < model.predict(end)[1], "its own curve tells something"
     assert spread < 2 * clean.given(own).predict(end, [5])[1], "the spike doesn't count as noise of all"
@@ -111,7 +111,7 @@ def left_out() -> Iterator[float]:
     """How many standard deviations the ends of trials lie off, told from 10 others and half their own curve or none."""
     for seed in range(12):
         points = trials(np.random.default_rng([99, seed]), 16)
-        known = CurveModel(subset(points, points.trial < 10), PERPLEXITY, CENTRE)
+        known = CurveModel(subset(points, points.trial < 10), Link(), CENTRE)
         for number in range(10, 16):
             own = (points.trial == number) & (np.arange(len(points.losses)) % 8 < 4)
             end = np.flatnonzero(points.trial == number)[-1:]
@@ -131,10 +131,10 @@ def test_few_errors_tell_little() -> None:
     """Shares of errors are counts: of k wrong examples, the logarithm has a standard deviation of about 1/√k."""
     points = trials(np.random.default_rng(5), 8)
     losses = 0.02 * np.exp(points.losses - points.losses.max())  # far below the noise of 100 examples
-    shares = replace(points, losses=losses, examples=100)
-    exact = CurveModel(replace(shares, examples=math.inf), ACCURACY, CENTRE)
-    model = CurveModel(shares, ACCURACY, CENTRE)
+    shares = replace(points, losses=losses)
+    exact = CurveModel(shares, Link(), CENTRE)
+    model = CurveModel(shares, Link(examples=100), CENTRE)
     mean, spread = model.predict(points.rows)
     assert (spread >= np.sqrt((np.exp(-mean) - 1) / 100)).all()
     assert spread.min() > 3 * exact.predict(points.rows)[1].max()
-    assert model.linked(0.0) == math.log(0.5 / 100) == model.linked(1e-4)
+    assert Link(examples=100).linked(0.0) == math.log(0.5 / 100) == Link(examples=100).linked(1e-4)

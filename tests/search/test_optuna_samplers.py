@@ -176,6 +176,72 @@ def test_queued_trials_have_the_values_they_were_queued_with() -> None:
     assert len(set(keys(study))) == SIZE
 
 
+@pytest.mark.parametrize("listed", [None, [{"global_batch_size": 32, "learning_rate": 3e-3, "epochs": 2}]])
+def test_what_is_queued_in_part_is_completed_to_what_can_exist(listed: list | None) -> None:
+    def valid(values: dict) -> bool:
+        return not (values["epochs"] == 2 and values["global_batch_size"] == 16)
+
+    for seed in range(6):
+        study = study_with(
+            CarbonSampler("perplexity", TARGET, search_space=FINITE, valid=valid, listed=listed, seed=seed)
+        )
+        study.enqueue_trial({"epochs": 2})
+        params = study.ask(FINITE).params
+        assert (params["epochs"], params["global_batch_size"]) == (2, 32)
+
+
+def test_a_sampler_of_two_studies_prunes_by_each_ones_own_trials() -> None:
+    def told(sampler: CarbonSampler, worse: float) -> tuple[optuna.Study, optuna.Trial]:
+        study = study_with(sampler)
+        for _ in range(5):
+            trial = study.ask(FINITE)
+            tell_curve(trial, 8, worse)
+            study.tell(trial, (values_of(*trial.params.values())[0], math.exp(trial.user_attrs[CURVE][-1][1])))
+        trial = study.ask(FINITE)
+        return study, trial
+
+    shared = CarbonSampler("perplexity", TARGET, search_space=FINITE)
+    (bad, other), (good, trial) = told(shared, 4.0), told(shared, 0.0)
+    tell_curve(trial, 5, worse=4.0)
+    assert shared.should_prune(good, trial), "the last one that was asked"
+    own, alone = told(CarbonSampler("perplexity", TARGET, search_space=FINITE), 4.0)
+    for asked in (alone, other):
+        tell_curve(asked, 5, worse=4.0)
+    assert shared.should_prune(bad, other) == own.sampler.should_prune(own, alone)
+    with pytest.raises(ValueError, match="should_prune needs the trial's own study, but trial 5 is of"):
+        shared.should_prune(bad, trial)
+
+
+def test_what_is_told_to_affect_the_cost_alone_is_in_no_model_of_the_loss() -> None:
+    space = {**FINITE, "watts": FloatDistribution(300, 700), "momentum": FloatDistribution(0.8, 1.0)}
+    widths = {}
+    for told in ({}, {"watts": "cost"}, {"watts": "cost", "momentum": "quality"}):
+        encoder = CarbonSampler("perplexity", TARGET, affects=told).knowledge([], space).encoder
+        values = [{"global_batch_size": 16, "learning_rate": 1e-3, "epochs": 1, "watts": 500.0, "momentum": 0.9}]
+        widths[len(told)] = tuple(
+            rows(values).shape[1] for rows in (encoder.curve_rows, encoder.system_rows, encoder.memory_rows)
+        )
+    (curve, system, memory), only_cost, both = widths.values()
+    assert only_cost == (curve - 1, system, memory)
+    assert both == (curve - 1, system - 1, memory - 1)
+
+
+def test_of_what_is_told_to_affect_the_cost_alone_the_cheapest_is_searched() -> None:
+    """At 500 watts a step costs least; what was learned of the loss at one power holds at each."""
+    space = {**FINITE, "watts": CategoricalDistribution((300, 400, 500, 600, 700))}
+    study = study_with(CarbonSampler("perplexity", TARGET, search_space=space, affects={"watts": "cost"}))
+
+    def objective(trial: optuna.Trial) -> tuple[float, float]:
+        cost, perplexity = finite(trial)
+        return cost * (1 + abs(trial.suggest_categorical("watts", [300, 400, 500, 600, 700]) - 500) / 500), perplexity
+
+    study.optimize(objective, n_trials=16)
+    met = [trial for trial in study.trials if trial.values[1] <= TARGET]
+    every = [values_of(*combination) for combination in itertools.product((16, 32), (3e-4, 1e-3, 3e-3), (1, 2))]
+    cheapest = min(cost for cost, perplexity in every if perplexity <= TARGET)
+    assert min(trial.values[0] for trial in met) == pytest.approx(cheapest)
+
+
 def test_what_is_fixed_counts_for_the_trials_that_have_ended() -> None:
     space = {name: FINITE[name] for name in ("global_batch_size", "epochs")}
     fixed = {"learning_rate": 1e-3, "lr_scheduler": "constant"}

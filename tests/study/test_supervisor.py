@@ -12,6 +12,7 @@ from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.trial import (
     EvalPoint,
+    Forecast,
     Kernels,
     Phase,
     StopReason,
@@ -22,7 +23,7 @@ from carbonopt.core.trial import (
 from carbonopt.energy.meter import ReplayMeter
 from carbonopt.engines.process.processes import WorkProcesses
 from carbonopt.search.cap import passes_cap
-from carbonopt.search.pruning import straight_line_loss
+from carbonopt.search.models.line import straight_line_loss
 from carbonopt.study.supervisor import Rules, TrialWatch, begun
 
 SPEAKING = """
@@ -188,14 +189,17 @@ def test_a_hopeless_curve_is_pruned_and_an_audited_one_is_not(tmp_path: Path) ->
     script = "\n".join(f"evaluated({step}, {5 - step / 100})" for step in (20, 40, 60, 80, 100))
     script += '\nsay("Finished", summary={})'
 
-    def should_prune(evals: list[EvalPoint], total_steps: int) -> bool:
-        return evals[-1].step >= 60
+    def should_prune(evals: list[EvalPoint], total_steps: int) -> Forecast | None:
+        step = evals[-1].step
+        forecast = Forecast(step=step, value=70.0, sds_short=3.0, sds_needed=2.5, checked_trials=4)
+        return forecast if step >= 60 else None
 
     record = watched(script, tmp_path, should_prune=should_prune)
     assert (record.state, record.stop_reason) == (TrialState.PRUNED, StopReason.TARGET)
     assert (record.evals[-1].step, record.steps_done, record.audited_at_step) == (60, 60, None)
+    assert (record.forecast.step, record.forecast.sds_needed) == (60, 2.5)
     audited = watched(script, tmp_path, should_prune=should_prune, audit=True, cap_kg_co2e=45.0)
-    assert (audited.state, audited.audited_at_step) == (TrialState.COMPLETE, 60)
+    assert (audited.state, audited.audited_at_step, audited.forecast) == (TrialState.COMPLETE, 60, record.forecast)
     assert watched(script, tmp_path).state == TrialState.COMPLETE
 
 

@@ -103,6 +103,10 @@ def state_text(record: TrialRecord, rec: Recommendation) -> str:
     text = record.state.value
     if record.stop_reason is not None:
         text += f": {STOPPED_BECAUSE[record.stop_reason]}"
+    if record.forecast is not None:
+        forecast = record.forecast
+        off = f"{forecast.sds_short:.1f} standard deviations off, {forecast.sds_needed:.1f} needed"
+        text += f" (forecast {forecast.value:.4g}, {off})"
     if record.failure is not None:
         text += f": {record.failure.kind}" if record.failure.kind != record.state.value else ""
         text += f": {record.failure.text.strip().partition(chr(10))[0][:FAILURE_TEXT_LENGTH]}"

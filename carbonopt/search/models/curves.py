@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -25,7 +26,7 @@ from scipy.linalg import cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
 from threadpoolctl import threadpool_limits
 
-from carbonopt.core.arrays import Array
+from carbonopt.core.arrays import Array, Mask
 from carbonopt.core.quality import Quality
 
 _TYPICAL_SPREAD = 0.3  # standard deviation of the logarithm of language models' losses over a study's curves
@@ -64,32 +65,41 @@ class Points:
     rows: Array  # (points, CORE + others)
     losses: Array  # (points,)
     trial: Array  # (points,)
-    examples: float = math.inf  # that each loss is a share of, where it is one: half an error is the least it tells of
-
-    unit: float = 1.0  # of losses that can have any scale, see `spread_unit`
+    share: Array  # (points,) of the trial's steps
 
     def joined(self, others: "Points") -> "Points":
         pairs = (self.rows, others.rows), (self.losses, others.losses), (self.trial, others.trial)
-        rows, losses, trial = map(np.concatenate, pairs)
-        return Points(rows, losses, trial, min(self.examples, others.examples), self.unit)
+        return Points(*map(np.concatenate, (*pairs, (self.share, others.share))))
 
-    def linked(self, losses: Array | float, quality: Quality) -> Array:
-        """Losses, such as the target's, on the quality's link."""
-        if quality.link == "identity":
+
+@dataclass(frozen=True)
+class Link:
+    """Losses as they are modelled: by their logarithm, or, where they can have any sign, in a unit of their spread."""
+
+    unit: float | None = None  # None: by their logarithm
+    examples: float = math.inf  # that each loss is a share of, where it is one: half an error is the least it tells of
+
+    @classmethod
+    def of(cls, quality: Quality, losses: Sequence[float], examples: float = math.inf) -> "Link":
+        """By all the losses that are modelled: they then spread as the logarithms that the priors are of."""
+        if quality.link != "identity":
+            return cls(None, examples)
+        spread = float(np.std(losses)) if len(losses) else 0.0
+        return cls(spread / _TYPICAL_SPREAD if spread > 0 else 1.0, examples)
+
+    def linked(self, losses: Array | float) -> Array:
+        if self.unit is not None:
             return np.asarray(losses, dtype=float) / self.unit
         return np.asarray(np.log(np.maximum(losses, max(_LEAST_LOSS, 0.5 / self.examples))))
+
+    def loss(self, linked: float) -> float:
+        return math.exp(linked) if self.unit is None else linked * self.unit
 
     def variance(self, linked: Array) -> Array:
         """Of logarithms of shares of errors: a binomial share's, carried over to the first order (delta method)."""
         if math.isinf(self.examples):
             return np.zeros_like(linked)
         return np.asarray(np.maximum(0.0, np.exp(-linked) - 1) / self.examples)
-
-
-def spread_unit(losses: Array) -> float:
-    """What losses of any scale are divided by, so that they spread as the logarithms that the priors are of."""
-    spread = float(np.std(losses)) if len(losses) else 0.0
-    return spread / _TYPICAL_SPREAD if spread > 0 else 1.0
 
 
 class CurveModel:
@@ -104,22 +114,22 @@ class CurveModel:
     def __init__(
         self,
         points: Points,
-        quality: Quality,
+        link: Link,
         centre: tuple[float, float],
         fitted: Self | None = None,
         effort: int = 40,
     ) -> None:
         columns = points.rows.shape[1]
         self._prior = np.array([*zip(_CORE_MEANS, _CORE_SDS, strict=True), *[_OTHER_PRIOR] * (columns - CORE)])
-        self._quality, self._centre, self._points = quality, centre, points
+        self._link, self._centre, self._points = link, centre, points
         mean_steps = points.rows[:, LN_STEPS].mean() if len(points.rows) else 0.0
         self._origin = np.array([*centre, mean_steps, *[0.0] * (columns - LN_STEPS - 1)])
         self._rows = points.rows - self._origin
-        linked = points.linked(points.losses, quality)
+        linked = link.linked(points.losses)
         self._level = float(linked.mean()) if len(linked) else 0.0
         self._y = linked - self._level
         self._same = (points.trial[:, None] == points.trial[None, :]).astype(float)
-        self._distrust = points.variance(linked)  # of each evaluation; more for those that fit badly
+        self._distrust = link.variance(linked)  # of each evaluation; more for those that fit badly
         self.parameters: Array = self._prior[:, 0] if fitted is None else fitted.parameters
         if fitted is not None:
             self._distrust[: len(fitted._distrust)] = fitted._distrust
@@ -128,13 +138,9 @@ class CurveModel:
         else:
             self._condition()
 
-    def linked(self, loss: float) -> float:
-        """A loss as the model has it."""
-        return float(self._points.linked(loss, self._quality))
-
     def given(self, more: Points) -> "CurveModel":
         """The same process with more evaluations, its parameters kept: quick, for a trial that is running."""
-        return CurveModel(self._points.joined(more), self._quality, self._centre, fitted=self)
+        return CurveModel(self._points.joined(more), self._link, self._centre, fitted=self)
 
     @property
     def noise(self) -> float:
@@ -148,7 +154,17 @@ class CurveModel:
         linear = _CONSTANT_SD**2 + _SLOPE[1] ** 2 * z[:, 0] ** 2 + _BASIN[1] ** 2 * z[:, 1] ** 4
         own = math.exp(2 * self.parameters[_AMPLITUDE]) + math.exp(2 * self.parameters[_SHARE]) * z[:, -1] ** 2
         variance = own + linear + self.noise**2 - (solved**2).sum(0)
-        return mean, np.sqrt(np.maximum(variance + self._points.variance(mean), 1e-12))
+        return mean, np.sqrt(np.maximum(variance + self._link.variance(mean), 1e-12))
+
+    def surprise(self, hidden: Mask) -> float:
+        """By how many standard deviations the last of these evaluations lies above what is forecast of it where they
+        are hidden (Rasmussen & Williams 2006, section 5.4.2, of several at once)."""
+        block = np.linalg.inv(self._precision[np.ix_(hidden, hidden)])
+        return float((block @ self._solved[hidden])[-1] / math.sqrt(block[-1, -1]))
+
+    @cached_property
+    def _precision(self) -> Array:
+        return np.asarray(cho_solve((self._root, True), np.eye(len(self._y))))
 
     def sample(self, rows: Array, count: int, rng: np.random.Generator, *, means: bool = False) -> Array:
         """Joint draws of the linked loss of new trials, (rows, count); with `means` of means over all seeds."""
@@ -156,7 +172,7 @@ class CurveModel:
         noise = _JITTER if means else self.noise**2 + _JITTER
         covariance = self._kernel(z, z)[0] + self._linear(z, z) + noise * np.eye(len(z)) - solved.T @ solved
         if not means:
-            covariance += np.diag(self._points.variance(mean))
+            covariance += np.diag(self._link.variance(mean))
         return np.asarray(mean[:, None] + cholesky(covariance, lower=True) @ rng.standard_normal((len(z), count)))
 
     def _coordinates(self, rows: Array, parameters: Array) -> Array:

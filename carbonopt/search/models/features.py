@@ -3,8 +3,8 @@ Micro batch, ZeRO stage and the like leave the quality alone: each model learns 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,14 @@ from carbonopt.core.dimensions import (
     DEFAULT_LR_SCHEDULER,
     DIMENSIONS,
     Affects,
+    ToldAffects,
     TrainingParams,
     affecting,
     rate_decays,
 )
-from carbonopt.search.models.curves import CORE, Points, spread_unit
+from carbonopt.core.errors import shortened
+from carbonopt.core.values import Scalar
+from carbonopt.search.models.curves import CORE, Points
 from carbonopt.search.observation import NEEDED, Observation, Values, trial_params
 
 Configurations = Sequence[Values]
@@ -37,7 +40,7 @@ _EXPECTED_COSTS: dict[str, dict[Any, float]] = {
     "torch_compile": {True: -0.4},  # 0.60 to 0.67 of the energy (reports/performance.md)
 }
 _CURVE_CORE = ("global_batch_size", "learning_rate", "learning_rate_scaling", "epochs", "lr_scheduler")  # first columns
-_LARGEST = 1e100  # logarithms and differences of larger numbers are not worth comparing
+_LARGEST = 1e30  # logarithms and differences of larger numbers, or of smaller than 1 ÷ it, are not worth comparing
 POINTS = 240  # evaluations that a model is fitted to at most: its time goes with their third power
 # What a training's steps follow where carbonopt trains: epochs × sequences ÷ batch.
 STEPS_FOLLOW: tuple[str, ...] = ("epochs", "global_batch_size")
@@ -53,6 +56,7 @@ class Encoder:
     distributions: Mapping[str, BaseDistribution]
     sequences: float = 1.0  # in an epoch, see `steps_law`
     follows: tuple[str, ...] = STEPS_FOLLOW
+    affects: Mapping[str, ToldAffects] = field(default_factory=dict)  # see `affecting`
 
     def curve_rows(self, configurations: Configurations) -> Array:
         """Rows of the configurations' ends, (n, CORE + others)."""
@@ -64,9 +68,9 @@ class Encoder:
         thinned = [(trial, *point) for trial in observations for point in _thinned(trial.curve, per_trial)]
         rows = np.array([self._curve_row(trial.params, share) for trial, share, _ in thinned])
         losses, numbers = np.array([loss for *_, loss in thinned]), np.array([trial.number for trial, *_ in thinned])
-        examples = min((trial.examples for trial in observations), default=math.inf)
         width = CORE + len(self._others({}, "quality", *_CURVE_CORE))
-        return Points(rows.reshape(-1, width), losses, numbers, examples, spread_unit(losses))
+        shares = np.array([share for _, share, _ in thinned])
+        return Points(rows.reshape(-1, width), losses, numbers, shares)
 
     def system_rows(self, configurations: Configurations) -> Array:
         """What a step costs by, (n, columns): what is expected of its logarithm, ln(global batch), the others."""
@@ -104,29 +108,44 @@ class Encoder:
 
     def _others(self, values: Values, what: Affects, *without: str) -> list[float]:
         """All dimensions that affect this, but for these."""
-        names = [name for name in affecting(what, self.distributions) if name not in without]
-        return [number for name in names for number in self._numbers(name, values)]
+        names = [name for name in affecting(what, self.distributions, self.affects) if name not in without]
+        return [number for name in names for number in self._columns[name](values.get(name))]
 
-    def _numbers(self, name: str, values: Values) -> list[float]:
-        """One number, or for a choice among words one column for each but the first."""
-        distribution = self.distributions[name]
-        if isinstance(distribution, CategoricalDistribution):
-            choices = distribution.choices
-            numeric = all(isinstance(choice, int | float) and not isinstance(choice, bool) for choice in choices)
-            if not numeric or name == "zero_stage":
-                return [float(values.get(name) == choice) for choice in choices[1:]]
-        low, high = _ends(distribution)
-        value = values.get(name, low)
-        if name in DIMENSIONS and (feature := DIMENSIONS[name].feature) is not None:
-            return [feature(value)]
-        if isinstance(distribution, IntDistribution | FloatDistribution) and distribution.log:
-            low, high, value = math.log(low), math.log(high), math.log(value)
-        return [4 * (value - low) / (high - low) if high > low else 0.0]
+    @cached_property
+    def _columns(self) -> dict[str, Callable[[Any], list[float]]]:
+        return {name: _columns(name, distribution) for name, distribution in self.distributions.items()}
+
+
+def _columns(name: str, distribution: BaseDistribution) -> Callable[[Any], list[float]]:
+    """What makes a value of this dimension one number, or, for a choice among words, one for each but the first. None
+    is the lowest number."""
+    if isinstance(distribution, CategoricalDistribution):
+        choices = distribution.choices
+        numeric = all(isinstance(choice, int | float) and not isinstance(choice, bool) for choice in choices)
+        if not numeric or name == "zero_stage":
+            return lambda value: [float(value == choice) for choice in choices[1:]]
+    low, high = _ends(distribution)
+    if name in DIMENSIONS and (feature := DIMENSIONS[name].feature) is not None:
+        return lambda value: [feature(low if value is None else value)]
+    scale: Callable[[float], float] = float
+    if isinstance(distribution, IntDistribution | FloatDistribution) and distribution.log:
+        scale = math.log
+    first, width = scale(low), scale(high) - scale(low)
+    return lambda value: [4 * (scale(low if value is None else value) - first) / width if width > 0 else 0.0]
+
+
+def check_values(values: Values) -> None:
+    """Raises ValueError for one that a dimension of its name can't have."""
+    for name, value in values.items():
+        if not isinstance(value, Scalar | None) or not _can_be(name, value):
+            raise ValueError(f"{name} can't be {shortened(value)}, but complete has given it.")
 
 
 def check_dimensions(distributions: Mapping[str, BaseDistribution]) -> None:
     """Raises ValueError for a value that a dimension of that name can't have, or numbers too large to compare."""
     for name, distribution in distributions.items():
+        if not isinstance(distribution, CategoricalDistribution | IntDistribution | FloatDistribution):
+            raise ValueError(f"{name} must be one of Optuna's distributions, but is {shortened(distribution)}.")
         values = list(
             distribution.choices if isinstance(distribution, CategoricalDistribution) else _ends(distribution)
         )
@@ -135,16 +154,21 @@ def check_dimensions(distributions: Mapping[str, BaseDistribution]) -> None:
             values.append(low + (high - low) / math.pi)  # no whole number, which some dimensions need
         for value in values:
             if not _can_be(name, value):
-                raise ValueError(f"{name} can't be {value!r}: leave it out of the search space.")
+                raise ValueError(f"{name} can't be {shortened(value)}: leave it out of the search space.")
 
 
+@lru_cache(maxsize=4096, typed=True)
 def _can_be(name: str, value: Any) -> bool:
-    if isinstance(value, float) and abs(value) > _LARGEST:
+    if isinstance(value, int | float) and value != 0 and not 1 / _LARGEST <= abs(value) <= _LARGEST:
         return False
     if name == "lr_scheduler":
         return isinstance(value, str)
-    if name not in DIMENSIONS or DIMENSIONS[name].choices:
+    dimension = DIMENSIONS.get(name)
+    # The models look into those that are needed; others are words or numbers to them, whatever carbonopt makes of them.
+    if dimension is None or (dimension.choices and name not in NEEDED):
         return True
+    if isinstance(value, str) and not dimension.choices:
+        return False
     try:
         TrainingParams.model_validate({**NEEDED, "micro_batch_size_per_gpu": 1, name: value})
     except ValidationError:
@@ -216,7 +240,7 @@ def progress(params: TrainingParams, fraction: float) -> tuple[float, float]:
     return between(areas), between(shares)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=2048)
 def _curves(scheduler: str, warmup: float, decay: float) -> tuple[np.ndarray, np.ndarray]:
     """Area and height of the rate after each of _PARTS parts, as transformers.SchedulerType has them."""
     done = np.linspace(0.0, 1.0, _PARTS + 1)

@@ -1,0 +1,169 @@
+"""Trainings that come to nothing: which ones they are, what is learned from them, and when a running one is stopped."""
+
+import dataclasses
+import math
+
+import numpy as np
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution
+from search.test_proposal import SPACE, nll, ran
+
+from carbonopt.core.quality import PERPLEXITY
+from carbonopt.search.models.collapse import chance_to_learn, highest_end
+from carbonopt.search.models.curves import CORE, CurveModel, Link
+from carbonopt.search.observation import CURVE, TOTAL_STEPS, Observation
+from carbonopt.search.proposal import Knowledge
+from carbonopt.search.pruning import LIKELY, largest_fall, lowest_surprises, should_prune
+from carbonopt.search.sampler import CarbonSampler
+
+LOW = {"global_batch_size": 32, "learning_rate": 1e-3, "epochs": 2, "micro_batch_size_per_gpu": 8}
+
+
+@pytest.mark.parametrize(
+    ("ends", "highest"),
+    [
+        ([], math.inf),
+        ([0.3], 0.3),
+        ([0.0, 0.5, 1.1, 1.7], 1.7),  # as far as it goes, no gap is wider than a factor of two
+        ([0.1, 0.0, 2.0, 2.1], 0.1),
+        ([0.0, 0.6, 1.25, 2.4, 2.5], 2.5),  # 1.15 is a gap no wider than the range below it
+        ([0.0, 0.6, 1.25, 2.6], 1.25),
+    ],
+)
+def test_what_lies_beyond_a_wide_gap_has_collapsed(ends: list[float], highest: float) -> None:
+    assert highest_end(ends) == highest
+
+
+def test_rates_near_those_that_collapsed_are_less_likely_to_learn() -> None:
+    rates = np.log([1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2])
+    known = np.zeros((6, CORE))
+    known[:, 1] = rates
+    chances = chance_to_learn(known, known, rates < math.log(5e-3))
+    assert (np.diff(chances[1:]) < 0).all()
+    assert chances[:2].min() > 0.75 and chances[-2:].max() < 0.4
+    assert chance_to_learn(known, known, rates < 0).tolist() == [1.0] * 6, "none has collapsed"
+    assert chance_to_learn(known, known, rates > 0).tolist() == [1.0] * 6, "nothing tells where it is better"
+
+
+def diverged(number: int, values: dict):
+    return ran(number, values, curve=(), cost=None, complete=False, diverged=True)
+
+
+def test_a_collapsed_training_is_an_end_somewhat_above_the_others_and_its_curve_is_none() -> None:
+    known = [ran(number, {**LOW, "learning_rate": rate}) for number, rate in enumerate((3e-4, 1e-3, 3e-3))]
+    stuck = ran(3, {**LOW, "learning_rate": 1e-2}, curve=tuple((k / 8, 9.0) for k in range(1, 9)))
+    knowledge = Knowledge(PERPLEXITY, SPACE, [*known, stuck, diverged(4, {**LOW, "learning_rate": 1e-2})])
+    assert [knowledge.collapsed(trial) for trial in knowledge.observations] == [False] * 3 + [True] * 2
+    worst = max(trial.final_loss for trial in known)
+    for trial in knowledge.observations[3:]:
+        assert knowledge.as_modelled(trial).curve == ((1.0, pytest.approx(worst * math.exp(0.2))),)
+    running = ran(5, LOW, curve=((1 / 8, 50.0), (2 / 8, 40.0), (3 / 8, 2.5), (4 / 8, 30.0)), complete=False)
+    shown = knowledge.as_modelled(running).curve
+    assert shown == ((3 / 8, pytest.approx(2.5)), (4 / 8, pytest.approx(worst * math.exp(0.7))))
+
+
+def test_one_collapsed_training_does_not_change_what_is_told_of_the_others() -> None:
+    """Its loss is six times that of all others: as a point like theirs it would be most of the noise."""
+    known = [
+        ran(number, {**LOW, "learning_rate": rate, "global_batch_size": batch})
+        for number, (rate, batch) in enumerate([(3e-4, 16), (1e-3, 32), (3e-3, 64), (3e-4, 64), (1e-3, 16)])
+    ]
+    collapsed = ran(5, {**LOW, "learning_rate": 1e-2}, curve=tuple((k / 8, 15.0) for k in range(1, 9)))
+    new = {**LOW, "learning_rate": 3e-3, "global_batch_size": 32}
+    for observations in (known, [*known, collapsed]):
+        knowledge = Knowledge(PERPLEXITY, SPACE, observations)
+        mean, spread = knowledge.curves.predict(knowledge.encoder.curve_rows([new]))
+        assert math.exp(mean[0]) == pytest.approx(nll(new), rel=0.05)
+        assert (with_all := spread[0]) < 0.05
+    plain = knowledge.encoder.points(knowledge.observations)
+    _, spread = CurveModel(plain, Link(), knowledge.encoder.centre()).predict(knowledge.encoder.curve_rows([new]))
+    assert spread[0] > 2 * with_all, "what it would be"
+
+
+def test_divergence_keeps_the_search_away_from_its_rate() -> None:
+    """Above 1e-2 all diverge, and say no more than that."""
+    space = {
+        "global_batch_size": CategoricalDistribution([16, 32, 64]),
+        "learning_rate": FloatDistribution(1e-4, 1.0, log=True),
+        "epochs": CategoricalDistribution([1, 2]),
+    }
+    study = optuna.create_study(
+        directions=["minimize"] * 2, sampler=CarbonSampler("perplexity", 9.5, search_space=space)
+    )
+    for _ in range(14):
+        trial = study.ask(space)
+        if trial.params["learning_rate"] > 1e-2:
+            trial.set_user_attr(CURVE, [[1, math.inf]])
+            trial.set_user_attr(TOTAL_STEPS, 100)
+            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+        else:
+            energy = trial.params["epochs"] * trial.params["global_batch_size"] ** -0.3
+            study.tell(trial, [energy, math.exp(nll(trial.params))])
+    rates = [trial.params["learning_rate"] for trial in study.trials]
+    assert sum(rate > 1e-2 for rate in rates) <= 4, rates
+
+
+# ------------------------------------------------------------------------------------------------------------- pruning
+
+
+def known_trials(count: int) -> list:
+    every = [(rate, batch) for batch in (16, 32, 64) for rate in (3e-4, 1e-3, 3e-3)]
+    return [
+        ran(number, {**LOW, "learning_rate": rate, "global_batch_size": batch})
+        for number, (rate, batch) in enumerate(every[:count])
+    ]
+
+
+def test_a_surprise_is_what_the_model_without_those_evaluations_says() -> None:
+    knowledge = Knowledge(PERPLEXITY, SPACE, known_trials(6))
+    points, model = knowledge.points, knowledge.curves
+    hidden = (points.trial == 2) & (points.share > 0.5)
+    shown = dataclasses.replace(points, **{name: getattr(points, name)[~hidden] for name in vars(points)})
+    without = CurveModel.__new__(CurveModel)
+    without.__dict__.update(vars(model))
+    without.__dict__ |= {
+        "_points": shown,
+        "_rows": model._rows[~hidden],
+        "_y": model._y[~hidden],
+        "_same": model._same[~hidden][:, ~hidden],
+        "_distrust": model._distrust[~hidden],
+    }
+    without._condition()
+    end = points.rows[hidden][-1:]
+    mean, spread = without.predict(end, [2])
+    spread = math.hypot(spread[0], 1e-4)  # what an evaluation has beside all noise
+    assert model.surprise(hidden) == pytest.approx((math.log(points.losses[hidden][-1]) - mean[0]) / spread, rel=1e-6)
+
+
+def half_way(trial: Observation) -> Observation:
+    return dataclasses.replace(trial, curve=trial.curve[:4], complete=False, cost=None)
+
+
+def test_forecasts_are_believed_as_far_as_complete_trials_have_borne_them_out() -> None:
+    hopeless = half_way(ran(9, {**LOW, "learning_rate": 3e-4, "global_batch_size": 64}))
+    forecast = should_prune(Knowledge(PERPLEXITY, SPACE, known_trials(6)), hopeless, 1.5)
+    assert forecast.checked_trials == 6 and LIKELY <= forecast.sds_needed < LIKELY + 1.5 < forecast.sds_short
+    assert forecast.step == hopeless.total_steps // 2
+    assert forecast.value == pytest.approx(math.exp(nll(hopeless.params)), rel=0.05)
+    # A trial whose loss falls by a tenth in its last quarter, as none did before.
+    late = ran(6, {**LOW, "learning_rate": 3e-3})
+    curve = tuple((share, loss * (1 - 0.4 * max(0.0, share - 0.75))) for share, loss in late.curve)
+    surprised = Knowledge(PERPLEXITY, SPACE, [*known_trials(6), dataclasses.replace(late, curve=curve)])
+    assert min(lowest_surprises(surprised)) < min(lowest_surprises(Knowledge(PERPLEXITY, SPACE, known_trials(6)))) - 0.5
+
+
+def test_a_hopeless_trial_is_stopped_once_forecasts_are_believed() -> None:
+    hopeless = ran(9, {**LOW, "learning_rate": 3e-4, "global_batch_size": 64}, evaluations=8)
+    half = half_way(hopeless)
+    target_loss = 0.8 * hopeless.final_loss
+    assert should_prune(Knowledge(PERPLEXITY, SPACE, known_trials(5)), half, target_loss)
+    assert should_prune(Knowledge(PERPLEXITY, SPACE, known_trials(1)), half, target_loss) is None, "not believed yet"
+    assert should_prune(Knowledge(PERPLEXITY, SPACE, known_trials(5)), half, 1.02 * hopeless.final_loss) is None
+    # One whose loss fell by two fifths after half of its way: as far as this one's would have to.
+    late = ran(5, {**LOW, "learning_rate": 3e-3})
+    late = dataclasses.replace(late, curve=(*late.curve[:4], (1.0, 0.6 * late.curve[3][1])))
+    surprised = Knowledge(PERPLEXITY, SPACE, [*known_trials(5), late])
+    assert largest_fall(surprised, 0.5) == pytest.approx(-math.log(0.6))
+    assert should_prune(surprised, half, 0.61 * half.curve[-1][1]) is None
+    assert should_prune(Knowledge(PERPLEXITY, SPACE, known_trials(5)), half, 0.61 * half.curve[-1][1])
