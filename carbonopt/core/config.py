@@ -300,6 +300,7 @@ class Search(Frozen):
     goal: Literal["recommend", "front"] = "recommend"  # the cheapest that meets the target, or the whole front
     pruning: Pruning = Pruning()
     probes: bool = True  # measure settings that leave the quality alone by a few steps, and compile before a trial
+    learn_from: tuple[Name, ...] = Field(default=(), max_length=20)  # folders of studies of the same or a similar task
     start: dict[str, Given] | None = None  # a known configuration: the first trial, never pruned, and the baseline
     seed: int = Field(default=0, ge=0, lt=2**31)
 
@@ -714,13 +715,13 @@ class StudyConfig(Frozen):
         return may_be_other_than(space["torch_compile"], False) or (bool(self.launch.gpus) and on_gpus)
 
     def identity(self) -> dict[str, Any]:
-        """What makes two study files the same study: all but budget, confirmation, trackers, trace, and how its trials
-        get their devices."""
+        """What makes two study files the same study: all but budget, confirmation, trackers, trace, the studies that it
+        learns from, and how its trials get their devices."""
         launch: dict[str, Any] = dict.fromkeys(("warm_start", "haste"), True)
         if isinstance(self.launch, SlurmLaunch):
             ranks = {"kind", "nodes", "nodes_per_trial", "gpus_per_node", "gpus_per_trial", "cpu_ranks"}
             launch |= dict.fromkeys(SlurmLaunch.model_fields.keys() - ranks, True)
         if isinstance(self.launch, HostfileLaunch):
             launch |= {"hostfile": True, "hosts": {"__all__": {"name"}}}
-        parts = {"carbon": {"trace": True}, "launch": launch}
+        parts = {"carbon": {"trace": True}, "search": {"learn_from": True}, "launch": launch}
         return self.model_dump(mode="json", exclude={"budget": True, "confirm": True, "track": True, **parts})

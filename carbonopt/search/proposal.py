@@ -17,7 +17,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,8 @@ from carbonopt.search.models.line import straight_line_loss
 from carbonopt.search.observation import Observation, Values
 
 DRAWS = 256
+DOUBTED_FROM = 2  # trials of this study that have told something, whether earlier ones mislead
+MEMORY_POINTS = 120  # evaluations of all earlier studies that the model of the loss is fitted to
 # Candidates whose costs differ by less are the same answer; the energy of identical runs differs by as much.
 TIE = 0.02
 # Of a trial that misses the target, this share counts as spent before it is stopped. On recorded runs it was 0.6; with
@@ -65,14 +67,32 @@ class Knowledge:
     memory_gib: float | None = None  # of a device
     effort: int = 40  # iterations of the curve model's fit
     affects: Mapping[str, ToldAffects] = field(default_factory=dict)  # see `affecting`
+    earlier: Sequence[Sequence[Observation]] = ()  # of studies of the same or a similar task
+
+    @cached_property
+    def memories(self) -> list["Knowledge"]:
+        """What each earlier study has taught, in the terms of this one's space."""
+        return [replace(self, observations=observations, earlier=()) for observations in self.earlier]
 
     @cached_property
     def encoder(self) -> Encoder:
-        return Encoder(self.distributions, *steps_law(self.observations), self.affects)
+        # Before a trial of its own an epoch is taken to be as long as in an earlier study.
+        told = next((trials for trials in (self.observations, *self.earlier) if any(t.total_steps for t in trials)), ())
+        return Encoder(self.distributions, *steps_law(told), self.affects, len(self.earlier))
 
     @cached_property
-    def points(self) -> Points:
+    def _own_points(self) -> Points:
         return self.encoder.points([self.as_modelled(trial) for trial in self.observations])
+
+    @cached_property
+    def _shared_points(self) -> Points:
+        """With those of earlier studies."""
+        points = self._own_points
+        for study, memory in enumerate(self.memories):
+            encoder = replace(memory.encoder, earlier=len(self.earlier), study=study)
+            modelled = [memory.as_modelled(trial) for trial in memory.observations]
+            points = points.joined(encoder.points(modelled, MEMORY_POINTS // len(self.earlier)))
+        return points
 
     def as_modelled(self, trial: Observation) -> Observation:
         """With the curve that the model of the loss is given: what lies far above where trainings end is taken for the
@@ -131,17 +151,34 @@ class Knowledge:
     def chances_to_learn(self, rows: Array) -> Array:
         """Of the curves' ends, (n, columns), to be those of trainings that have not collapsed."""
         told = [trial for trial in self.observations if trial.diverged or trial.curve]
-        known = self.encoder.curve_rows([trial.params for trial in told])
-        learned = np.array([not self.collapsed(trial) for trial in told], dtype=bool)
-        return chance_to_learn(rows, known, learned)
+        known = [self.encoder.curve_rows([trial.params for trial in told])] if told else []
+        learned = [not self.collapsed(trial) for trial in told]
+        for study, memory in enumerate(self.memories):
+            told = [trial for trial in memory.observations if trial.diverged or trial.curve]
+            if told:
+                encoder = replace(memory.encoder, earlier=len(self.earlier), study=study)
+                known.append(encoder.curve_rows([trial.params for trial in told]))
+                learned += [not memory.collapsed(trial) for trial in told]
+        if not known:
+            return np.ones(len(rows))
+        return chance_to_learn(rows, np.concatenate(known), np.array(learned, dtype=bool))
 
     @cached_property
     def curves(self) -> CurveModel:
-        return CurveModel(self.points, self.link, self.encoder.centre(), effort=self.effort)
+        fitted = partial(
+            CurveModel, link=self.link, centre=self.encoder.centre(), effort=self.effort, earlier=len(self.earlier)
+        )
+        shared, own = fitted(self._shared_points), set(self._own_points.trial.tolist())
+        if not self.earlier or len(own) < DOUBTED_FROM:
+            return shared
+        # What misleads foretells this study's trials worse than they do each other.
+        alone = fitted(self._own_points)
+        return shared if shared.foretells(own) >= alone.foretells(own) else alone
 
     @cached_property
     def link(self) -> Link:
-        losses = [loss for trial in self.observations for _, loss in trial.curve]
+        every = itertools.chain(self.observations, *self.earlier)
+        losses = [loss for trial in every for _, loss in trial.curve]
         return Link.of(self.quality, losses, min((trial.examples for trial in self.observations), default=math.inf))
 
     @cached_property
@@ -149,7 +186,8 @@ class Knowledge:
         costs = [(trial, cost) for trial in self.observations if (cost := self._cost_per_step(trial))]
         rows = self.encoder.system_rows([trial.params for trial, _ in costs])
         waits = np.array([trial.wait_fraction for trial, _ in costs])
-        return SettingModel(rows, np.array([cost for _, cost in costs]), waits)
+        before = next((memory.step_costs for memory in reversed(self.memories) if memory.step_costs.known), None)
+        return SettingModel(rows, np.array([cost for _, cost in costs]), waits, before)
 
     def _linked(self, loss: float) -> float:
         return float(self.link.linked(loss))

@@ -72,7 +72,7 @@ def largest_fall(knowledge: Knowledge, share: float) -> float:
 def lowest_surprises(knowledge: Knowledge) -> list[float]:
     """Of each complete trial that learned and was evaluated on its way: by how many standard deviations it ended above
     what the models forecast of it without its later evaluations, the lowest of CHECKED_AT."""
-    points, lowest = knowledge.points, []
+    points, lowest = knowledge.curves.points, []
     for trial in knowledge.observations:
         if not trial.complete or knowledge.collapsed(trial):
             continue

@@ -5,7 +5,7 @@ minimize and a quality, whose parameters have carbonopt's names (`global_batch_s
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, get_args
 from zlib import crc32
@@ -35,6 +35,7 @@ SHORT_FIT_FROM = 30  # trials; from here on the models' parameters hardly change
 # System attribute of a trial: the values that its worker is about to give it. Several workers see by it what the
 # others have in mind; Optuna itself stores a value only when the trial asks for it.
 CLAIM = "carbonopt:claim"
+_MOST_TRIALS = 10**9  # of a study, for numbers of those of earlier ones
 WITHDRAW_S = 2.0  # how long a worker waits for another one to withdraw the same claim
 
 
@@ -66,6 +67,7 @@ class CarbonSampler(BaseSampler):
         confirmed: whether the answer will be run again with other seeds: then a configuration's mean has to meet the
             target, as the model knows it, and one lucky run is no answer.
         memory_gib: of a device, to stay away from configurations that don't fit.
+        learn_from: earlier studies of the same or a similar task, whose trials are told as this one's are.
         search_space: the dimensions. None: those of the trials that have ended; until one has, values are random, and
             workers that begin at once may take the same.
         seed: of the draws; with the trials' numbers it decides every proposal. None: another one each time.
@@ -90,6 +92,7 @@ class CarbonSampler(BaseSampler):
         affects: Mapping[str, ToldAffects] | None = None,
         confirmed: bool = False,
         memory_gib: float | None = None,
+        learn_from: Sequence[Sequence[FrozenTrial]] = (),
         search_space: Mapping[str, BaseDistribution] | None = None,
         seed: int | None = 0,
     ) -> None:
@@ -121,9 +124,15 @@ class CarbonSampler(BaseSampler):
         self._goal, self._complete, self._confirmed, self._memory_gib = goal, complete, confirmed, memory_gib
         self._valid, self._listed, self._canonical = valid or (lambda values: True), listed, canonical
         self._seed = int(np.random.default_rng().integers(2**32)) if seed is None else seed
+        self._earlier = [self._of_earlier(trials, study) for study, trials in enumerate(learn_from)]
         self._given_space = search_space
         self._search_space = IntersectionSearchSpace(include_pruned=True)
         self._before: tuple[_Place, Knowledge] | None = None  # what the trials before one have taught
+
+    def _of_earlier(self, trials: Sequence[FrozenTrial], study: int) -> list[Observation]:
+        """Of an earlier study, under numbers that no trial of this one has, nor of another one."""
+        told = (observe(trial, self._quality, self._completed) for trial in trials)
+        return [replace(taught, number=-(_MOST_TRIALS * study + taught.number + 1)) for taught in told if taught]
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> Distributions:
         needed, told = ["minimize", self._quality.direction], [way.name.lower() for way in study.directions]
@@ -179,7 +188,13 @@ class CarbonSampler(BaseSampler):
         observations = [taught for taught in told if taught is not None]
         effort = 40 if len(observations) < SHORT_FIT_FROM else 12
         return Knowledge(
-            self._quality, distributions, [*observations, *probes], self._memory_gib, effort, self._affects
+            self._quality,
+            distributions,
+            [*observations, *probes],
+            self._memory_gib,
+            effort,
+            self._affects,
+            self._earlier,
         )
 
     @one_blas_thread()

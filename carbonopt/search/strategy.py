@@ -42,9 +42,16 @@ INNER: dict[str, Callable[..., BaseSampler]] = {
 
 
 class Strategy:
-    """Of one study; `memory_gib` of a device, None where it is not known. `trials`: the study's, all that there are."""
+    """Of one study; `memory_gib` of a device, None where it is not known. `trials`: the study's, all that there are;
+    `earlier`: those of studies that it learns from."""
 
-    def __init__(self, config: StudyConfig, space: SearchSpace, memory_gib: float | None) -> None:
+    def __init__(
+        self,
+        config: StudyConfig,
+        space: SearchSpace,
+        memory_gib: float | None,
+        earlier: Sequence[Sequence[FrozenTrial]] = (),
+    ) -> None:
         self._config, self._space = config, space
         self.distributions = distributions(space)
         self._movable = {name: dist for name, dist in self.distributions.items() if not dist.single()}
@@ -61,6 +68,7 @@ class Strategy:
             affects=config.search.space.affects(),
             confirmed=config.confirm is not None,
             memory_gib=memory_gib,
+            learn_from=earlier,
             seed=config.search.seed,
         )
         self._probes: list[TrialRecord] = []

@@ -1,7 +1,10 @@
 """What can be known of a study before anything is started."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from optuna.trial import FrozenTrial
 
 from carbonopt.core.auto_facts import AutoSpace, known_facts
 from carbonopt.core.auto_space import choose
@@ -15,6 +18,8 @@ from carbonopt.energy.intensity import reference_intensity
 from carbonopt.energy.trace import read_trace
 from carbonopt.engines.base import Engine
 from carbonopt.engines.kinds import ENGINES
+from carbonopt.storage.paths import StudyPaths
+from carbonopt.storage.pipeline import read_study
 from carbonopt.study.inputs import input_files, workload_fingerprint
 from carbonopt.train.tasks.base import task_for
 
@@ -29,6 +34,7 @@ class Checked:
     start: dict[str, Scalar] | None
     trace: CarbonTrace | None
     engine: Engine  # for one run
+    earlier: tuple[list[FrozenTrial], ...] = ()  # trials of the studies that the search learns from
     auto: AutoSpace | None = None  # what is chosen, with `space: auto`: as far as is known before the preparation
 
     @property
@@ -80,4 +86,24 @@ def check(config: StudyConfig, *, gets_weights: bool = False) -> Checked:
             must = "confirm runs a configuration again with other seeds: workload.command must have {seed}"
             raise BadInput(f"{must}, but hasn't; put it in, or leave confirm out.")
     trace = None if config.carbon.trace is None else read_trace(Path(config.carbon.trace))
-    return Checked(config, space, reference_intensity(config.carbon), start, trace, engine, auto)
+    intensity, earlier = reference_intensity(config.carbon), tuple(map(_earlier(config), config.search.learn_from))
+    return Checked(config, space, intensity, start, trace, engine, earlier, auto)
+
+
+def _earlier(config: StudyConfig) -> Callable[[str], list[FrozenTrial]]:
+    """Reads the trials of a study that has been run, of the same quality."""
+
+    def trials(folder: str) -> list[FrozenTrial]:
+        paths = StudyPaths(Path(folder))
+        if not paths.storage.exists() and not paths.storage_pointer.exists():
+            raise BadInput(
+                f"search.learn_from: {folder} must be the folder of a study, but has no {paths.storage.name}."
+            )
+        storage = read_study(paths)
+        quality = storage.read().config.quality.name
+        if quality != config.quality.name:
+            must = f"search.learn_from: {folder} must be judged by {config.quality.name}, as this study is"
+            raise BadInput(f"{must}, but is by {quality}; leave it out.")
+        return storage.study.get_trials(deepcopy=False)
+
+    return trials

@@ -295,6 +295,7 @@ PATHS: dict[tuple[str, ...], Callable[[Path, Any], Any]] = {
     **{("workload", key, "python"): _reward_file for key in ("reward", "gold_reward")},
     **{("workload", "dataset", key): _files for key in ("train_files", "eval_files")},
     ("workload", "files"): _files,
+    ("search", "learn_from"): _files,
     **dict.fromkeys((("workload", "dataset", "database"), ("workload", "folder")), _absolute),
     **dict.fromkeys((("launch", "table"), ("launch", "hostfile"), ("carbon", "trace")), _absolute),
 }

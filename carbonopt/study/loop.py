@@ -307,7 +307,10 @@ class _Call:
         from carbonopt.search.strategy import Strategy  # with SciPy: now that the trials' processes have been started
 
         memory_gib = None if self.engine.hardware is None else self.engine.hardware.gpu_memory_gib
-        self.storage, self.strategy = storage, Strategy(self.checked.config, self.checked.space, memory_gib)
+        self.storage, self.strategy = (
+            storage,
+            Strategy(self.checked.config, self.checked.space, memory_gib, self.checked.earlier),
+        )
         now = datetime.fromisoformat(self.ledger.started_at)
         with self._turn() as seen:
             data = seen.data

@@ -117,13 +117,13 @@ def known_trials(count: int) -> list:
 
 def test_a_surprise_is_what_the_model_without_those_evaluations_says() -> None:
     knowledge = Knowledge(PERPLEXITY, SPACE, known_trials(6))
-    points, model = knowledge.points, knowledge.curves
+    points, model = knowledge.curves.points, knowledge.curves
     hidden = (points.trial == 2) & (points.share > 0.5)
     shown = dataclasses.replace(points, **{name: getattr(points, name)[~hidden] for name in vars(points)})
     without = CurveModel.__new__(CurveModel)
     without.__dict__.update(vars(model))
     without.__dict__ |= {
-        "_points": shown,
+        "points": shown,
         "_rows": model._rows[~hidden],
         "_y": model._y[~hidden],
         "_same": model._same[~hidden][:, ~hidden],

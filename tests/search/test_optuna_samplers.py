@@ -254,7 +254,7 @@ def test_what_is_fixed_counts_for_the_trials_that_have_ended() -> None:
         study.tell(trial, values_of(trial.params["global_batch_size"], 1e-3, trial.params["epochs"]))
     knowledge = sampler.knowledge(study.trials, space)
     assert all(fixed.items() <= observation.params.items() for observation in knowledge.observations)
-    ends = knowledge.points.rows
+    ends = knowledge.curves.points.rows
     np.testing.assert_array_equal(ends, knowledge.encoder.curve_rows([{**t.params, **fixed} for t in study.trials]))
     assert set(ends[:, RATE_SHARE]) == {1.0}, "a constant rate has not fallen"
 

@@ -130,6 +130,8 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
     completed = sum(record.state is TrialState.COMPLETE for record in searched)
     if 0 < completed < FEW_TRIALS:
         yield study.caveat("few_trials", completed=completed)
+    if search.learn_from:
+        yield study.caveat("learned_from", studies=len(search.learn_from))
     for edge in study.edges:
         yield study.caveat("at_space_end", **edge.model_dump())
     asked, own = study.recommendation.target, study.data.config.target.at()

@@ -4,6 +4,7 @@ settings that leave the quality alone."""
 import math
 import warnings
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 from scipy.special import ndtr
@@ -24,10 +25,14 @@ class SettingModel:
         rows: (n, 1 + columns), first what is expected of the logarithm, but for a constant.
         values: (n,), positive.
         disturbance: (n,), standard deviation of each logarithm beside a measurement's own; None: of none.
+        before: of an earlier study, but for a constant what is expected instead.
     """
 
-    def __init__(self, rows: Array, values: Array, disturbance: Array | None = None) -> None:
+    def __init__(
+        self, rows: Array, values: Array, disturbance: Array | None = None, before: Self | None = None
+    ) -> None:
         self.known = 0  # different settings
+        self._before = before
         if not len(rows):
             return
         # Here, since they take a second to import, and every trial's processes would be started later by that.
@@ -37,7 +42,7 @@ class SettingModel:
 
         settings, which = distinct(rows)
         self.known = len(settings)
-        y = np.log(values) - rows[:, 0]
+        y = np.log(values) - self._expected(rows)
         weights = np.hypot(_NOISE, np.zeros(len(y)) if disturbance is None else disturbance) ** -2.0
         sums = np.bincount(which, weights)
         means = np.bincount(which, weights * y) / sums
@@ -49,22 +54,27 @@ class SettingModel:
         with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
             self._process.fit(settings[:, 1:], means - self._level)
 
+    def _expected(self, rows: Array) -> Array:
+        return rows[:, 0] if self._before is None else self._before.predict(rows)[0]
+
     def predict(self, rows: Array) -> tuple[Array, Array]:
         """Mean and standard deviation of the logarithm; with nothing known, of the ratio between settings."""
+        expected = self._expected(rows)
         if not self.known:
-            return rows[:, 0], np.full(len(rows), _SPREAD)
+            return expected, np.full(len(rows), _SPREAD)
         mean, spread = self._process.predict(rows[:, 1:], return_std=True)
-        return mean + self._level + rows[:, 0], spread
+        return mean + self._level + expected, spread
 
     def sample(self, rows: Array, count: int, rng: np.random.Generator) -> Array:
         """Joint draws of the logarithm, (rows, count)."""
         settings, which = distinct(rows)
+        expected = self._expected(rows)[:, None]
         if not self.known:
-            return np.asarray(_SPREAD * rng.standard_normal((len(settings), count))[which] + rows[:, :1])
+            return np.asarray(_SPREAD * rng.standard_normal((len(settings), count))[which] + expected)
         mean, covariance = self._process.predict(settings[:, 1:], return_cov=True)
         root = np.linalg.cholesky(covariance + 1e-8 * np.eye(len(settings)))
         drawn = mean[:, None] + root @ rng.standard_normal((len(settings), count))
-        return np.asarray(drawn[which] + self._level + rows[:, :1])
+        return np.asarray(drawn[which] + self._level + expected)
 
 
 def distinct(rows: Array) -> tuple[Array, Indices]:

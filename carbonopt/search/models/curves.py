@@ -15,7 +15,7 @@ lose their weight.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,6 +42,8 @@ _SHARE, _AMPLITUDE, _NOISE, _ALPHA, _BETA, _GAMMA = range(3, 9)
 _CORE_MEANS = (*map(math.log, (1.5, 1.5, 3.0, 0.1, 0.4, 0.005)), 0.6, 0.3, -0.4)
 _CORE_SDS = (0.4, 0.4, 0.5, 0.5, 0.5, 0.7, 0.25, 0.25, 0.25)
 _OTHER_PRIOR = (math.log(2.0), 0.5)
+# Of an earlier study: how much it has in common with this one, beside an offset of its own.
+_EARLIER_PRIOR, _OFFSET_SD = (math.log(6.0), 1.0), 0.5
 # The mean of the linked loss: a constant, a slope over the first coordinate, a basin over the second (mean and
 # standard deviation each), and what the full rate adds to it.
 _CONSTANT_SD, _SLOPE, _BASIN, _FULL_RATE = 0.5, (-0.2, 0.15), (0.06, 0.05), 0.1
@@ -109,6 +111,7 @@ class CurveModel:
         centre: the middle of the space in ln(batch) and ln(learning rate), where the basin is expected.
         fitted: whose parameters, and distrust of outliers among the first points, are taken; None: they are fitted.
         effort: iterations of the fit.
+        earlier: studies whose evaluations are among these; as many last columns say of which.
     """
 
     def __init__(
@@ -118,10 +121,13 @@ class CurveModel:
         centre: tuple[float, float],
         fitted: Self | None = None,
         effort: int = 40,
+        earlier: int = 0,
     ) -> None:
         columns = points.rows.shape[1]
-        self._prior = np.array([*zip(_CORE_MEANS, _CORE_SDS, strict=True), *[_OTHER_PRIOR] * (columns - CORE)])
-        self._link, self._centre, self._points = link, centre, points
+        others = [*[_OTHER_PRIOR] * (columns - CORE - earlier), *[_EARLIER_PRIOR] * earlier]
+        self._prior = np.array([*zip(_CORE_MEANS, _CORE_SDS, strict=True), *others])
+        self._earlier = earlier
+        self._link, self._centre, self.points = link, centre, points
         mean_steps = points.rows[:, LN_STEPS].mean() if len(points.rows) else 0.0
         self._origin = np.array([*centre, mean_steps, *[0.0] * (columns - LN_STEPS - 1)])
         self._rows = points.rows - self._origin
@@ -140,7 +146,7 @@ class CurveModel:
 
     def given(self, more: Points) -> "CurveModel":
         """The same process with more evaluations, its parameters kept: quick, for a trial that is running."""
-        return CurveModel(self._points.joined(more), self._link, self._centre, fitted=self)
+        return CurveModel(self.points.joined(more), self._link, self._centre, fitted=self, earlier=self._earlier)
 
     @property
     def noise(self) -> float:
@@ -152,15 +158,28 @@ class CurveModel:
         own offset is then known from their evaluations; None: new ones."""
         z, mean, solved = self._across(rows, trials)
         linear = _CONSTANT_SD**2 + _SLOPE[1] ** 2 * z[:, 0] ** 2 + _BASIN[1] ** 2 * z[:, 1] ** 4
+        linear = linear + _OFFSET_SD**2 * (self._studies(z) ** 2).sum(1)
         own = math.exp(2 * self.parameters[_AMPLITUDE]) + math.exp(2 * self.parameters[_SHARE]) * z[:, -1] ** 2
         variance = own + linear + self.noise**2 - (solved**2).sum(0)
         return mean, np.sqrt(np.maximum(variance + self._link.variance(mean), 1e-12))
 
     def surprise(self, hidden: Mask) -> float:
         """By how many standard deviations the last of these evaluations lies above what is forecast of it where they
-        are hidden (Rasmussen & Williams 2006, section 5.4.2, of several at once)."""
+        are hidden."""
+        residual, spread = self._hidden(hidden)
+        return residual / spread
+
+    def foretells(self, trials: Iterable[int]) -> float:
+        """How well it does the last evaluation of each of these trials from all others: the sum of the logarithms of
+        the densities that it gives them (pseudo-likelihood)."""
+        known = [self._hidden(self.points.trial == trial) for trial in trials]
+        return -sum((residual / spread) ** 2 / 2 + math.log(spread) for residual, spread in known)
+
+    def _hidden(self, hidden: Mask) -> tuple[float, float]:
+        """How far the last of these evaluations lies above what is forecast of it where they are hidden, and the
+        standard deviation of that (Rasmussen & Williams 2006, section 5.4.2, of several at once)."""
         block = np.linalg.inv(self._precision[np.ix_(hidden, hidden)])
-        return float((block @ self._solved[hidden])[-1] / math.sqrt(block[-1, -1]))
+        return float((block @ self._solved[hidden])[-1]), math.sqrt(block[-1, -1])
 
     @cached_property
     def _precision(self) -> Array:
@@ -194,11 +213,14 @@ class CurveModel:
         shape = (1 + _ROOT5 * r + 5 / 3 * r * r) * fall
         return amplitude * shape, shape, amplitude * 5 / 3 * (1 + _ROOT5 * r) * fall, apart, weights
 
-    @staticmethod
-    def _linear(a: Array, b: Array) -> Array:
-        """The mean's uncertainty: of its constant, slope and basin."""
-        slopes = _SLOPE[1] ** 2 * np.outer(a[:, 0], b[:, 0])
-        return _CONSTANT_SD**2 + slopes + _BASIN[1] ** 2 * np.outer(a[:, 1] ** 2, b[:, 1] ** 2)
+    def _linear(self, a: Array, b: Array) -> Array:
+        """The mean's uncertainty: of its constant, slope and basin, and of each earlier study's offset."""
+        slopes = _SLOPE[1] ** 2 * np.outer(a[:, 0], b[:, 0]) + _BASIN[1] ** 2 * np.outer(a[:, 1] ** 2, b[:, 1] ** 2)
+        return np.asarray(_CONSTANT_SD**2 + slopes + _OFFSET_SD**2 * self._studies(a) @ self._studies(b).T)
+
+    def _studies(self, z: Array) -> Array:
+        """The columns of earlier studies."""
+        return z[:, z.shape[1] - 1 - self._earlier : -1]
 
     @staticmethod
     def _prior_mean(z: Array) -> Array:
@@ -238,7 +260,7 @@ class CurveModel:
         z = self._coordinates(rows - self._origin, self.parameters)
         across = self._kernel(z, self._z)[0] + self._linear(z, self._z)
         if trials is not None:
-            own = np.asarray(trials)[:, None] == self._points.trial[None, :]
+            own = np.asarray(trials)[:, None] == self.points.trial[None, :]
             across = across + math.exp(2 * self.parameters[_NOISE]) / 2 * own
         solved = solve_triangular(self._root, across.T, lower=True) if len(self._y) else np.zeros((0, len(z)))
         return z, across @ self._solved + self._prior_mean(z) + self._level, solved

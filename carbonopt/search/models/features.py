@@ -57,18 +57,20 @@ class Encoder:
     sequences: float = 1.0  # in an epoch, see `steps_law`
     follows: tuple[str, ...] = STEPS_FOLLOW
     affects: Mapping[str, ToldAffects] = field(default_factory=dict)  # see `affecting`
+    earlier: int = 0  # studies that are learned from beside this one
+    study: int | None = None  # of those, the one whose trials these are; None: this one's
 
     def curve_rows(self, configurations: Configurations) -> Array:
         """Rows of the configurations' ends, (n, CORE + others)."""
         return np.array([self._curve_row(values, 1.0) for values in configurations])
 
-    def points(self, observations: Sequence[Observation]) -> Points:
-        """Evaluations of the trials, the last of each trial first when there are too many."""
-        per_trial = max(1, POINTS // max(1, len(observations)))
+    def points(self, observations: Sequence[Observation], most: int = 0) -> Points:
+        """Evaluations of the trials, the last of each trial first when there are more than `most` (0: POINTS)."""
+        per_trial = max(1, (most or POINTS) // max(1, len(observations)))
         thinned = [(trial, *point) for trial in observations for point in _thinned(trial.curve, per_trial)]
         rows = np.array([self._curve_row(trial.params, share) for trial, share, _ in thinned])
         losses, numbers = np.array([loss for *_, loss in thinned]), np.array([trial.number for trial, *_ in thinned])
-        width = CORE + len(self._others({}, "quality", *_CURVE_CORE))
+        width = CORE + len(self._others({}, "quality", *_CURVE_CORE)) + self.earlier
         shares = np.array([share for _, share, _ in thinned])
         return Points(rows.reshape(-1, width), losses, numbers, shares)
 
@@ -100,7 +102,12 @@ class Encoder:
         area, rate_share = progress(params, share)
         rate = params.trained_learning_rate or params.learning_rate
         core = [math.log(params.global_batch_size), math.log(rate), math.log(steps * area), rate_share]
-        return [*core, *self._others(values, "quality", *_CURVE_CORE)]
+        return [*core, *self._others(values, "quality", *_CURVE_CORE), *self._of_study]
+
+    @cached_property
+    def _of_study(self) -> list[float]:
+        """Last columns of a row of a curve: one for each earlier study."""
+        return [float(study == self.study) for study in range(self.earlier)]
 
     def steps(self, values: Values) -> float:
         """Of a configuration's whole training."""

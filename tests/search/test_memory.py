@@ -1,0 +1,142 @@
+"""What a search learns from earlier studies."""
+
+import dataclasses
+import itertools
+import json
+import math
+import statistics
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+from commands import within
+from optuna.trial import FrozenTrial
+from replays import study_over
+from search.test_proposal import SPACE, cost, nll, ran, step_cost
+
+from carbonopt.core.errors import BadInput
+from carbonopt.core.quality import PERPLEXITY
+from carbonopt.search.models.costs import SettingModel
+from carbonopt.search.observation import COST_PER_STEP, CURVE, TOTAL_STEPS
+from carbonopt.search.proposal import Knowledge
+from carbonopt.search.sampler import CarbonSampler
+from carbonopt.study.check import _earlier, check
+from carbonopt.study.file import load_study, parse_study
+
+EVERY = [dict(zip(SPACE, values, strict=True)) for values in itertools.product(*(d.choices for d in SPACE.values()))]
+
+
+def half(values: dict, share: float = 1.0) -> float:
+    """The loss of a smaller model."""
+    return 1.15 * nll(values, share)
+
+
+def reversed_rates(values: dict, share: float = 1.0) -> float:
+    """Of a task that learns best where this one learns worst."""
+    rates = SPACE["learning_rate"].choices
+    rate = rates[len(rates) - 1 - rates.index(values["learning_rate"])]
+    return nll({**values, "learning_rate": rate}, share)
+
+
+def told_trials(configurations: list[dict], loss=nll, cheaper: float = 1.0) -> list[FrozenTrial]:
+    """Complete trials, evaluated eight times each."""
+    trials = []
+    for values in configurations:
+        own = ran(0, values)
+        curve = [[own.total_steps * eighth / 8, loss(values, eighth / 8)] for eighth in range(1, 9)]
+        attributes = {CURVE: curve, TOTAL_STEPS: own.total_steps, COST_PER_STEP: cheaper * own.cost_per_step}
+        told = {"params": values, "distributions": SPACE, "user_attrs": attributes}
+        trials.append(optuna.create_trial(values=[cheaper * cost(values), math.exp(loss(values))], **told))
+    return trials
+
+
+def spent(seed: int, learn_from: list[list[FrozenTrial]]) -> float:
+    """Until the cheapest run that meets the target has been made, whole trials, by its cost."""
+    target = sorted(map(nll, EVERY))[len(EVERY) // 10]
+    cheapest = min(cost(values) for values in EVERY if nll(values) <= target)
+    sampler = CarbonSampler("perplexity", math.exp(target), search_space=SPACE, seed=seed, learn_from=learn_from)
+    study = optuna.create_study(directions=["minimize"] * 2, sampler=sampler)
+    total = 0.0
+    for _ in EVERY:
+        trial = study.ask(SPACE)
+        total += cost(trial.params)
+        if nll(trial.params) <= target and cost(trial.params) <= 1.05 * cheapest:
+            return total / cheapest
+        (told,) = told_trials([dict(trial.params)])
+        for name, value in told.user_attrs.items():
+            trial.set_user_attr(name, value)
+        study.tell(trial, told.values)
+    raise AssertionError("the cheapest was never run")
+
+
+def test_a_neighbour_makes_a_search_cheaper_and_what_misleads_hardly_dearer() -> None:
+    rng = np.random.default_rng(1)
+    tried = [EVERY[index] for index in rng.choice(len(EVERY), 24, replace=False)]
+    memories = {
+        "none": [],
+        "smaller": [told_trials(tried, half, 0.5)],
+        "reversed": [told_trials(tried, reversed_rates)],
+    }
+    medians = {name: statistics.median(spent(seed, memory) for seed in range(6)) for name, memory in memories.items()}
+    assert medians["smaller"] < 0.6 * medians["none"], medians
+    assert medians["reversed"] < 1.3 * medians["none"], medians
+
+
+def test_an_earlier_study_has_an_offset_and_tells_the_shape() -> None:
+    known = [ran(number, values) for number, values in enumerate(EVERY[::9])]
+    earlier = [
+        dataclasses.replace(each, number=-1 - each.number, curve=tuple((at, 2 * loss) for at, loss in each.curve))
+        for each in known
+    ]
+    (own,) = (ran(0, EVERY[4]),)
+    rows = Knowledge(PERPLEXITY, SPACE, [own], earlier=[earlier]).encoder.curve_rows(EVERY)
+    truth = np.log([nll(values) for values in EVERY])
+    errors = {}
+    for name, memory in (("with", [earlier]), ("without", [])):
+        knowledge = Knowledge(PERPLEXITY, SPACE, [own], earlier=memory)
+        mean, _ = knowledge.curves.predict(rows if memory else knowledge.encoder.curve_rows(EVERY))
+        errors[name] = float(np.sqrt(np.mean((mean - truth) ** 2)))
+    assert errors["with"] < 0.5 * errors["without"], errors
+
+
+def test_costs_are_those_of_before_but_for_a_constant_and_what_is_measured() -> None:
+    rows = Knowledge(PERPLEXITY, SPACE, []).encoder.system_rows(EVERY)
+    costs = np.array([step_cost(values) for values in EVERY])
+    before = SettingModel(rows, 7 * costs)
+    alone, after = SettingModel(rows[:1], costs[:1]), SettingModel(rows[:1], costs[:1], before=before)
+    np.testing.assert_allclose(after.predict(rows)[0], np.log(costs), atol=0.02)
+    assert abs(alone.predict(rows)[0] - np.log(costs)).max() > 0.2
+    assert SettingModel(rows[:0], costs[:0], before=before).predict(rows)[0] == pytest.approx(
+        np.log(7 * costs), abs=0.02
+    )
+
+
+@pytest.fixture
+def learning(finished: Path, table: Path) -> dict:
+    study = study_over(table)
+    study["search"]["learn_from"] = [str(finished)]
+    return study
+
+
+def test_a_study_file_names_what_to_learn_from(learning: dict, write_study, tmp_path: Path) -> None:
+    path = write_study({**learning, "name": "second"}, "second.yaml")
+    (trials,) = check(load_study(path)).earlier
+    assert len(trials) == 12
+    done = within("run", path, "--out", tmp_path / "second")
+    assert done.returncode in (0, 3), done.stderr
+    said = json.loads(within("recommend", tmp_path / "second", "--json").stdout)
+    assert [c["numbers"] for c in said["caveats"] if c["key"] == "learned_from"] == [{"studies": 1}]
+    alone = {**learning, "search": {**learning["search"], "learn_from": []}}
+    assert parse_study(learning, "here").identity() == parse_study(alone, "here").identity()
+
+
+def test_what_cannot_be_learned_from_is_refused(learning: dict, write_study, finished: Path, tmp_path: Path) -> None:
+    config = parse_study({**learning, "target": {"accuracy": 0.5}}, "here")
+    with pytest.raises(BadInput, match="must be judged by accuracy, as this study is, but is by perplexity"):
+        _earlier(config)(str(finished))
+    learning["search"]["learn_from"] = "nowhere"
+    with pytest.raises(
+        BadInput, match=f"search.learn_from: {tmp_path}/nowhere must be the folder of a study, but has no"
+    ):
+        check(load_study(write_study(learning)))
