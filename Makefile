@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-all check lint types docs release clean
+.PHONY: demo test test-all check lint types docs release sampler clean
 
 demo: .venv/installed
 	$(BIN)/carbonopt run studies/quickstart.yaml
@@ -44,6 +44,16 @@ release: .venv/installed-dev
 	carbonopt --version && \
 	carbonopt check $(CURDIR)/studies/quickstart.yaml && \
 	carbonopt run $(CURDIR)/docs/examples/replay.yaml
+
+# Into dist/: carbonopt-sampler, of the same source, without torch; and shows that it works where nothing else is.
+sampler: .venv/installed-dev
+	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+	$(BIN)/python configs/sampler/build.py "$$folder/source" && \
+	$(BIN)/python -m build --wheel --outdir dist "$$folder/source" && \
+	$(PYTHON) -m venv "$$folder/venv" && \
+	"$$folder/venv/bin/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/carbonopt_sampler-*.whl && \
+	sed -n '/^```python/,/^```/{/^```/d;p}' configs/sampler/README.md > "$$folder/example.py" && \
+	cd "$$folder" && unset PYTHONPATH && venv/bin/python example.py
 
 # The constraints pin torch without saying which build: where a GPU is, the package index gives the CUDA one.
 .venv/installed: pyproject.toml constraints.txt

@@ -1,0 +1,66 @@
+"""Makes the package carbonopt-sampler: `CarbonSampler` alone, without torch, under a name of its own, so that it can
+lie beside carbonopt.
+
+    python configs/sampler/build.py FOLDER
+
+Into FOLDER goes what `python -m build FOLDER` makes a wheel of: the modules that the sampler imports, with `carbonopt.`
+in their imports replaced by `carbonopt_sampler.`, and what lies beside this file.
+"""
+
+import ast
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+SAMPLER, NAME = "carbonopt.search.sampler", "carbonopt_sampler"
+IMPORT = re.compile(r"^(\s*(?:from|import) )carbonopt\b", re.MULTILINE)
+
+
+def source(module: str) -> Path | None:
+    """None: it is no module of carbonopt's, but a name in one."""
+    path = ROOT.joinpath(*module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return file if file.is_file() else None
+
+
+def imported(file: Path) -> Iterator[str]:
+    """Modules of carbonopt's, and names in them."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "carbonopt":
+            yield str(node.module)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def closure(module: str) -> dict[str, Path]:
+    """A module, its packages, and whatever they import of carbonopt's."""
+    known: dict[str, Path] = {}
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        file = source(name)
+        if file is not None and name not in known:
+            known[name] = file
+            waiting += [*imported(file), *filter(None, [name.rpartition(".")[0]])]
+    return known
+
+
+def main(folder: Path) -> None:
+    """Writes it."""
+    for file in closure(SAMPLER).values():
+        copy = folder / NAME / file.relative_to(ROOT / "carbonopt")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(IMPORT.sub(rf"\g<1>{NAME}", file.read_text(encoding="utf-8")), encoding="utf-8")
+    with (folder / NAME / "__init__.py").open("a", encoding="utf-8") as init:
+        init.write(f"\nfrom {NAME}.search.sampler import CarbonSampler\n\n__all__ = ['CarbonSampler']\n")
+    (folder / NAME / "py.typed").touch()
+    for beside in ("pyproject.toml", "README.md"):
+        shutil.copy(HERE / beside, folder)
+    shutil.copy(ROOT / "LICENSE", folder)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,34 @@
+"""The sampler as a package of its own."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).parents[2] / "configs" / "sampler"
+ALONE = """
+import sys, time
+
+
+class Nowhere:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("carbonopt", "torch", "deepspeed", "transformers"):
+            raise ModuleNotFoundError(name)
+
+
+sys.meta_path.insert(0, Nowhere())
+"""
+
+
+def test_it_is_imported_in_a_second_and_searches_without_carbonopt_and_torch(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, str(FOLDER / "build.py"), str(tmp_path)], check=True)
+    (example,) = re.findall(r"```python\n(.*?)```", (FOLDER / "README.md").read_text(), re.DOTALL)
+    timed = "begin = time.process_time()\nimport carbonopt_sampler\nprint(time.process_time() - begin)\n"
+    program = f"{ALONE}{timed}{example}\nprint(min(trial.values[1] for trial in study.trials))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    cpu_s, perplexity = map(float, done.stdout.split())
+    assert cpu_s < 1
+    assert perplexity <= 33
+    assert (tmp_path / "carbonopt_sampler" / "core" / "dimensions.py").is_file()
+    assert not (tmp_path / "carbonopt_sampler" / "study").exists()
