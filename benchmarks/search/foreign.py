@@ -1,14 +1,17 @@
 """What a search spends on tables that others recorded, in spaces that nobody tuned it for.
 
     python benchmarks/search/foreign.py TABLE.jsonl [TABLE.jsonl ...] [--seeds 20] [--samplers carbon random ...]
-        [--json OUT]
+        [--learn-from FIRST.jsonl] [--json OUT]
 
 A table is a list of runs, not a grid; each of its lines is
 
     {"params": {...}, "fixed": {...}, "total_steps": n, "joules_per_step": x, "evals": [{"step": s, "nll": y}, ...]}
 
-where `fixed` is what a study file would state beside the dimensions, and a run that diverged ends with null. Of
-accuracies nll is -ln(accuracy), so that perplexity is 1 ÷ accuracy. The targets are those that 10, 3 and 1 % of the
+where `fixed` is what a study file would state beside the dimensions, and a run that diverged ends with null. Further
+keys count for nothing; of runs that differ by their `seed` alone the one of the lowest is taken. Of accuracies nll is
+-ln(accuracy), so that perplexity is 1 ÷ accuracy.
+
+The targets are those that 10, 3 and 1 % of the
 runs meet. Counted is the training energy of all trials, up to and with the first complete one within 5 % of the
 cheapest run that meets the target, divided by that run's energy: adding hopeless runs to a table flatters no search. A
 search that has stopped all such runs has not found it. All strategies have the same cap: a trial ends where it can't
@@ -46,6 +49,7 @@ from carbonopt.search.sampler import CarbonSampler
 from carbonopt.search.strategy import INNER
 
 MOST_MIB = 256
+FIRST_SEED = 1000  # added to a search's, of the one that it learns from
 SHARES = (0.10, 0.03, 0.01)  # of the runs, that meet the target
 Curve = tuple[tuple[int, float], ...]  # step, nll; infinite where it diverged
 
@@ -83,14 +87,15 @@ class Trial:
         return self.run.energy_j if self.state == "complete" and self.run.nll <= target_nll else math.inf
 
 
-class _Eval(Frozen):
+class _Eval(Frozen, extra="ignore"):
     step: int = Field(ge=0, le=10**15)
     nll: float | None = Field(ge=0, le=700, allow_inf_nan=False)  # None: it diverged; beyond, exp(nll) is no number
 
 
-class _Line(Frozen):
-    """Of a table."""
+class _Line(Frozen, extra="ignore"):
+    """Of a table; those that carbonopt replays have further keys."""
 
+    seed: int = 0
     params: dict[str, Given] = Field(min_length=1)
     fixed: dict[str, Given] = Field(default_factory=dict)
     total_steps: int = Field(gt=0, le=10**15)
@@ -120,11 +125,13 @@ class Table:
         self.name = path.stem
         lines = _read_lines(path)
         constant = [name for name in lines[0].params if len({line.params[name] for line in lines}) == 1]
-        self.runs = [_run(line, constant) for line in lines]
-        self.by_key = {_key(run.params): run for run in self.runs}
-        if len(self.by_key) < max(2, len(self.runs)):
-            has = f"{len(self.by_key)} different ones of {len(self.runs)}"
-            raise BadInput(f"{path} must have two or more runs and none twice, but has {has}.")
+        if len({(_key(line.params), line.seed) for line in lines}) < len(lines):
+            raise BadInput(f"{path} must have no run twice, but has two or more of the same params and seed.")
+        lines.sort(key=lambda line: -line.seed)  # of repeats with other seeds that with the lowest one counts
+        self.by_key = {_key(run.params): run for run in (_run(line, constant) for line in lines)}
+        self.runs = list(self.by_key.values())
+        if len(self.runs) < 2:
+            raise BadInput(f"{path} must have two runs or more of different params, but has one.")
         if all(math.isinf(run.nll) for run in self.runs):
             raise BadInput(f"{path}: all runs have diverged; no target can be met.")
 
@@ -154,7 +161,9 @@ class Table:
         return trial
 
     def fixed(self, values: dict[str, Any]) -> dict[str, Any]:
-        return self.by_key[_key(values)].fixed
+        """Nothing of a run of another table, which has it among its params."""
+        run = self.by_key.get(_key(values))
+        return {} if run is None else run.fixed
 
 
 def _read_lines(path: Path) -> list[_Line]:
@@ -238,13 +247,16 @@ Step = tuple[Trial, float]  # a trial, and how many seconds its proposal took
 Search = Callable[[Table, float, int], Iterator[Step]]  # by the nll to reach, and the seed
 
 
-def carbon(table: Table, target_nll: float, seed: int, *, prune: bool = True) -> Iterator[Step]:
+def carbon(
+    table: Table, target_nll: float, seed: int, *, prune: bool = True, earlier: Sequence[FrozenTrial] = ()
+) -> Iterator[Step]:
     """carbonopt's sampler in a study of Optuna's, and its pruning."""
     sampler = CarbonSampler(
         "perplexity",
         math.exp(target_nll),
         listed=[run.params for run in table.runs],
-        complete=lambda values: {**values, **table.fixed(values)},
+        complete=table.fixed,
+        learn_from=[earlier] if earlier else (),
         search_space=table.distributions,
         seed=seed,
     )
@@ -350,35 +362,63 @@ SEARCHES: dict[str, Search] = {
 }
 
 
-def searched(path: Path, share: float, name: str, seed: int) -> dict[str, Any]:
+def until_found(table: Table, target_nll: float, steps: Iterator[Step]) -> Iterator[Step]:
+    """Up to the trial that counts, or until there is no such run left."""
+    limit_j = NEAR * min(run.energy_j for run in table.runs if run.nll <= target_nll)
+    left = sum(run.nll <= target_nll and run.energy_j <= limit_j for run in table.runs)
+    for trial, seconds in steps:
+        yield trial, seconds
+        left -= trial.run.nll <= target_nll and trial.run.energy_j <= limit_j
+        if trial.feasible_j(target_nll) <= limit_j or not left:
+            return
+
+
+def learned(path: Path, share: float, seed: int) -> list[FrozenTrial]:
+    """The trials of carbon's search on another table, with what was fixed in them among their params."""
+    table = Table(path)
+    target_nll = table.target_nll(share)
+    trials = []
+    for trial, _ in until_found(table, target_nll, carbon(table, target_nll, seed)):
+        run, complete = trial.run, trial.state == "complete"
+        fixed = {name: CategoricalDistribution([value]) for name, value in run.fixed.items()}
+        told = {CURVE: [list(point) for point in trial.curve], TOTAL_STEPS: run.total_steps}
+        trials.append(
+            optuna.create_trial(
+                state=TrialState.COMPLETE if complete else TrialState.PRUNED,
+                params={**run.params, **run.fixed},
+                distributions={**table.distributions, **fixed},
+                values=[run.energy_j, math.exp(run.nll)] if complete else None,
+                user_attrs={**told, COST_PER_STEP: run.joules_per_step},
+            )
+        )
+    return trials
+
+
+def searched(path: Path, share: float, name: str, seed: int, learn_from: Path | None) -> dict[str, Any]:
     """One search, until it has found what counts or has no run left."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.simplefilter("ignore")
     table = Table(path)
     target_nll = table.target_nll(share)
     cheapest_j = min(run.energy_j for run in table.runs if run.nll <= target_nll)
-    spent_j, trials, good, good_stopped, cheapest_stopped, longest_s = 0.0, 0, 0, 0, 0, 0.0
+    if learn_from is None:
+        steps, what = SEARCHES[name](table, target_nll, seed), name
+    else:
+        earlier = learned(learn_from, share, seed + FIRST_SEED)
+        steps, what = carbon(table, target_nll, seed, earlier=earlier), f"{name} after {learn_from.stem}"
     states: Counter[str] = Counter()
-    left = sum(run.nll <= target_nll and run.energy_j <= NEAR * cheapest_j for run in table.runs)
-    found = False
-    for trial, seconds in SEARCHES[name](table, target_nll, seed):
-        run, near = trial.run, trial.run.energy_j <= NEAR * cheapest_j
-        spent_j, trials, longest_s = spent_j + trial.spent_j, trials + 1, max(longest_s, seconds)
-        states[trial.state] += 1
-        if run.nll <= target_nll and trial.state != "cap":
-            good += 1
-            good_stopped += trial.state == "target"
-            cheapest_stopped += trial.state == "target" and near
-        if trial.state == "complete" and run.nll <= target_nll and near:
-            found = True
-            break
-        left -= run.nll <= target_nll and near
-        if not left:
-            break
+    spent_j, longest_s, found = 0.0, 0.0, False
+    for trial, seconds in until_found(table, target_nll, steps):
+        near = trial.run.energy_j <= NEAR * cheapest_j
+        spent_j, longest_s = spent_j + trial.spent_j, max(longest_s, seconds)
+        states.update(["trials", trial.state])
+        if trial.run.nll <= target_nll and trial.state != "cap":
+            stopped = trial.state == "target"
+            states.update(good=1, good_stopped=stopped, cheapest_stopped=stopped and near)
+        found = trial.feasible_j(target_nll) <= NEAR * cheapest_j
     return {
-        **{"table": table.name, "met_by": share, "sampler": name, "seed": seed, "trials": trials, **states},
-        **{"times_cheapest": spent_j / cheapest_j if found else math.inf, "good": good, "good_stopped": good_stopped},
-        **{"cheapest_stopped": cheapest_stopped, "longest_proposal_s": longest_s},
+        **{"table": table.name, "met_by": share, "sampler": what, "seed": seed, **dict.fromkeys(_SUMMED, 0), **states},
+        **{"times_cheapest": spent_j / cheapest_j if found else math.inf, "longest_proposal_s": longest_s},
     }
 
 
@@ -415,14 +455,18 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--samplers", nargs="+", choices=SEARCHES, default=list(SEARCHES))
+    parser.add_argument("--learn-from", type=Path, metavar="TABLE", help="that carbon has searched with the same share")
     parser.add_argument("--met-by", type=float, nargs="+", default=SHARES, help="share of the runs that meets a target")
     options = parser.parse_args()
     try:
-        for path in options.tables:
+        for path in (*options.tables, *filter(None, [options.learn_from])):
             Table(path)
     except BadInput as error:
         parser.error(str(error))
-    jobs = list(itertools.product(options.tables, options.met_by, options.samplers, range(options.seeds)))
+    if options.learn_from is not None and options.samplers != ["carbon"]:
+        parser.error("--learn-from goes with --samplers carbon")
+    axes = options.tables, options.met_by, options.samplers, range(options.seeds), [options.learn_from]
+    jobs = list(itertools.product(*axes))
     run_all(searched, jobs, summary, options)
 
 

@@ -3,9 +3,9 @@
     python benchmarks/search/page.py
 
 reports/search/ holds what compare.py (compare-*.json; of other qualities than perplexity, qualities-*.json),
-converged.py and front.py wrote, the exported trials of the live searches (live-*.jsonl, by `carbonopt export`) and
-their recommendations (live-*.json, by `carbonopt recommend --json`). All numbers come from there; the tables that were
-searched are beside them in tables/.
+foreign.py (foreign-*.json), converged.py and front.py wrote, the exported trials of the live searches (live-*.jsonl,
+by `carbonopt export`) and their recommendations (live-*.json, by `carbonopt recommend --json`). All numbers come from
+there; the tables that were searched are beside them in tables/.
 """
 
 import json
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import compare
 import converged
+import foreign
 import front
 
 from carbonopt.core.units import joules_from_kwh
@@ -51,6 +52,23 @@ last ones; what is missing can't be proposed. `carbon-whole` is `carbon` without
 No trial that would have met its target was stopped for it. Stopping saves energy on exact match, where it is on by
 default; on accuracy it cost more than it saved at the hardest target, and is off by default. The grids are small: 5 %
 of them is two or three runs. `gp` was left out, as it computes for long."""
+
+FOREIGN = """\
+## On tables of others
+
+`foreign.py`: spaces that nobody tuned the search for, random designs with dimensions that it doesn't know. Counted is
+the energy of all trials up to and with the first complete one within 5 % of the cheapest run that meets the target,
+divided by that run's energy; the targets are what 10, 3 and 1 % of the runs meet. All strategies have carbonopt's
+cap. `asha` and `random` draw without repeats; `cost-order` knows what each run will cost. Good ones: trials that
+would have met the target; stopped: for it.
+
+- `alexnet` (512 trainings on ImageNet) and `deberta-base` (1,024 fine-tunings on MultiNLI): N. Lourie, opda (2023,
+  CC BY-SA 4.0). DeBERTa's cost is made up, AlexNet's is recorded seconds at 300 W.
+- `zeus-librispeech`: DeepSpeech2, true joules on a V100, from the trace of Zeus (NSDI 2023, Apache-2.0).
+- `steplaw-dense`: language models of 268 million parameters, final losses only, cost made up (Step Law, arXiv
+  2503.04715).
+
+The last three tables are carbonopt's own, counted in the same way."""
 
 CONVERGED = """\
 ## Where `budget.until: converged` ends a search
@@ -105,6 +123,14 @@ def _searches(pattern: str) -> list[dict]:
     return results
 
 
+def _foreign() -> list[dict]:
+    """Tables of others first."""
+    results = [result for file in sorted(RESULTS.glob("foreign-*.json")) for result in json.loads(file.read_text())]
+    tables, order = list(dict.fromkeys(result["table"] for result in results)), list(foreign.SEARCHES)
+    results.sort(key=lambda result: (tables.index(result["table"]), -result["met_by"], order.index(result["sampler"])))
+    return results
+
+
 def main() -> None:
     results = _searches("compare-*.json")
     longest = max(result["longest_proposal_s"] for result in results if result["sampler"] == "carbon")
@@ -114,6 +140,8 @@ def main() -> None:
         f"The longest proposal of `carbon` took {longest:.2f} s, on two shared CPU cores.",
         QUALITIES,
         "\n".join(compare.summary(_searches("qualities-*.json"))),
+        FOREIGN,
+        "\n".join(foreign.summary(_foreign())),
         CONVERGED,
         "\n".join(converged.summary(json.loads((RESULTS / "converged.json").read_text()))),
         FRONT,

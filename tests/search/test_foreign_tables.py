@@ -53,6 +53,11 @@ def test_each_search_counts_its_joules_by_the_cheapest(tmp_path: Path) -> None:
     for result in results[:2]:
         assert 1 <= result["times_cheapest"] <= sum(line["total_steps"] for line in lines) / 80 + 1
 
+    again = run(table, "--met-by", "0.3", "--samplers", "carbon", "--learn-from", str(table), "--json", str(out))
+    assert again.returncode == 0, again.stderr
+    (result,) = json.loads(out.read_text())
+    assert result["sampler"] == "carbon after table" and result["times_cheapest"] <= results[0]["times_cheapest"]
+
 
 @pytest.mark.parametrize(
     ("change", "fault"),
@@ -67,7 +72,8 @@ def test_each_search_counts_its_joules_by_the_cheapest(tmp_path: Path) -> None:
         ({"evals": [{"step": 80, "nll": -1.0}]}, "line 2: evals.0.nll"),
         ({"fixed": {"epochs": 3}}, "epochs can't be in params and in fixed"),
         ({"params": {"epochs": 2}}, "line 2: params must be global_batch_size, learning_rate, epochs, zero_stage"),
-        ({}, "must have two or more runs and none twice, but has 1 different ones of 2"),
+        ({}, "must have no run twice, but has two or more of the same params and seed"),
+        ({"seed": 1}, "must have two runs or more of different params, but has one"),
     ],
 )
 def test_what_is_no_table_is_refused(change: dict, fault: str, tmp_path: Path) -> None:
