@@ -1,6 +1,5 @@
 """What can be known of a study before anything is started."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -86,24 +85,21 @@ def check(config: StudyConfig, *, gets_weights: bool = False) -> Checked:
             must = "confirm runs a configuration again with other seeds: workload.command must have {seed}"
             raise BadInput(f"{must}, but hasn't; put it in, or leave confirm out.")
     trace = None if config.carbon.trace is None else read_trace(Path(config.carbon.trace))
-    intensity, earlier = reference_intensity(config.carbon), tuple(map(_earlier(config), config.search.learn_from))
+    intensity, earlier = (
+        reference_intensity(config.carbon),
+        tuple(earlier_trials(folder, config) for folder in config.search.learn_from),
+    )
     return Checked(config, space, intensity, start, trace, engine, earlier, auto)
 
 
-def _earlier(config: StudyConfig) -> Callable[[str], list[FrozenTrial]]:
-    """Reads the trials of a study that has been run, of the same quality."""
-
-    def trials(folder: str) -> list[FrozenTrial]:
-        paths = StudyPaths(Path(folder))
-        if not paths.storage.exists() and not paths.storage_pointer.exists():
-            raise BadInput(
-                f"search.learn_from: {folder} must be the folder of a study, but has no {paths.storage.name}."
-            )
-        storage = read_study(paths)
-        quality = storage.read().config.quality.name
-        if quality != config.quality.name:
-            must = f"search.learn_from: {folder} must be judged by {config.quality.name}, as this study is"
-            raise BadInput(f"{must}, but is by {quality}; leave it out.")
-        return storage.study.get_trials(deepcopy=False)
-
-    return trials
+def earlier_trials(folder: str, config: StudyConfig) -> list[FrozenTrial]:
+    """Of a study that has been run, for one of the same quality to learn from. Raises BadInput."""
+    paths = StudyPaths(Path(folder))
+    if not paths.storage.exists() and not paths.storage_pointer.exists():
+        raise BadInput(f"search.learn_from: {folder} must be the folder of a study, but has no {paths.storage.name}.")
+    storage = read_study(paths)
+    quality = storage.read().config.quality.name
+    if quality != config.quality.name:
+        must = f"search.learn_from: {folder} must be judged by {config.quality.name}, as this study is"
+        raise BadInput(f"{must}, but is by {quality}; leave it out.")
+    return storage.study.get_trials(deepcopy=False)

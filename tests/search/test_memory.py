@@ -21,7 +21,7 @@ from carbonopt.search.models.costs import SettingModel
 from carbonopt.search.observation import COST_PER_STEP, CURVE, TOTAL_STEPS
 from carbonopt.search.proposal import Knowledge
 from carbonopt.search.sampler import CarbonSampler
-from carbonopt.study.check import _earlier, check
+from carbonopt.study.check import check, earlier_trials
 from carbonopt.study.file import load_study, parse_study
 
 EVERY = [dict(zip(SPACE, values, strict=True)) for values in itertools.product(*(d.choices for d in SPACE.values()))]
@@ -134,7 +134,7 @@ def test_a_study_file_names_what_to_learn_from(learning: dict, write_study, tmp_
 def test_what_cannot_be_learned_from_is_refused(learning: dict, write_study, finished: Path, tmp_path: Path) -> None:
     config = parse_study({**learning, "target": {"accuracy": 0.5}}, "here")
     with pytest.raises(BadInput, match="must be judged by accuracy, as this study is, but is by perplexity"):
-        _earlier(config)(str(finished))
+        earlier_trials(str(finished), config)
     learning["search"]["learn_from"] = "nowhere"
     with pytest.raises(
         BadInput, match=f"search.learn_from: {tmp_path}/nowhere must be the folder of a study, but has no"
