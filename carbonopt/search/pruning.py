@@ -2,6 +2,7 @@
 studies (`trial.report` and `should_prune` raise NotImplementedError), so the rules are ours."""
 
 import math
+from collections.abc import Sequence
 
 from carbonopt.core.trial import Forecast
 from carbonopt.search.models.curves import one_blas_thread
@@ -9,13 +10,12 @@ from carbonopt.search.models.line import straight_line_loss
 from carbonopt.search.observation import Observation
 from carbonopt.search.proposal import Knowledge
 
-# How many standard deviations above the target the expected end must lie. The model's tails are heavier than normal, so
-# the curve itself has to say the same: the straight line through its last points must miss the target.
+# How many standard deviations above the target the expected end must lie, beyond the largest error to the wrong side of
+# forecasts that were checked. The model's tails are heavier than normal, so the curves themselves have to say the same:
+# the straight line through the trial's last points must miss the target, and its loss would have to fall further than
+# that of any trial did, with a margin for the next one that is the smaller the more trials have been there.
 LIKELY = 2.0
-# Forecasts are checked where these shares of a complete trial were known; and believed from so many such trials on, if
-# they lie LIKELY beyond the largest error to the wrong side.
-CHECKED_AT = (1 / 3, 1 / 2, 2 / 3)
-TRUSTED_FROM = 2
+CHECKED_AT = (1 / 3, 1 / 2, 2 / 3)  # shares of a complete trial that were known to the forecasts
 SAME_SHARE = 0.01  # apart; whole steps are evaluated
 
 
@@ -37,9 +37,14 @@ def should_prune(knowledge: Knowledge, own: Observation, target_loss: float | No
     line = straight_line_loss(own.curve)
     if line is None or line <= target_loss:
         return None
-    surprises, (now, loss) = lowest_surprises(knowledge), own.curve[-1]
-    linked = knowledge.link.linked
-    if len(surprises) < TRUSTED_FROM or linked(loss) - linked(target_loss) <= largest_fall(knowledge, now):
+    now, loss = own.curve[-1]
+    complete = [trial for trial in knowledge.observations if trial.complete]
+    # What has not been where this one is says nothing of what lies below.
+    surprises = lowest_surprises(knowledge, [trial for trial in complete if trial.curve[-1][1] <= loss])
+    if not surprises:
+        return None
+    to_fall = float(knowledge.link.linked(loss) - knowledge.link.linked(target_loss))
+    if to_fall <= (1 + 1 / len(surprises)) * largest_fall(knowledge, complete, now):
         return None
     model = knowledge.curves.given(knowledge.encoder.points([knowledge.as_modelled(own)]))
     mean, spread = model.predict(knowledge.encoder.curve_rows([own.params]), [own.number])
@@ -56,25 +61,24 @@ def should_prune(knowledge: Knowledge, own: Observation, target_loss: float | No
     )
 
 
-def largest_fall(knowledge: Knowledge, share: float) -> float:
-    """The furthest that the linked loss of a complete trial has still fallen, from its last evaluation up to this share
-    of its steps to its end; infinite where none was evaluated by then."""
-    curves = [trial.curve for trial in knowledge.observations if trial.complete]
-    befores = [[loss for place, loss in curve if place <= share + SAME_SHARE] for curve in curves]
+def largest_fall(knowledge: Knowledge, trials: Sequence[Observation], share: float) -> float:
+    """The furthest that the linked loss of one of these complete trials has still fallen, from its last evaluation up
+    to this share of its steps to its end; infinite where none was evaluated by then."""
+    befores = [[loss for place, loss in trial.curve if place <= share + SAME_SHARE] for trial in trials]
     falls = [
-        knowledge.link.linked(before[-1]) - knowledge.link.linked(curve[-1][1])
-        for curve, before in zip(curves, befores, strict=True)
+        knowledge.link.linked(before[-1]) - knowledge.link.linked(trial.curve[-1][1])
+        for trial, before in zip(trials, befores, strict=True)
         if before
     ]
     return float(max(falls, default=math.inf))
 
 
-def lowest_surprises(knowledge: Knowledge) -> list[float]:
-    """Of each complete trial that learned and was evaluated on its way: by how many standard deviations it ended above
-    what the models forecast of it without its later evaluations, the lowest of CHECKED_AT."""
+def lowest_surprises(knowledge: Knowledge, trials: Sequence[Observation]) -> list[float]:
+    """Of each of these complete trials that learned and was evaluated on its way: by how many standard deviations it
+    ended above what the models forecast of it without its later evaluations, the lowest of CHECKED_AT."""
     points, lowest = knowledge.curves.points, []
-    for trial in knowledge.observations:
-        if not trial.complete or knowledge.collapsed(trial):
+    for trial in trials:
+        if knowledge.collapsed(trial):
             continue
         own = points.trial == trial.number
         hidden = [own & (points.share > share) for share in CHECKED_AT]
