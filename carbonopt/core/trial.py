@@ -263,7 +263,7 @@ class Forecast(Frozen):
     value: Measured  # of the quality
     sds_short: Finite  # standard deviations of the forecast between it and the target
     sds_needed: Finite  # so many were asked for
-    checked_trials: Whole  # complete ones, whose forecasts said how many
+    checked_trials: Whole  # complete ones that came as far, whose forecasts said how many
 
 
 class TrialRecord(Frozen):

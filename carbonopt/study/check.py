@@ -85,11 +85,8 @@ def check(config: StudyConfig, *, gets_weights: bool = False) -> Checked:
             must = "confirm runs a configuration again with other seeds: workload.command must have {seed}"
             raise BadInput(f"{must}, but hasn't; put it in, or leave confirm out.")
     trace = None if config.carbon.trace is None else read_trace(Path(config.carbon.trace))
-    intensity, earlier = (
-        reference_intensity(config.carbon),
-        tuple(earlier_trials(folder, config) for folder in config.search.learn_from),
-    )
-    return Checked(config, space, intensity, start, trace, engine, earlier, auto)
+    earlier = tuple(earlier_trials(folder, config) for folder in config.search.learn_from)
+    return Checked(config, space, reference_intensity(config.carbon), start, trace, engine, earlier, auto)
 
 
 def earlier_trials(folder: str, config: StudyConfig) -> list[FrozenTrial]:
