@@ -458,6 +458,8 @@ def main() -> None:
     parser.add_argument("--learn-from", type=Path, metavar="TABLE", help="that carbon has searched with the same share")
     parser.add_argument("--met-by", type=float, nargs="+", default=SHARES, help="share of the runs that meets a target")
     options = parser.parse_args()
+    if not all(0 < share <= 1 for share in options.met_by) or min(options.seeds, options.jobs) < 1:
+        parser.error("--met-by must be above 0 and at most 1, --seeds and --jobs at least 1")
     try:
         for path in (*options.tables, *filter(None, [options.learn_from])):
             Table(path)

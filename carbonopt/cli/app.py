@@ -174,6 +174,10 @@ def _run_study(
     from carbonopt.study.crew import Member, crew, printed_to
 
     checked = check(config)
+    if paths.root.resolve() in map(Path.resolve, map(Path, config.search.learn_from)):
+        raise BadInput(
+            f"search.learn_from must name earlier studies, but {paths.root} is this one's folder; leave it out."
+        )
     findings = before_run(here(config), paths.root)
     if failures := [str(check) for check in findings if check.status == Status.FAILURE]:
         raise BadInput("; ".join(failures))

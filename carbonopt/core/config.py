@@ -677,6 +677,10 @@ class StudyConfig(Frozen):
             no_baseline: self.confirm is not None and self.confirm.baseline and not has_start,
             "workload is missing; only a replay can do without": self.workload is None and launch.trains,
             _OTHER_TOKENS: self._learns_other_tokens,
+            f"search.learn_from goes with search.sampler: carbon, which alone learns from it, but got {sampler}": bool(
+                self.search.learn_from
+            )
+            and sampler != "carbon",
             unexpecting: self.budget.until is not None and (sampler, goal) != ("carbon", "recommend"),
             "carbon.objective: gpu needs GPUs to count, but launch.gpus is []": uncounted,
         }

@@ -100,7 +100,8 @@ def rerun(config: StudyConfig, record: TrialRecord) -> dict[str, Any]:
     study |= {"name": config.name[: _NAME_LENGTH - len(_SUFFIX)] + _SUFFIX, "budget": {"trials": 1}}
     space = {name: values[name] for name in study["search"]["space"]}
     study["search"] |= {"space": space, "pruning": {"target": False, "cap": False}, "seed": record.seed}
-    study["search"].pop("start", None)
+    for searched in ("start", "learn_from"):
+        study["search"].pop(searched, None)
     study.pop("confirm", None)
     if config.workload is not None and config.workload.is_script:
         for key in ("training_arguments", "deepspeed"):  # which a script's study can't have

@@ -32,7 +32,7 @@ from carbonopt.core.trial import Kernels
 from carbonopt.search.models.collapse import chance_to_learn, highest_end
 from carbonopt.search.models.costs import SettingModel, chance_to_fit, distinct
 from carbonopt.search.models.curves import CurveModel, Link, Points
-from carbonopt.search.models.features import Configurations, Encoder, steps_law
+from carbonopt.search.models.features import Configurations, Encoder, comparable, steps_law
 from carbonopt.search.models.line import straight_line_loss
 from carbonopt.search.observation import Observation, Values
 
@@ -71,13 +71,18 @@ class Knowledge:
 
     @cached_property
     def memories(self) -> list["Knowledge"]:
-        """What each earlier study has taught, in the terms of this one's space."""
-        return [replace(self, observations=observations, earlier=()) for observations in self.earlier]
+        """What each earlier study has taught, in the terms of this one's space: of the trials whose values it can
+        compare as many as there are points for, complete ones first."""
+        most = max(1, MEMORY_POINTS // max(1, len(self.earlier)))
+        told = ([trial for trial in trials if comparable(trial.params, self.distributions)] for trials in self.earlier)
+        kept = (sorted(trials, key=lambda trial: not trial.complete)[:most] for trials in told)
+        return [replace(self, observations=observations, earlier=()) for observations in kept]
 
     @cached_property
     def encoder(self) -> Encoder:
         # Before a trial of its own an epoch is taken to be as long as in an earlier study.
-        told = next((trials for trials in (self.observations, *self.earlier) if any(t.total_steps for t in trials)), ())
+        every = (self.observations, *(memory.observations for memory in self.memories))
+        told = next((trials for trials in every if any(trial.total_steps for trial in trials)), ())
         return Encoder(self.distributions, *steps_law(told), self.affects, len(self.earlier))
 
     @cached_property
@@ -91,7 +96,7 @@ class Knowledge:
         for study, memory in enumerate(self.memories):
             encoder = replace(memory.encoder, earlier=len(self.earlier), study=study)
             modelled = [memory.as_modelled(trial) for trial in memory.observations]
-            points = points.joined(encoder.points(modelled, MEMORY_POINTS // len(self.earlier)))
+            points = points.joined(encoder.points(modelled, max(1, MEMORY_POINTS // len(self.earlier))))
         return points
 
     def as_modelled(self, trial: Observation) -> Observation:

@@ -131,7 +131,8 @@ class CarbonSampler(BaseSampler):
 
     def _of_earlier(self, trials: Sequence[FrozenTrial], study: int) -> list[Observation]:
         """Of an earlier study, under numbers that no trial of this one has, nor of another one."""
-        told = (observe(trial, self._quality, self._completed) for trial in trials)
+        # What it says itself counts, whatever is fixed in this one.
+        told = (observe(trial, self._quality, lambda values: {**self._completed(values), **values}) for trial in trials)
         return [replace(taught, number=-(_MOST_TRIALS * study + taught.number + 1)) for taught in told if taught]
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> Distributions:

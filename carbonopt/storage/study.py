@@ -130,8 +130,8 @@ class StudyStorage:
             stored, given = ({**identity, "launch": None} for identity in (stored, given))
         if difference := _first_difference(stored, given):
             advice = "Give another --out (or another name), or restore the study file"
-            allowed = "only budget, confirm, track, carbon.trace, launch.warm_start and launch.haste may change"
-            raise BadInput(f"{where} holds another study: {difference}. {advice}; {allowed}.")
+            keys = "budget, confirm, track, carbon.trace, search.learn_from, launch.warm_start and launch.haste"
+            raise BadInput(f"{where} holds another study: {difference}. {advice}; only {keys} may change.")
 
     def set_prepared(self, prepared: Prepared) -> None:
         self.study.set_user_attr("prepared", prepared.model_dump(mode="json"))

@@ -85,7 +85,10 @@ def check(config: StudyConfig, *, gets_weights: bool = False) -> Checked:
             must = "confirm runs a configuration again with other seeds: workload.command must have {seed}"
             raise BadInput(f"{must}, but hasn't; put it in, or leave confirm out.")
     trace = None if config.carbon.trace is None else read_trace(Path(config.carbon.trace))
-    earlier = tuple(earlier_trials(folder, config) for folder in config.search.learn_from)
+    folders = config.search.learn_from
+    if len({Path(folder).resolve() for folder in folders}) < len(folders):
+        raise BadInput(f"search.learn_from must name each study once, but got {', '.join(folders)}.")
+    earlier = tuple(earlier_trials(folder, config) for folder in folders)
     return Checked(config, space, reference_intensity(config.carbon), start, trace, engine, earlier, auto)
 
 
@@ -94,9 +97,14 @@ def earlier_trials(folder: str, config: StudyConfig) -> list[FrozenTrial]:
     paths = StudyPaths(Path(folder))
     if not paths.storage.exists() and not paths.storage_pointer.exists():
         raise BadInput(f"search.learn_from: {folder} must be the folder of a study, but has no {paths.storage.name}.")
-    storage = read_study(paths)
-    quality = storage.read().config.quality.name
-    if quality != config.quality.name:
-        must = f"search.learn_from: {folder} must be judged by {config.quality.name}, as this study is"
-        raise BadInput(f"{must}, but is by {quality}; leave it out.")
+    try:
+        storage = read_study(paths)
+        quality = storage.read().config.quality
+    except BadInput as error:
+        raise BadInput(f"search.learn_from: {folder} can't be read: {error}") from error
+    if (quality.name, quality.direction) != (config.quality.name, config.quality.direction):
+        must = f"must be judged by {config.quality.name}, to {config.quality.direction}, as this study is"
+        raise BadInput(
+            f"search.learn_from: {folder} {must}, but is by {quality.name}, to {quality.direction}; leave it out."
+        )
     return storage.study.get_trials(deepcopy=False)

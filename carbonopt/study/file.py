@@ -14,7 +14,17 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError, create_model
 
-from carbonopt.core.config import AUTO, LAUNCHES, Fixed, LocalLaunch, Range, StudyConfig, UnchosenSpace, Workload
+from carbonopt.core.config import (
+    AUTO,
+    LAUNCHES,
+    Choices,
+    LocalLaunch,
+    Range,
+    Space,
+    StudyConfig,
+    UnchosenSpace,
+    Workload,
+)
 from carbonopt.core.dimensions import DIMENSIONS, REQUIRED, SEARCHED
 from carbonopt.core.errors import BadInput, first_fault, hint, shortened
 from carbonopt.core.files import read_text
@@ -319,10 +329,10 @@ def _known_keys(loc: list[Any], raw: dict[str, Any]) -> list[str]:
             model = LAUNCHES.get(raw["launch"].get("kind"), LocalLaunch)
         elif model is StudyConfig and part == "workload":
             model = _settings(raw["workload"])
+        elif model is Space:
+            return sorted({*Choices.model_fields, *Range.model_fields})
         else:
-            model, *others = _models_in(model.model_fields[part].annotation)
-            if others == [Range, Fixed]:
-                return ["choices", "low", "high", "log", "step"]
+            model = _models_in(model.model_fields[part].annotation)[0]
     return list(model.model_fields)
 
 

@@ -49,7 +49,9 @@ def closure(module: str) -> dict[str, Path]:
 
 
 def main(folder: Path) -> None:
-    """Writes it."""
+    """Writes it into a folder that is empty or not there yet."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        sys.exit(f"build.py: {folder} must be an empty folder, or not be there yet.")
     for file in closure(SAMPLER).values():
         copy = folder / NAME / file.relative_to(ROOT / "carbonopt")
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -63,4 +65,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        sys.exit("usage: python configs/sampler/build.py FOLDER")
     main(Path(sys.argv[1]))

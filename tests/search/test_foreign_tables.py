@@ -83,6 +83,13 @@ def test_what_is_no_table_is_refused(change: dict, fault: str, tmp_path: Path) -
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("options", [("--met-by", "7"), ("--met-by", "nan"), ("--seeds", "0"), ("--jobs", "0")])
+def test_options_out_of_range_are_refused(options: tuple[str, str], tmp_path: Path) -> None:
+    done = run(written(tmp_path / "table.jsonl", LINE, LINE | {"params": {**LINE["params"], "epochs": 2}}), *options)
+    assert done.returncode == 2
+    assert "--met-by must be above 0 and at most 1, --seeds and --jobs at least 1" in done.stderr
+
+
 def test_what_is_no_json_or_has_no_line_is_refused(tmp_path: Path) -> None:
     assert "line 2: its text can't be read" in run(written(tmp_path / "table.jsonl", LINE, "[" * 50)).stderr
     assert "must have a line for each run, but has none" in run(written(tmp_path / "empty.jsonl")).stderr

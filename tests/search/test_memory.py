@@ -11,6 +11,7 @@ import numpy as np
 import optuna
 import pytest
 from commands import within
+from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import FrozenTrial
 from replays import study_over
 from search.test_proposal import SPACE, cost, nll, ran, step_cost
@@ -18,8 +19,8 @@ from search.test_proposal import SPACE, cost, nll, ran, step_cost
 from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import PERPLEXITY
 from carbonopt.search.models.costs import SettingModel
-from carbonopt.search.observation import COST_PER_STEP, CURVE, TOTAL_STEPS
-from carbonopt.search.proposal import Knowledge
+from carbonopt.search.observation import COST_PER_STEP, CURVE, TOTAL_STEPS, Observation
+from carbonopt.search.proposal import MEMORY_POINTS, Knowledge
 from carbonopt.search.sampler import CarbonSampler
 from carbonopt.study.check import check, earlier_trials
 from carbonopt.study.file import load_study, parse_study
@@ -112,6 +113,30 @@ def test_costs_are_those_of_before_but_for_a_constant_and_what_is_measured() -> 
     )
 
 
+def test_what_cannot_be_compared_is_left_out_and_of_much_the_most_telling_is_kept() -> None:
+    space = {**SPACE, "own": FloatDistribution(0.1, 1.0, log=True), "kind": CategoricalDistribution([1, 2])}
+
+    def trial(number: int, **values: object) -> Observation:
+        return ran(number, {**EVERY[number % len(EVERY)], "own": 0.5, "kind": 1, **values}, complete=number % 2 == 0)
+
+    strange = [trial(0, own=0), trial(1, own="big"), trial(2, kind="a"), trial(3, kind=True)]
+    knowledge = Knowledge(PERPLEXITY, space, [], earlier=[strange, [trial(number) for number in range(300)]])
+    none, many = knowledge.memories
+    assert not none.observations
+    assert len(many.observations) == MEMORY_POINTS // 2 and all(each.complete for each in many.observations)
+    assert len(knowledge.curves.points.losses) == MEMORY_POINTS // 2
+
+
+def test_an_earlier_trial_s_own_values_count_whatever_is_fixed_now() -> None:
+    space = {"learning_rate": SPACE["learning_rate"]}
+    fixed = {"global_batch_size": 64, "epochs": 1}
+    sampler = CarbonSampler(
+        "perplexity", 20.0, search_space=space, complete=lambda values: fixed, learn_from=[told_trials(EVERY[:1])]
+    )
+    (memory,) = sampler.knowledge([], space).memories
+    assert memory.observations[0].params == EVERY[0]
+
+
 @pytest.fixture
 def learning(finished: Path, table: Path) -> dict:
     study = study_over(table)
@@ -133,8 +158,27 @@ def test_a_study_file_names_what_to_learn_from(learning: dict, write_study, tmp_
 
 def test_what_cannot_be_learned_from_is_refused(learning: dict, write_study, finished: Path, tmp_path: Path) -> None:
     config = parse_study({**learning, "target": {"accuracy": 0.5}}, "here")
-    with pytest.raises(BadInput, match="must be judged by accuracy, as this study is, but is by perplexity"):
+    with pytest.raises(
+        BadInput, match="judged by accuracy, to maximize, as this study is, but is by perplexity, to minim"
+    ):
         earlier_trials(str(finished), config)
+    for twice in ([str(finished)] * 2, [str(finished), f"{finished}/"]):
+        learning["search"]["learn_from"] = twice
+        with pytest.raises(BadInput, match=r"search.learn_from must name each study once, but got"):
+            check(load_study(write_study(learning)))
+    learning["search"] |= {"learn_from": [str(finished)], "sampler": "random"}
+    with pytest.raises(BadInput, match=r"search.learn_from goes with search.sampler: carbon, .* but got random"):
+        load_study(write_study(learning))
+    learning["search"]["sampler"] = "carbon"
+    own = within("run", write_study(learning), "--out", finished)
+    assert own.returncode == 2
+    assert f"search.learn_from must name earlier studies, but {finished} is this one's folder" in own.stderr
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    (damaged / "study.db").write_bytes(b"nothing" * 200)
+    learning["search"]["learn_from"] = str(damaged)
+    with pytest.raises(BadInput, match=f"search.learn_from: {damaged} can't be read: "):
+        check(load_study(write_study(learning)))
     learning["search"]["learn_from"] = "nowhere"
     with pytest.raises(
         BadInput, match=f"search.learn_from: {tmp_path}/nowhere must be the folder of a study, but has no"

@@ -32,3 +32,11 @@ def test_it_is_imported_in_a_second_and_searches_without_carbonopt_and_torch(tmp
     assert perplexity <= 33
     assert (tmp_path / "carbonopt_sampler" / "core" / "dimensions.py").is_file()
     assert not (tmp_path / "carbonopt_sampler" / "study").exists()
+
+
+def test_it_is_made_in_an_empty_folder_only(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("mine")
+    done = subprocess.run([sys.executable, str(FOLDER / "build.py"), str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "must be an empty folder" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]

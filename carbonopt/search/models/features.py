@@ -128,8 +128,7 @@ def _columns(name: str, distribution: BaseDistribution) -> Callable[[Any], list[
     is the lowest number."""
     if isinstance(distribution, CategoricalDistribution):
         choices = distribution.choices
-        numeric = all(isinstance(choice, int | float) and not isinstance(choice, bool) for choice in choices)
-        if not numeric or name == "zero_stage":
+        if not _is_numeric(distribution) or name == "zero_stage":
             return lambda value: [float(value == choice) for choice in choices[1:]]
     low, high = _ends(distribution)
     if name in DIMENSIONS and (feature := DIMENSIONS[name].feature) is not None:
@@ -139,6 +138,24 @@ def _columns(name: str, distribution: BaseDistribution) -> Callable[[Any], list[
         scale = math.log
     first, width = scale(low), scale(high) - scale(low)
     return lambda value: [4 * (scale(low if value is None else value) - first) / width if width > 0 else 0.0]
+
+
+def comparable(values: Values, distributions: Mapping[str, BaseDistribution]) -> bool:
+    """Whether a configuration of another space has a place in this one: numbers where it has numbers, above 0 where
+    they are compared by their logarithms."""
+    for name, distribution in distributions.items():
+        value = values.get(name)
+        by_words = isinstance(distribution, CategoricalDistribution) and not _is_numeric(distribution)
+        if value is None or by_words or name == "zero_stage":
+            continue
+        by_logarithm = isinstance(distribution, IntDistribution | FloatDistribution) and distribution.log
+        if isinstance(value, str | bool) or (by_logarithm and value <= 0):
+            return False
+    return True
+
+
+def _is_numeric(distribution: CategoricalDistribution) -> bool:
+    return all(isinstance(choice, int | float) and not isinstance(choice, bool) for choice in distribution.choices)
 
 
 def check_values(values: Values) -> None:
