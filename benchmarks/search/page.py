@@ -50,7 +50,7 @@ digits, and `library-exact-match`, 49 of 60 of a tiny T5 on questions and their 
 last ones; what is missing can't be proposed. `carbon-whole` is `carbon` without `pruning.target`.
 
 No trial that would have met its target was stopped for it. Stopping saves energy on exact match, where it is on by
-default; on accuracy it cost more than it saved at the hardest target, and is off by default. The grids are small: 5 %
+default; on accuracy it cost a little at the hardest target, and is off by default. The grids are small: 5 %
 of them is two or three runs. `gp` was left out, as it computes for long."""
 
 FOREIGN = """\
@@ -68,7 +68,8 @@ would have met the target; stopped: for it.
 - `steplaw-dense`: language models of 268 million parameters, final losses only, cost made up (Step Law, arXiv
   2503.04715).
 
-The last three tables are carbonopt's own, counted in the same way."""
+The rule that stops trials for their target was chosen by `alexnet` and by carbonopt's own tables, which come last and are
+counted in the same way."""
 
 CONVERGED = """\
 ## Where `budget.until: converged` ends a search
