@@ -68,8 +68,8 @@ would have met the target; stopped: for it.
 - `steplaw-dense`: language models of 268 million parameters, final losses only, cost made up (Step Law, arXiv
   2503.04715).
 
-The rule that stops trials for their target was chosen by `alexnet` and by carbonopt's own tables, which come last and are
-counted in the same way."""
+The rule that stops trials for their target was chosen by `alexnet` and by carbonopt's own tables, which come last and
+are counted in the same way."""
 
 CONVERGED = """\
 ## Where `budget.until: converged` ends a search
