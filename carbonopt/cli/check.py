@@ -28,6 +28,7 @@ def describe_study(checked: Checked) -> str:
         "at once": price(config),
         "carbon": _carbon(checked),
         "sampler": sampler_text(search),
+        "learns from": _earlier(checked),
         "prunes": pruning_text(search),
         "space": _space(checked.space, checked.auto, is_settled=checked.is_settled),
         "left out": _left_out(checked.auto, is_settled=checked.is_settled),
@@ -38,6 +39,11 @@ def describe_study(checked: Checked) -> str:
     }
     shown = [f"  {label:<11} {text}" for label, text in lines.items() if text]
     return "\n".join([f"{config.name}: the study file is valid.", *shown])
+
+
+def _earlier(checked: Checked) -> str:
+    pairs = zip(checked.config.search.learn_from, checked.earlier, strict=True)
+    return _INDENT.join(f"{count_text(len(trials), 'trial')} in {folder}" for folder, trials in pairs)
 
 
 def _workload(config: StudyConfig) -> str:

@@ -148,6 +148,7 @@ def test_a_study_file_names_what_to_learn_from(learning: dict, write_study, tmp_
     path = write_study({**learning, "name": "second"}, "second.yaml")
     (trials,) = check(load_study(path)).earlier
     assert len(trials) == 12
+    assert f"  learns from 12 trials in {learning['search']['learn_from'][0]}\n" in within("check", path).stdout
     done = within("run", path, "--out", tmp_path / "second")
     assert done.returncode in (0, 3), done.stderr
     said = json.loads(within("recommend", tmp_path / "second", "--json").stdout)
