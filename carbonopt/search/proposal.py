@@ -50,6 +50,7 @@ SPARE = 1.0  # standard deviations of one run by which a configuration's mean ha
 # The reference point lies beyond the front's ends by this share of its range, so that the ends count, too (Ishibuchi
 # et al. 2018, How to Specify a Reference Point in Hypervolume Calculation).
 FRONT_MARGIN = 0.1
+LEAST_GAIN = 1e-4  # of the area between the ends; of candidates that are expected to add less the cheapest is next
 # Above the highest end that has not collapsed, on the link: where one that has is taken to end; how far curves count.
 _COLLAPSED, _BEGINNING = 0.2, 0.7
 _LEARNS = 0.1  # by so much the linked loss of a training falls that has not collapsed
@@ -404,6 +405,7 @@ def propose_for_front(candidates: Configurations, knowledge: Knowledge) -> int:
     span = np.where(high > low, high - low, 1.0)
     gain = expected_improvement(mean / span, spread / span, known / span, high / span + FRONT_MARGIN)
     gain = gain * knowledge.chances_to_learn(rows)
+    gain[gain < LEAST_GAIN] = 0.0
     return int(allowed[np.lexsort((cost, -gain))[0]])  # the cheapest of those that are equal
 
 
