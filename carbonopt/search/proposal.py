@@ -15,7 +15,7 @@ of the front for 2 % of a grid's energy (means of three recorded tables), but le
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -74,10 +74,19 @@ class Knowledge:
     def memories(self) -> list["Knowledge"]:
         """What each earlier study has taught, in the terms of this one's space: of the trials whose values it can
         compare as many as there are points for, complete ones first."""
-        most = max(1, MEMORY_POINTS // max(1, len(self.earlier)))
         told = ([trial for trial in trials if comparable(trial.params, self.distributions)] for trials in self.earlier)
-        kept = (sorted(trials, key=lambda trial: not trial.complete)[:most] for trials in told)
+        kept = (sorted(trials, key=lambda trial: not trial.complete)[: self._memory_points] for trials in told)
         return [replace(self, observations=observations, earlier=()) for observations in kept]
+
+    @property
+    def _memory_points(self) -> int:
+        """Of each earlier study."""
+        return max(1, MEMORY_POINTS // max(1, len(self.earlier)))
+
+    def _encoded_memories(self) -> Iterator[tuple["Knowledge", Encoder]]:
+        """Each with what makes its trials rows beside this study's."""
+        for study, memory in enumerate(self.memories):
+            yield memory, replace(memory.encoder, earlier=len(self.earlier), study=study)
 
     @cached_property
     def encoder(self) -> Encoder:
@@ -94,10 +103,9 @@ class Knowledge:
     def _shared_points(self) -> Points:
         """With those of earlier studies."""
         points = self._own_points
-        for study, memory in enumerate(self.memories):
-            encoder = replace(memory.encoder, earlier=len(self.earlier), study=study)
+        for memory, encoder in self._encoded_memories():
             modelled = [memory.as_modelled(trial) for trial in memory.observations]
-            points = points.joined(encoder.points(modelled, max(1, MEMORY_POINTS // len(self.earlier))))
+            points = points.joined(encoder.points(modelled, self._memory_points))
         return points
 
     def as_modelled(self, trial: Observation) -> Observation:
@@ -159,10 +167,9 @@ class Knowledge:
         told = [trial for trial in self.observations if trial.diverged or trial.curve]
         known = [self.encoder.curve_rows([trial.params for trial in told])] if told else []
         learned = [not self.collapsed(trial) for trial in told]
-        for study, memory in enumerate(self.memories):
+        for memory, encoder in self._encoded_memories():
             told = [trial for trial in memory.observations if trial.diverged or trial.curve]
             if told:
-                encoder = replace(memory.encoder, earlier=len(self.earlier), study=study)
                 known.append(encoder.curve_rows([trial.params for trial in told]))
                 learned += [not memory.collapsed(trial) for trial in told]
         if not known:

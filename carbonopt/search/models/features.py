@@ -64,9 +64,9 @@ class Encoder:
         """Rows of the configurations' ends, (n, CORE + others)."""
         return np.array([self._curve_row(values, 1.0) for values in configurations])
 
-    def points(self, observations: Sequence[Observation], most: int = 0) -> Points:
-        """Evaluations of the trials, the last of each trial first when there are more than `most` (0: POINTS)."""
-        per_trial = max(1, (most or POINTS) // max(1, len(observations)))
+    def points(self, observations: Sequence[Observation], most: int = POINTS) -> Points:
+        """Evaluations of the trials, the last of each trial first when there are more than `most`."""
+        per_trial = max(1, most // max(1, len(observations)))
         thinned = [(trial, *point) for trial in observations for point in _thinned(trial.curve, per_trial)]
         rows = np.array([self._curve_row(trial.params, share) for trial, share, _ in thinned])
         losses, numbers = np.array([loss for *_, loss in thinned]), np.array([trial.number for trial, *_ in thinned])
