@@ -32,8 +32,17 @@ from carbonopt.study.supervisor import Rules, TrialWatch, begun
 TARGETS = (0.03, 0.10, 0.20)  # the share of the best quality by which they are worse
 RAMPS = {  # how many trials may run, by how many have ended
     "frugal": frugal,
-    "half": lambda ended: 1 + ended // 2,
-    "one more": lambda ended: 1 + ended,
+    "1 + ended / 3": lambda ended: 1 + ended // 3,
+    "1 + ended / 2": lambda ended: 1 + ended // 2,
+    "1 + ended": lambda ended: 1 + ended,
+    "2 + ended / 8": lambda ended: 2 + ended // 8,
+    "2 + ended / 4": lambda ended: 2 + ended // 4,
+    "2 + ended / 3": lambda ended: 2 + ended // 3,
+    "2 + ended / 2": lambda ended: 2 + ended // 2,
+    "3": lambda ended: 3,
+    "1, then 3": lambda ended: 3 if ended else 1,
+    "2, from 4 ended on 3": lambda ended: 3 if ended >= 4 else 2,
+    "2, from 3 ended on 4": lambda ended: 4 if ended >= 3 else 2,
     "full": lambda ended: math.inf,
 }
 

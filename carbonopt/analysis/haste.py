@@ -30,8 +30,8 @@ class Price(NamedTuple):
 # Of 60 searches of sampler carbon on nanoGPT's character setting, replayed (benchmarks/scale/haste.py; medians of 20
 # seeds, geometric mean of three targets).
 PRICES: dict[Haste, tuple[Price, ...]] = {
-    "frugal": (Price(2, 1.23, 1.78), Price(4, 1.47, 1.87), Price(8, 1.47, 1.87)),
-    "full": (Price(2, 1.23, 1.78), Price(4, 2.17, 1.98), Price(8, 3.43, 2.51)),
+    "frugal": (Price(2, 1.26, 1.63), Price(4, 1.41, 1.76), Price(8, 1.41, 1.76)),
+    "full": (Price(2, 1.26, 1.63), Price(4, 2.03, 1.97), Price(8, 3.48, 2.58)),
 }
 
 
