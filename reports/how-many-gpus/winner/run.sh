@@ -2,7 +2,7 @@
 # Trains the recommended configuration once more, into output/ beside this file. Needs an environment with what
 # requirements.txt lists; of carbonopt, the folder carbonopt/ beside this file has all that is needed.
 set -eu
-device=gpu ranks=1  # as in the trial
+device=gpu ranks=4  # as in the trial
 export CALLED_FROM="$PWD"
 CDPATH='' cd -- "$(dirname -- "$(readlink -f -- "$0")")"  # of the file itself, where a link to it was called
 if [ -f inputs.json ]; then
@@ -50,4 +50,10 @@ if [ -n "${TORCH_CUDA_ARCH_LIST-}" ]; then  # DeepSpeed takes what follows the d
 fi
 threads=$(($(nproc) / ranks))
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}"
-exec accelerate launch --config_file accelerate.yaml train.py "$@"
+machines=''
+if [ "${NNODES:-1}" -gt 1 ]; then  # typed on each of so many machines, with variables that torchrun has, too
+    machines="--num_machines $NNODES --machine_rank $NODE_RANK --main_process_ip $MASTER_ADDR"
+    machines="$machines --main_process_port ${MASTER_PORT:-29500} --same_network --deepspeed_multinode_launcher standard"
+fi
+# shellcheck disable=SC2086  # words, which have no spaces in them
+exec accelerate launch --config_file accelerate.yaml $machines train.py "$@"

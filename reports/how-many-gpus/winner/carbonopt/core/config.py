@@ -15,7 +15,9 @@ from pydantic import (
 )
 
 from carbonopt.core import values
-from carbonopt.core.dimensions import DIMENSIONS, SEARCHED, TrialParams
+from carbonopt.core.dimensions import DIMENSIONS, SEARCHED, ToldAffects, TrialParams
+from carbonopt.core.errors import shortened
+from carbonopt.core.hostfile import MOST_HOSTS, Host
 from carbonopt.core.quality import QUALITIES, Quality, quality_of
 from carbonopt.core.quality import Target as QualityTarget
 from carbonopt.core.values import Given, Scalar
@@ -175,6 +177,7 @@ AUTO = "auto"  # in the place of a space
 
 class Choices(Frozen):
     choices: tuple[Given, ...]
+    affects: ToldAffects | None = None  # what a dimension of the user's own does; None: both, as far as the trials tell
 
     def faults(self) -> dict[str, bool]:
         different = {(isinstance(choice, bool), choice) for choice in self.choices}  # a study file's 1 is not its true
@@ -193,6 +196,7 @@ class Range(Frozen):
     high: float = Field(ge=-1e12, le=1e12)
     log: bool = False
     step: float | None = Field(default=None, gt=0)
+    affects: ToldAffects | None = None
 
     def faults(self) -> dict[str, bool]:
         low, high = self.low, self.high
@@ -252,6 +256,10 @@ class Space(create_model("Space", __base__=Frozen, **{name: _space_field(name) f
         # Not by getattr alone: a name of the user's own may be that of a method.
         return getattr(self, name) if name in SEARCHED else self.__pydantic_extra__.get(name)
 
+    def faults(self) -> dict[str, bool]:
+        told = [name for name in SEARCHED if getattr(self[name], "affects", None) is not None]
+        return {f"affects is for dimensions of your own: what {', '.join(told)} affects is known": bool(told)}
+
     @property
     def own(self) -> tuple[str, ...]:
         """The names of dimensions that the user has invented."""
@@ -260,6 +268,10 @@ class Space(create_model("Space", __base__=Frozen, **{name: _space_field(name) f
     def domains(self) -> dict[str, Domain]:
         """Of every dimension that has a value, in the table's order, then the user's own."""
         return {name: domain for name in (*SEARCHED, *self.own) if (domain := self[name]) is not None}
+
+    def affects(self) -> dict[str, ToldAffects]:
+        """What the user says of dimensions of their own."""
+        return {name: domain.affects for name, domain in self.free().items() if domain.affects is not None}
 
     def free(self) -> dict[str, Choices | Range]:
         """Of those that the search may move."""
@@ -288,6 +300,7 @@ class Search(Frozen):
     goal: Literal["recommend", "front"] = "recommend"  # the cheapest that meets the target, or the whole front
     pruning: Pruning = Pruning()
     probes: bool = True  # measure settings that leave the quality alone by a few steps, and compile before a trial
+    learn_from: tuple[Name, ...] = Field(default=(), max_length=20)  # folders of studies of the same or a similar task
     start: dict[str, Given] | None = None  # a known configuration: the first trial, never pruned, and the baseline
     seed: int = Field(default=0, ge=0, lt=2**31)
 
@@ -389,17 +402,25 @@ class _Training(Frozen):
     its own, where there are GPUs or workers for them."""
 
     trains: ClassVar[bool] = True  # from a workload; false: nothing is run, and nothing is spent
+    is_local: ClassVar[bool] = False  # on this machine's devices, as it says them
     files: ClassVar[tuple[str, ...]] = ()  # that its trials read beside the workload's
 
-    gpus_per_trial: int | None = Field(default=None, ge=1)  # that divides the number of GPUs; None: a trial has all
-    cpu_ranks: int = Field(default=1, ge=1, le=64)  # of a trial, without GPUs
     timeout_s: float = Field(default=900.0, gt=0)  # a trial without any progress for so long is ended
     warm_start: bool = True  # trials are forked from a process that has imported everything; false: each one imports it
     haste: Haste = "frugal"
 
 
-class LocalLaunch(_Training):
+class _Shared(_Training):
+    """On machines whose devices trials may share."""
+
+    gpus_per_trial: int | None = Field(default=None, ge=1)  # that divides the number of GPUs; None: a trial has all
+    cpu_ranks: int = Field(default=1, ge=1, le=64)  # of a trial on each machine, without GPUs
+
+
+class LocalLaunch(_Shared):
     """Trials on this machine."""
+
+    is_local: ClassVar[bool] = True
 
     kind: Literal["local"] = "local"
     gpus: tuple[Annotated[int, Field(ge=0)], ...] = (0,)  # NVML indices, as nvidia-smi numbers them
@@ -422,6 +443,11 @@ class LocalLaunch(_Training):
         return self.gpus_per_trial or len(self.gpus) or self.cpu_ranks
 
     @property
+    def ranks_of_nodes(self) -> tuple[int, ...]:
+        """As many as a trial may have on each of its machines."""
+        return (self.world_size,)
+
+    @property
     def slots(self) -> int:
         """Trials that run side by side, of one command."""
         return len(self.gpus) // self.world_size if self.gpus else self.workers
@@ -442,26 +468,29 @@ def _minutes(text: Any) -> int:
     days, dash, rest = str(text).rpartition("-")
     parts = rest.split(":")
     ways = {1: ("h",), 2: ("h", "m"), 3: ("h", "m", "s")} if dash else {1: ("m",), 2: ("m", "s"), 3: ("h", "m", "s")}
-    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", str(text)):
-        raise ValueError(f"must be a time as sbatch takes it, such as 08:00:00, but got {text!r}")
+    if not re.fullmatch(r"([0-9]{1,6}-)?[0-9]{1,6}(:[0-9]{1,6}){0,2}", str(text)):
+        raise ValueError(f"must be a time as sbatch takes it, such as 08:00:00, but got {shortened(text)}")
     in_minutes = {"h": 60.0, "m": 1.0, "s": 1 / 60}
     minutes = sum(in_minutes[unit] * int(part) for unit, part in zip(ways[len(parts)], parts, strict=True))
     return math.ceil(minutes + 24 * 60 * int(days or 0))
 
 
-class SlurmLaunch(_Training):
+class SlurmLaunch(_Shared):
     """Trials in jobs that carbonopt submits to Slurm; where a job runs already, in its allocation."""
 
     kind: Literal["slurm"]
-    nodes: int = Field(default=1, ge=1, le=10_000)
+    nodes: int = Field(default=1, ge=1, le=1000)  # of a job
+    nodes_per_trial: int | None = Field(default=None, ge=1)  # that divides `nodes`; None: a trial has all
     gpus_per_node: int = Field(default=1, ge=0, le=64)  # 0: trials on the CPU
     cpus_per_node: int | None = Field(default=None, ge=1)  # None: what the partition gives
-    memory_gib: float | None = Field(default=None, gt=0, le=1e6)  # of each node; None: what the partition gives
+    memory_gib: float | None = Field(default=None, ge=0.01, le=1e6)  # of each node; None: what the partition gives
     partition: Name | None = None
     account: Name | None = None
     qos: Name | None = None
     constraint: Name | None = None
-    time: Annotated[int, BeforeValidator(_minutes)] = Field(default=60, ge=1)  # a job's limit; a study goes on after it
+    time: Annotated[int, BeforeValidator(_minutes)] = Field(
+        default=60, ge=1, le=525_600
+    )  # a job's limit; a study goes on after it
     exclusive: bool = False
     workers: int = Field(default=1, ge=1, le=1000)  # jobs that work on the study at once
     setup: tuple[Name, ...] = ()  # lines of shell before the command, such as `module load cuda`
@@ -469,11 +498,26 @@ class SlurmLaunch(_Training):
     def faults(self) -> dict[str, bool]:
         gpus, each = self.gpus_per_node, self.gpus_per_trial
         return {
-            f"trials over several nodes can't be launched yet; give nodes: 1, not {self.nodes}": self.nodes > 1,
+            f"nodes_per_trial must divide nodes, but got {self.nodes_per_trial} and {self.nodes}": bool(
+                self.nodes_per_trial and self.nodes % self.nodes_per_trial
+            ),
+            "gpus_per_trial is for trials within one node; give nodes_per_trial: 1 beside it, or leave it out": bool(
+                each and (self.nodes_per_trial or self.nodes) > 1
+            ),
             "cpu_ranks goes with gpus_per_node: 0 only": gpus > 0 and self.cpu_ranks > 1,
             "gpus_per_trial needs GPUs, but gpus_per_node is 0": gpus == 0 and each is not None,
             f"gpus_per_trial must divide gpus_per_node, but got {each} and {gpus}": bool(each and gpus % each),
         }
+
+    @property
+    def warned_s(self) -> int:
+        """How long before its limit a job is told to end what runs, and to store it: half of a short one's time."""
+        return min(300, 30 * self.time)
+
+    @property
+    def usable_s(self) -> int:
+        """Of a job, until it is told so."""
+        return 60 * self.time - self.warned_s
 
     @property
     def gpus(self) -> tuple[int, ...]:
@@ -483,12 +527,22 @@ class SlurmLaunch(_Training):
     @property
     def world_size(self) -> int:
         """Ranks of a trial."""
-        return self.gpus_per_trial or self.gpus_per_node or self.cpu_ranks
+        return sum(self.ranks_of_nodes)
+
+    @property
+    def ranks_of_nodes(self) -> tuple[int, ...]:
+        """As many as a trial may have on each of its nodes."""
+        return (self.gpus_per_trial or self.gpus_per_node or self.cpu_ranks,) * (self.nodes_per_trial or self.nodes)
 
     @property
     def slots(self) -> int:
         """Trials that run side by side in a job."""
-        return self.gpus_per_node // self.world_size if self.gpus_per_node else 1
+        return self.nodes // (self.nodes_per_trial or self.nodes) * self.slots_of_node
+
+    @property
+    def slots_of_node(self) -> int:
+        """Trials that run side by side on one node."""
+        return self.gpus_per_node // self.gpus_per_trial if self.gpus_per_trial else 1
 
     @property
     def side_by_side(self) -> int:
@@ -496,17 +550,74 @@ class SlurmLaunch(_Training):
         return self.slots * self.workers
 
     def on_this_machine(self, gpus: tuple[int, ...]) -> LocalLaunch:
-        """In a job that has these GPUs."""
-        kept = {name: getattr(self, name) for name in _Training.model_fields}
+        """In a job, on one of its nodes that has these GPUs."""
+        kept = {name: getattr(self, name) for name in _Shared.model_fields}
         return LocalLaunch(**kept, gpus=gpus)
+
+
+class HostfileLaunch(_Training):
+    """Trials over the machines of a hostfile, which are reached by ssh."""
+
+    kind: Literal["hostfile"]
+    hostfile: Name
+    hosts: tuple[Host, ...] = Field(min_length=1, max_length=MOST_HOSTS)  # that it has: read with the study file
+    device: Literal["gpu", "cpu"] = "gpu"  # of a slot
+    nodes_per_trial: int | None = Field(default=None, ge=1)  # that divides the number of hosts; None: a trial has all
+
+    def faults(self) -> dict[str, bool]:
+        each, slots = self.nodes_per_trial or len(self.hosts), [host.slots for host in self.hosts]
+        groups = {tuple(slots[first : first + each]) for first in range(0, len(slots), each)}
+        return {
+            f"nodes_per_trial must divide the number of hosts, but got {each} and {len(slots)}": len(slots) % each != 0,
+            f"the hosts of all trials must have the same slots, but have {slots}": len(groups) > 1,
+        }
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """As many as one host has at most, counted from 0; none for trials on CPUs."""
+        return tuple(range(max(self.ranks_of_nodes))) if self.device == "gpu" else ()
+
+    @property
+    def ranks_of_nodes(self) -> tuple[int, ...]:
+        """As many as a trial may have on each of its machines."""
+        return tuple(host.slots for host in self.hosts[: self.nodes_per_trial])
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of a trial."""
+        return sum(self.ranks_of_nodes)
+
+    @property
+    def slots(self) -> int:
+        """Trials that run side by side."""
+        return len(self.hosts) // len(self.ranks_of_nodes)
+
+    @property
+    def slots_of_node(self) -> int:
+        """Trials that run side by side on one host."""
+        return 1
+
+    @property
+    def side_by_side(self) -> int:
+        """Trials of the study at once."""
+        return self.slots
+
+    def on_host(self, number: int) -> LocalLaunch:
+        """On one of the hosts alone."""
+        kept, slots = {name: getattr(self, name) for name in _Training.model_fields}, self.hosts[number].slots
+        if self.device == "cpu":
+            return LocalLaunch(**kept, gpus=(), cpu_ranks=slots)
+        return LocalLaunch(**kept, gpus=tuple(range(slots)))
 
 
 class ReplayLaunch(Frozen):
     """Trials from a table of recorded runs, one JSON object a line; with LocalLaunch's properties."""
 
     trains: ClassVar[bool] = False
+    is_local: ClassVar[bool] = False
     gpus: ClassVar[tuple[int, ...]] = ()
     world_size: ClassVar[int] = 1
+    ranks_of_nodes: ClassVar[tuple[int, ...]] = (1,)
     slots: ClassVar[int] = 1
     side_by_side: ClassVar[int] = 1
     timeout_s: ClassVar[float] = math.inf
@@ -521,7 +632,7 @@ class ReplayLaunch(Frozen):
         return (self.table,)
 
 
-Launch = LocalLaunch | SlurmLaunch | ReplayLaunch
+Launch = LocalLaunch | SlurmLaunch | HostfileLaunch | ReplayLaunch
 LAUNCHES: dict[str, type[Launch]] = {get_args(cls.model_fields["kind"].annotation)[0]: cls for cls in get_args(Launch)}
 
 
@@ -566,6 +677,10 @@ class StudyConfig(Frozen):
             no_baseline: self.confirm is not None and self.confirm.baseline and not has_start,
             "workload is missing; only a replay can do without": self.workload is None and launch.trains,
             _OTHER_TOKENS: self._learns_other_tokens,
+            f"search.learn_from goes with search.sampler: carbon, which alone learns from it, but got {sampler}": bool(
+                self.search.learn_from
+            )
+            and sampler != "carbon",
             unexpecting: self.budget.until is not None and (sampler, goal) != ("carbon", "recommend"),
             "carbon.objective: gpu needs GPUs to count, but launch.gpus is []": uncounted,
         }
@@ -604,11 +719,13 @@ class StudyConfig(Frozen):
         return may_be_other_than(space["torch_compile"], False) or (bool(self.launch.gpus) and on_gpus)
 
     def identity(self) -> dict[str, Any]:
-        """What makes two study files the same study: all but budget, confirmation, trackers, trace, and how its trials
-        get their devices."""
-        launch = {"warm_start", "haste"}
+        """What makes two study files the same study: all but budget, confirmation, trackers, trace, the studies that it
+        learns from, and how its trials get their devices."""
+        launch: dict[str, Any] = dict.fromkeys(("warm_start", "haste"), True)
         if isinstance(self.launch, SlurmLaunch):
-            ranks = {"kind", "nodes", "gpus_per_node", "gpus_per_trial", "cpu_ranks"}
-            launch |= SlurmLaunch.model_fields.keys() - ranks
-        parts = {"carbon": {"trace"}, "launch": launch}
+            ranks = {"kind", "nodes", "nodes_per_trial", "gpus_per_node", "gpus_per_trial", "cpu_ranks"}
+            launch |= dict.fromkeys(SlurmLaunch.model_fields.keys() - ranks, True)
+        if isinstance(self.launch, HostfileLaunch):
+            launch |= {"hostfile": True, "hosts": {"__all__": {"name"}}}
+        parts = {"carbon": {"trace": True}, "search": {"learn_from": True}, "launch": launch}
         return self.model_dump(mode="json", exclude={"budget": True, "confirm": True, "track": True, **parts})

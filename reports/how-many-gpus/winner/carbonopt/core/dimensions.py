@@ -2,7 +2,7 @@
 is the fields of `TrialParams`, which all other rooms read."""
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, get_args
@@ -15,11 +15,13 @@ from carbonopt.core.values import Frozen, Scalar
 
 # cost: of a step; kernels: which ones a compiled run compiles
 Affects = Literal["quality", "cost", "memory", "kernels"]
+ToldAffects = Literal["cost", "quality"]  # alone, of a dimension that is not in the table below
 ZeroStage = Literal[0, 1, 2, 3]
 Offload = Literal["none", "optimizer", "parameters"]
 Precision = Literal["bf16", "fp16", "fp32"]
 OutputLayer = Literal["standard", "fused", "fused_fp8"]
 Optimizer = Literal["adamw", "muon"]
+RateScaling = Literal["none", "sqrt", "linear"]
 
 STABLE_DECAY = "warmup_stable_decay"
 DEFAULT_DECAY_RATIO = 0.2  # of it (Hägele et al. 2024, arXiv 2405.18392: from there on more decay gains little)
@@ -166,6 +168,9 @@ class TrialParams(Frozen, extra="allow"):
     lr_scheduler: Annotated[
         str | None, Dimension("lr scheduler", ("quality",), LR_SCHEDULERS, argument="lr_scheduler_type")
     ] = None
+    learning_rate_scaling: Annotated[  # of the learning rate with the ranks: × 1, × √ranks, × ranks
+        RateScaling | None, Dimension("lr scaling", ("quality",), get_args(RateScaling))
+    ] = None
     decay_ratio: Annotated[  # share of the steps in which warmup_stable_decay falls
         float | None,
         Dimension(
@@ -271,6 +276,25 @@ class TrialParams(Frozen, extra="allow"):
     def has_fused_output_layer(self) -> bool:
         return self.output_layer not in (None, "standard")
 
+    @property
+    def trained_learning_rate(self) -> float | None:
+        """As the optimizer gets it: scaled with the ranks, where that is asked for. By √ranks (Hoffer et al. 2017,
+        arXiv 1705.08741, section 5) or by ranks (Goyal et al. 2017, arXiv 1706.02677, section 2.1), for batches that
+        grow with them."""
+        power = {"sqrt": 0.5, "linear": 1.0}.get(self.learning_rate_scaling or "none", 0.0)
+        return None if self.learning_rate is None else self.learning_rate * self.world_size**power
+
+    def arguments(self, steps: int) -> dict[str, Any]:
+        """What is set of the dimensions that `transformers.TrainingArguments` know, in their names, for a training of
+        so many steps."""
+        known = {name: dimension for name, dimension in DIMENSIONS.items() if dimension.argument is not None}
+        values = {name: getattr(self, name) for name in known} | {"learning_rate": self.trained_learning_rate}
+        return {
+            str(dimension.argument): dimension.to_argument(values[name], steps)
+            for name, dimension in known.items()
+            if values[name] is not None
+        }
+
     def as_record(self) -> dict[str, Scalar]:
         """The record's `params`: every set field, and the derived gradient accumulation."""
         record = self.model_dump(exclude_none=True)
@@ -327,10 +351,20 @@ def label(name: str) -> str:
     return DIMENSIONS[name].label if name in DIMENSIONS else name
 
 
-def affecting(what: Affects, names: Collection[str] | None = None) -> tuple[str, ...]:
-    """Of these dimensions, or all of the table's, those that affect this; one that the table lacks affects all."""
+def affecting(
+    what: Affects, names: Collection[str] | None = None, told: Mapping[str, ToldAffects] | None = None
+) -> tuple[str, ...]:
+    """Of these dimensions, or all of the table's, those that affect this. `told`: of others that the table lacks, which
+    affect all where nothing is told."""
     names = DIMENSIONS if names is None else names
-    return tuple(name for name in names if name not in DIMENSIONS or what in DIMENSIONS[name].affects)
+
+    def affects(name: str) -> bool:
+        if name in DIMENSIONS:
+            return what in DIMENSIONS[name].affects
+        only = (told or {}).get(name)
+        return only is None or (what == "quality") == (only == "quality")
+
+    return tuple(filter(affects, names))
 
 
 def rate_decays(lr_scheduler: str, warmup: float) -> bool:

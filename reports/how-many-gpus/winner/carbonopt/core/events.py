@@ -17,8 +17,8 @@ FINGERPRINT = "CARBONOPT_FINGERPRINT"  # of the workload that this folder is mad
 LIKELY_SEED = "CARBONOPT_LIKELY_SEED"  # of the random model that a waiting trial will most likely train; empty: none
 COMPILES = "CARBONOPT_COMPILES"  # set: forked trials may use torch's compiler
 # Of a user's script, which a launcher of its own may start: then no descriptor is passed on.
-CHANNEL_PATH = "CARBONOPT_CHANNEL"  # a socket that rank 0 connects to; without it no study runs the script
-QUALITY = "CARBONOPT_QUALITY"  # of the study's target
+CHANNEL_PATH = "CARBONOPT_CHANNEL"  # a socket that rank 0 connects to
+QUALITY = "CARBONOPT_QUALITY"  # of the study's target; without it no study runs the script
 DIRECTION = "CARBONOPT_QUALITY_DIRECTION"  # of what is better
 WORKLOAD = "CARBONOPT_WORKLOAD"  # whose script is forked, as JSON
 RANKS = "CARBONOPT_RANKS"  # how many the study launches

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from functools import partial
@@ -151,6 +152,11 @@ def number_from(begin: float, end: float) -> str:
         if begin <= float(rounded) < end or end < float(rounded) <= begin:
             return f"{rounded.normalize():{'f' if abs(rounded.adjusted()) < _MOST_DIGITS else 'e'}}"
     return repr(begin)
+
+
+def counted_names(names: Iterable[str]) -> list[str]:
+    """Each once, with how many there are: 2 × NVIDIA H100."""
+    return [f"{count} × {name}" for name, count in Counter(names).items()]
 
 
 def count_text(count: int, noun: str) -> str:

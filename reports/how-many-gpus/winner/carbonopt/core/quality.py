@@ -65,6 +65,10 @@ class Quality:
         """Of a value, such as the target's."""
         return self.loss(self.mean_of(value))
 
+    def value_of_loss(self, loss: float) -> float:
+        """The inverse of `loss_of`."""
+        return self.value(self.highest - loss if self.is_share else self.rank(loss), 1)
+
     def rank(self, value: float) -> float:
         """For sorting and comparing: lower is better. Its own inverse."""
         return value if self.direction == "minimize" else -value

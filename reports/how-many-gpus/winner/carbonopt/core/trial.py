@@ -94,6 +94,7 @@ class Program(Frozen):
     folder: str  # in which it runs; absolute
     environment: dict[str, str]  # beside the launch's
     starts_ranks: bool = False  # by itself, as torchrun does: it is started once
+    on_each_machine: bool = True  # ... on each of several machines, and not on the first alone
     warm: bool = False  # it is a Python script, which a process that has imported what it imports can be forked for
 
 
@@ -255,6 +256,16 @@ class NodeReadings(Node):
     readings: Energy
 
 
+class Forecast(Frozen):
+    """Of the end of a trial that was stopped for its target, or would have been."""
+
+    step: Whole  # after which it was made
+    value: Measured  # of the quality
+    sds_short: Finite  # standard deviations of the forecast between it and the target
+    sds_needed: Finite  # so many were asked for
+    checked_trials: Whole  # complete ones that came as far, whose forecasts said how many
+
+
 class TrialRecord(Frozen):
     """One trial as exported: `carbonopt export --format jsonl` prints one a line."""
 
@@ -292,6 +303,7 @@ class TrialRecord(Frozen):
     total_steps: Whole | None = None  # optimizer steps the whole trial would have
     steps_done: Whole | None = None  # of these, as far as it has reported
     audited_at_step: Whole | None = None  # where it would have been stopped for its target, had it not been an audit
+    forecast: Forecast | None = None  # why it was stopped for its target, or would have been
 
     @model_validator(mode="after")
     def _can_be_measured(self) -> "TrialRecord":

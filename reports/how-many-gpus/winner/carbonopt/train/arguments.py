@@ -8,7 +8,7 @@ from typing import Any
 from transformers import Trainer, TrainingArguments
 
 from carbonopt.core.config import Workload
-from carbonopt.core.dimensions import DIMENSIONS, TrainingParams, scheduler_arguments
+from carbonopt.core.dimensions import TrainingParams, scheduler_arguments
 
 
 def training_arguments(
@@ -24,11 +24,8 @@ def training_arguments(
 ) -> TrainingArguments:
     """The trial's arguments, of a class and with more of its fields that the task says. Making them starts
     torch.distributed and announces the ZeRO stage to transformers."""
-    searched = {
-        dimension.argument: dimension.to_argument(value, steps)
-        for name, dimension in DIMENSIONS.items()
-        if name != "epochs" and dimension.argument is not None and (value := getattr(params, name)) is not None
-    }
+    searched = params.arguments(steps)
+    del searched["num_train_epochs"]  # the steps say it
     owned = {"output_dir": folder, "deepspeed": deepspeed, "max_steps": steps, "seed": seed, "use_cpu": not on_gpu}
     owned |= {"bf16": params.precision == "bf16", "fp16": params.precision == "fp16"}
     owned |= {"gradient_accumulation_steps": params.gradient_accumulation_steps, "disable_tqdm": True}

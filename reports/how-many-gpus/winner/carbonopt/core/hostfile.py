@@ -1,0 +1,39 @@
+"""Hostfiles as DeepSpeed and MPI's operators for Kubernetes have them: a line `HOST slots=N` for each machine."""
+
+import re
+
+from pydantic import Field
+
+from carbonopt.core.errors import BadInput
+from carbonopt.core.values import Frozen
+
+MOST_HOSTS = 1000
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.@:-]{0,199}"  # no option of ssh's, nothing that a shell would read otherwise
+_LINE = re.compile(rf"(?P<name>{_NAME})\s+slots=(?P<slots>[0-9]{{1,4}})")
+
+
+class Host(Frozen):
+    """A machine of a hostfile."""
+
+    name: str = Field(pattern=rf"^{_NAME}$")  # as ssh knows it
+    slots: int = Field(ge=1, le=1024)  # its ranks: one for each of its first GPUs, or so many on its CPU
+
+
+def parse_hostfile(text: str, origin: str) -> tuple[Host, ...]:
+    """The hosts, in their order; what follows a `#`, and empty lines, say nothing. Raises BadInput for anything else;
+    `origin` names the file."""
+    hosts: dict[str, Host] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not (said := line.partition("#")[0].strip()):
+            continue
+        match = _LINE.fullmatch(said)
+        if match is None or not 1 <= int(match["slots"]) <= 1024:
+            raise BadInput(f"{origin}, line {number}: must be `HOST slots=N`, with N from 1 to 1024, but is {said!r}.")
+        if match["name"] in hosts:
+            raise BadInput(f"{origin}, line {number}: {match['name']} is there twice; give all its slots in one line.")
+        hosts[match["name"]] = Host(name=match["name"], slots=int(match["slots"]))
+    if not hosts:
+        raise BadInput(f"{origin} must have a line `HOST slots=N` for each machine, but has none.")
+    if len(hosts) > MOST_HOSTS:
+        raise BadInput(f"{origin} must have at most {MOST_HOSTS} hosts, but has {len(hosts)}.")
+    return tuple(hosts.values())
