@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from carbonopt.core.errors import MeasurementError
+from carbonopt.energy.hardware import cpu_model
 
 if TYPE_CHECKING:
     from codecarbon.output_methods.emissions_data import EmissionsData
@@ -88,6 +89,7 @@ class CodeCarbonTotals:
                 self.total = total
 
         _leave_slurm_out()
+        _tell_cpu_model()
         self._latest = Latest()
         _COMPLAINTS.forget()
         self._tracker = OfflineEmissionsTracker(
@@ -129,6 +131,21 @@ def _leave_slurm_out() -> None:
         vars(module)["SLURM_JOB_ID"] = None
 
 
+def _tell_cpu_model() -> None:
+    """CodeCarbon asks py-cpuinfo, which takes a second to measure the clock, too, for the name alone, and keeps it."""
+    if (name := cpu_model()) is None:
+        return
+    import cpuinfo
+    from codecarbon.core.util import detect_cpu_model
+
+    asked = cpuinfo.get_cpu_info
+    cpuinfo.get_cpu_info = lambda: {"brand_raw": name}
+    try:
+        detect_cpu_model()
+    finally:
+        cpuinfo.get_cpu_info = asked
+
+
 def has_rapl() -> bool:
     """Whether the CPU counts its own energy and we may read it: the test by which CodeCarbon chooses, on Linux."""
     from codecarbon.core.cpu import is_rapl_available
@@ -142,6 +159,7 @@ def power_models() -> dict[str, str]:
     from codecarbon.external.ram import RAM
 
     _leave_slurm_out()
+    _tell_cpu_model()
     models = {"ram": f"{RAM(tracking_mode='machine').total_power().W:.0f} W by its size, whatever is done with it"}
     if not has_rapl():
         _COMPLAINTS.forget()

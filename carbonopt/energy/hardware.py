@@ -56,7 +56,7 @@ def describe_hardware(gpu_indices: Sequence[int]) -> Hardware:
         version = gpus[0].nvml.nvmlSystemGetDriverVersion() if gpus else None
         memory_gib = [gib for gpu in gpus if (gib := gpu.memory_gib("total")) is not None]
         return Hardware(
-            cpu=_cpu_model(),
+            cpu=cpu_model() or platform.processor() or platform.machine(),
             # Some virtual machines don't tell how many physical cores they have.
             cpu_cores=psutil.cpu_count(logical=False) or psutil.cpu_count() or 1,
             ram_gib=round(psutil.virtual_memory().total / BYTES_PER_GIB, 1),
@@ -162,7 +162,8 @@ def _expect(kind: type[Answer], answer: object, what: str) -> Answer:
     return answer
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str | None:
+    """As Linux names it; None where it doesn't, as on ARM."""
     text = _CPU_INFO.read_text(encoding="utf-8", errors="replace") if _CPU_INFO.exists() else ""
     model = re.search(r"^model name[ \t]*:[ \t]*(\S.*)", text, re.MULTILINE)
-    return model[1].strip() if model else platform.processor() or platform.machine()
+    return model[1].strip() if model else None

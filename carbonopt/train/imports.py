@@ -7,6 +7,7 @@ import platform
 from importlib.metadata import version
 from typing import Any
 
+import deepspeed
 import torch
 
 # What the Trainer, DeepSpeed and torch import while they set a trial up or make its first step.
@@ -42,6 +43,11 @@ def import_all() -> None:
         import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
     finally:
         compiler.compile = compile_decorator
+    from deepspeed.accelerator import get_accelerator
+
+    if get_accelerator().device_name() == "cpu":
+        # A rank asks for one, and DeepSpeed then tries all: with a C compiler, which takes a third of a second.
+        _ = deepspeed.ops.__compatible_ops__
 
 
 def load_compiler() -> None:

@@ -399,3 +399,15 @@ def test_how_cpu_and_ram_are_modelled_is_what_they_are_charged_with(monkeypatch)
     for model, guessed in (("Intel(R) Xeon(R) Gold 6154 CPU @ 3.00GHz", False), ("No such CPU 1", True)):
         monkeypatch.setattr(cpu, "detect_cpu_model", lambda model=model: model)
         assert ("CodeCarbon's table lacks this CPU" in codecarbon.power_models()["cpu"]) == guessed
+
+
+def test_codecarbon_is_told_the_cpu_that_it_would_find() -> None:
+    import cpuinfo
+    from codecarbon.core.util import detect_cpu_model
+
+    asked = cpuinfo.get_cpu_info
+    detect_cpu_model.cache_clear()
+    codecarbon.power_models()
+    assert cpuinfo.get_cpu_info is asked
+    assert detect_cpu_model.cache_info().currsize == 1
+    assert detect_cpu_model() == cpuinfo.get_cpu_info()["brand_raw"]

@@ -177,10 +177,8 @@ def test_a_killed_trial_is_a_failed_trial_and_the_study_goes_on(slow_study: dict
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after_s", [0.0, 0.3, 0.6])
-def test_a_ctrl_c_while_codecarbon_asks_for_the_cpu(
-    after_s: float, tiny_study: dict, write_study, tmp_path: Path
-) -> None:
-    """It also ends the programs that CodeCarbon starts for that, without which it fails."""
+def test_a_ctrl_c_while_the_meter_begins(after_s: float, tiny_study: dict, write_study, tmp_path: Path) -> None:
+    """It also ends the programs that CodeCarbon starts, without which it fails."""
     folder = tmp_path / "out"
     command = start(write_study(tiny_study), folder)
     wait_for(lambda: workers(folder))  # the template is begun just before
