@@ -318,28 +318,24 @@ def wide_study(replay_study: dict) -> dict:
 
 
 @pytest.mark.slow
-def test_workers_share_a_study(url: str, wide_study: dict, write_study, tmp_path: Path) -> None:
-    study, folder = write_study(wide_study), tmp_path / "shared"
-    with begun(command(study, folder, url)) as lead:
-        wait_for(lambda: StudyPaths(folder).storage_pointer.exists(), 60)
-        joined = [subprocess.Popen(joining(study, folder, url), stdout=subprocess.DEVNULL) for _ in range(3)]
-        assert [process.wait(240) for process in (*joined, lead)] == [0] * 4
-    check_shared(folder, url, 25)
-
-
-@pytest.mark.slow
-def test_the_trials_of_killed_workers_are_taken_over(url: str, wide_study: dict, write_study, tmp_path: Path) -> None:
-    """Whenever they die: also in their turn."""
+def test_workers_share_a_study_whenever_one_dies(url: str, wide_study: dict, write_study, tmp_path: Path) -> None:
+    """Also in their turn."""
     study, folder, chance = write_study(wide_study), tmp_path / "shared", random.Random(0)
-    for _ in range(4):
+
+    @contextmanager
+    def shared() -> Iterator[list[subprocess.Popen]]:
         with begun(command(study, folder, url)) as lead:
             wait_for(lambda: StudyPaths(folder).storage_pointer.exists() or lead.poll() is not None, 60)
-            joined = [subprocess.Popen(joining(study, folder, url), stdout=subprocess.DEVNULL) for _ in range(2)]
+            yield [lead, *(subprocess.Popen(joining(study, folder, url), stdout=subprocess.DEVNULL) for _ in range(2))]
+
+    for _ in range(3):
+        with shared() as processes:
             time.sleep(chance.uniform(3, 6))
-            for process in chance.sample([lead, *joined], 3):
+            for process in chance.sample(processes, 3):
                 process.kill()
                 process.wait()
-    assert done(command(study, folder, url)).returncode == 0
+    with shared() as processes:
+        assert [process.wait(240) for process in processes] == [0] * 3
     check_shared(folder, url, 25)
 
 

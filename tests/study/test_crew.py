@@ -76,52 +76,48 @@ def check_complete(folder: Path, trials: int) -> None:
     assert footprint(data).closure == pytest.approx(1.0, abs=0.01)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_crew_runs_side_by_side_and_ends_with_its_command(
-    number: signal.Signals, wide_study: dict, write_study, tmp_path: Path
-) -> None:
-    study, folder = write_study(wide_study), tmp_path / "out"
+def begun(study: Path, folder: Path) -> subprocess.Popen:
+    """The command, with two trials under way."""
     command = start(study, folder)
-    wait_for(lambda: len(running(folder)) == 2)
+    wait_for(lambda: len(running(folder)) == 2 and len(members(command)) == 1)
     wait_for(lambda: closes(folder))
-    left = members(command)
-    cores = [psutil.Process(pid).cpu_affinity() for pid in (command.pid, *(member.pid for member in left))]
-    assert len(cores) == 2 and not set(cores[0]) & set(cores[1])
-    assert sorted(cores[0] + cores[1]) == sorted(os.sched_getaffinity(0))
-    os.kill(command.pid, number)
-    command.communicate(timeout=60)
-    assert command.returncode == (130 if number is signal.SIGTERM else -number)
-    wait_for(lambda: workers(folder) == [] and not any(member.is_running() for member in left), 10)
-    interrupted = read(folder).records
-    assert {record.stop_reason for record in interrupted} == {StopReason.INTERRUPTED}
-    assert len(interrupted) == 2
-    spent_kwh = sum(record.energy_kwh.total for record in interrupted)
-
-    command = start(study, folder)
-    _, errors = command.communicate(timeout=240)
-    assert command.returncode in (0, 3), errors
-    assert [f"trial   {number}  complete" in errors for number in range(3)] == [True] * 3, errors
-    check_complete(folder, 3)
-    data = read(folder)
-    assert sum(record.earlier_attempts_energy_kwh for record in data.records) == pytest.approx(spent_kwh)
-    assert len({record.worker for record in data.records}) == 2 and len(data.sessions) == 4
-    assert workers(folder) == []
+    return command
 
 
 @pytest.mark.slow
-def test_a_dead_workers_trial_is_taken_over(wide_study: dict, write_study, tmp_path: Path) -> None:
+def test_a_crew_runs_side_by_side_and_loses_nothing(wide_study: dict, write_study, tmp_path: Path) -> None:
+    """SIGKILL of the command, SIGTERM of its second try, and of its third the other worker dies."""
     study, folder = write_study(wide_study), tmp_path / "out"
-    command = start(study, folder)
-    wait_for(lambda: len(running(folder)) == 2)
-    wait_for(lambda: closes(folder))
+    spent_kwh = 0.0
+    for attempt, number in enumerate((signal.SIGKILL, signal.SIGTERM), 1):
+        command = begun(study, folder)
+        (member,) = members(command)
+        cores = [psutil.Process(pid).cpu_affinity() for pid in (command.pid, member.pid)]
+        assert not set(cores[0]) & set(cores[1])
+        assert sorted(cores[0] + cores[1]) == sorted(os.sched_getaffinity(0))
+        os.kill(command.pid, number)
+        command.communicate(timeout=60)
+        assert command.returncode == (130 if number is signal.SIGTERM else -number)
+        wait_for(lambda member=member: workers(folder) == [] and not member.is_running(), 10)
+        interrupted = read(folder).records
+        assert [(run.stop_reason, run.attempt) for run in interrupted] == [(StopReason.INTERRUPTED, attempt)] * 2
+        earlier = [run.earlier_attempts_energy_kwh for run in interrupted]
+        assert sum(earlier) == pytest.approx(spent_kwh)
+        spent_kwh += sum(run.energy_kwh.total for run in interrupted)
+
+    command = begun(study, folder)
     (member,) = members(command)
     member.kill()
     _, errors = command.communicate(timeout=240)
     assert command.returncode in (0, 3), errors
     assert "the worker in slot 1 ended with code -9; the others go on" in errors
+    assert [f"trial   {number}  complete" in errors for number in range(3)] == [True] * 3, errors
     check_complete(folder, 3)
-    assert sorted(record.attempt for record in read(folder).records) == [1, 1, 2]
+    data = read(folder)
+    assert sorted(record.attempt for record in data.records) == [1, 3, 4]
+    assert sum(record.earlier_attempts_energy_kwh for record in data.records) > spent_kwh
+    assert len(data.sessions) == 6
+    assert workers(folder) == []
 
 
 def test_slots_need_cores(wide_study: dict, write_study, tmp_path: Path) -> None:
