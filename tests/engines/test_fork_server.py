@@ -369,26 +369,38 @@ launch: {{gpus: [], cpu_ranks: {ranks}, warm_start: {warm}}}
 """
 
 
-def records(tmp_path: Path, **study: object) -> list[dict]:
-    file = tmp_path / "study.yaml"
-    file.write_text(STUDY.format(**study))
-    folder = tmp_path / f"run-{study['warm']}"
-    command = [sys.executable, "-m", "carbonopt"]
+# As of one of torchrun's and accelerate's own workers.
+OUTER = {
+    "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "1", "ACCELERATE_USE_CPU": "true",
+    "ACCELERATE_USE_FSDP": "true", "LOCAL_WORLD_SIZE": "4", "RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "7",
+    "OMPI_COMM_WORLD_RANK": "7",
+}  # fmt: skip
+
+
+def records(folder: Path, **study: object) -> list[dict]:
+    """In this folder, with files named as libraries are."""
+    folder.mkdir()
+    for name in ("datasets", "accelerate", "tqdm"):
+        (folder / f"{name}.py").write_text("raise SystemExit('the user\\'s own file')\n")
+    (folder / "study.yaml").write_text(STUDY.format(**study))
+    carbonopt = Path(sys.executable).with_name("carbonopt")
     # With two threads one trial in some hundred ends with another last digit, forked or not: the activation function of
     # its first step differs by it.
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, "run", file, "--out", folder], capture_output=True, text=True, env=one_thread)
+    environment = {**os.environ, **OUTER, "OMP_NUM_THREADS": "1"}
+    run = [carbonopt, "run", "study.yaml", "--out", "run"]
+    done = subprocess.run(run, cwd=folder, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "imports everything anew" not in done.stderr
-    exported = subprocess.run([*command, "export", folder, "--format", "jsonl"], capture_output=True, check=True)
-    return [json.loads(line) for line in exported.stdout.splitlines()]
+    export = [carbonopt, "export", folder / "run", "--format", "jsonl"]
+    return [json.loads(line) for line in subprocess.run(export, capture_output=True, check=True).stdout.splitlines()]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("stages", "ranks"), [([0, 1], 1), ([2, 3], 2)], ids=["one rank", "two ranks"])
 def test_warm_and_cold_trials_end_with_the_same_digits(stages: list[int], ranks: int, tmp_path: Path) -> None:
-    warm = records(tmp_path, stages=stages, ranks=ranks, warm="true")
-    cold = records(tmp_path, stages=stages, ranks=ranks, warm="false")
+    """Whatever launcher the study itself has, and whatever lies about."""
+    warm = records(tmp_path / "warm", stages=stages, ranks=ranks, warm="true")
+    cold = records(tmp_path / "cold", stages=stages, ranks=ranks, warm="false")
     assert [(record["state"], record.get("failure")) for record in warm + cold] == [("complete", None)] * 4
     assert [[point["nll_sum"] for point in record["evals"]] for record in warm] == [
         [point["nll_sum"] for point in record["evals"]] for record in cold
@@ -396,36 +408,16 @@ def test_warm_and_cold_trials_end_with_the_same_digits(stages: list[int], ranks:
     assert max(warm_record["stages"]["imports"]["duration_s"] for warm_record in warm) < min(
         cold_record["stages"]["imports"]["duration_s"] for cold_record in cold
     )
+    for record in warm:
+        check_stages_add_up(record)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("warm", ["true", "false"], ids=["warm", "cold"])
-def test_neither_an_outer_launcher_nor_files_lying_about_reach_a_trial(warm: str, tmp_path: Path) -> None:
-    """The study is one of torchrun's and accelerate's workers, in a folder with files named as libraries are."""
-    for name in ("datasets", "accelerate", "tqdm"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('the user\\'s own file')\n")
-    outer = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "1", "ACCELERATE_USE_CPU": "true",
-             "ACCELERATE_USE_FSDP": "true", "LOCAL_WORLD_SIZE": "4", "RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "7",
-             "OMPI_COMM_WORLD_RANK": "7"}  # fmt: skip
-    (tmp_path / "study.yaml").write_text(STUDY.format(stages=[0], ranks=2, warm=warm))
-    done = subprocess.run(
-        [Path(sys.executable).with_name("carbonopt"), "run", "study.yaml", "--out", "run"],
-        cwd=tmp_path, env={**os.environ, **outer}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "imports everything anew" not in done.stderr
-
-
-@pytest.mark.slow
-def test_stages_add_up_to_the_trial(tmp_path: Path) -> None:
-    for record in records(tmp_path, stages=[0, 1], ranks=1, warm="true"):
-        stages = record["stages"].values()
-        assert sum(stage_cost["energy_kwh"] for stage_cost in stages) == pytest.approx(
-            record["energy_kwh"]["total"], rel=1e-9
-        )
-        assert sum(stage_cost["duration_s"] for stage_cost in stages) == pytest.approx(
-            record["duration_s"]["total"], abs=0.1
-        )
-        assert set(record["stages"]) == {
-            "imports", "data", "model", "engine", "compile", "steps", "evaluation", "teardown",
-        }  # fmt: skip
+def check_stages_add_up(record: dict) -> None:
+    stages = record["stages"].values()
+    energy_kwh, total_kwh = (sum(stage["energy_kwh"] for stage in stages), record["energy_kwh"]["total"])
+    assert energy_kwh == pytest.approx(total_kwh, rel=1e-9)
+    duration_s, total_s = sum(stage["duration_s"] for stage in stages), record["duration_s"]["total"]
+    assert duration_s == pytest.approx(total_s, abs=0.1)
+    assert set(record["stages"]) == {
+        "imports", "data", "model", "engine", "compile", "steps", "evaluation", "teardown",
+    }  # fmt: skip
