@@ -83,7 +83,7 @@ def slow_study(tiny_study: dict) -> dict:
 @pytest.mark.slow
 def test_killed_terminated_and_finished(slow_study: dict, write_study, tmp_path: Path) -> None:
     """SIGKILL of the command, then SIGTERM of all processes of its second try, as Slurm requeues a job, then a third
-    that reaches the total."""
+    that reaches the total, though the ranks of its first trial are killed."""
     study, folder = write_study(slow_study), tmp_path / "out"
 
     command = start(study, folder)
@@ -116,13 +116,20 @@ def test_killed_terminated_and_finished(slow_study: dict, write_study, tmp_path:
     assert "Left: at most 2 of 2 trials." in said.stdout
 
     command = start(study, folder)
+    wait_for(lambda: training_in(folder, 0) and read(folder).records[0].attempt == 3)
+    for pid in workers(folder):
+        if psutil.Process(pid).name().startswith("rank "):
+            os.kill(pid, signal.SIGKILL)
     _, errors = command.communicate(timeout=240)
     assert command.returncode in (0, 3), errors
     data = read(folder)
-    assert [record.state for record in data.records] == [TrialState.COMPLETE] * 2
-    assert [record.attempt for record in data.records] == [3, 1]
     first = data.records[0]
+    assert [record.state for record in data.records] == [TrialState.FAILED, TrialState.COMPLETE]
+    assert [record.attempt for record in data.records] == [3, 1]
+    assert first.stop_reason is None and "signal 9" in first.failure.text
+    assert first.energy_kwh.total > 0
     assert first.params == killed.params
+    assert workers(folder) == []
     assert first.earlier_attempts_energy_kwh > used
     assert len(data.sessions) == 3
     assert not StudyPaths(folder).prepare_log.exists(), "prepared once, for all three"
@@ -156,23 +163,6 @@ def test_the_only_configuration_is_run_again_after_an_interruption(
     data = read(folder)
     assert [(record.state, record.attempt) for record in data.records] == [(TrialState.COMPLETE, 2)]
     assert data.ended == "every configuration of the search space has been run"
-
-
-@pytest.mark.slow
-def test_a_killed_trial_is_a_failed_trial_and_the_study_goes_on(slow_study: dict, write_study, tmp_path: Path) -> None:
-    folder = tmp_path / "out"
-    command = start(write_study(slow_study), folder)
-    wait_for(lambda: training_in(folder, 0))
-    ranks = [pid for pid in workers(folder) if psutil.Process(pid).name().startswith("rank ")]
-    for pid in ranks:
-        os.kill(pid, signal.SIGKILL)
-    command.communicate(timeout=240)
-    killed, other = read(folder).records
-    assert (killed.state, killed.stop_reason) == (TrialState.FAILED, None)
-    assert "signal 9" in killed.failure.text
-    assert killed.energy_kwh.total > 0
-    assert other.state == TrialState.COMPLETE
-    assert workers(folder) == []
 
 
 @pytest.mark.slow
