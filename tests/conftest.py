@@ -6,13 +6,17 @@ import shutil
 import signal
 import subprocess
 from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import psycopg
 import pytest
 import yaml
 from commands import carbonopt, free_port
+from matplotlib.backends import _backend_pdf_ps as fonts
 from replays import study_over, write_table
 from ssh_hosts import ssh_hosts  # noqa: F401, a fixture
 
@@ -39,6 +43,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests first, those with most of them before all: a long file that began last would run alone."""
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cut_fonts() -> Iterator[None]:
+    """Half of a figure's time is cutting a font to its characters, which many figures of the tests share."""
+    made, own = {}, fonts.get_glyphs_subset
+
+    @contextmanager
+    def cut(file: Any, glyphs: Iterable[int]) -> Iterator[Any]:
+        key = file, frozenset(glyphs)
+        if key not in made:
+            made[key] = opened.enter_context(own(file, set(glyphs)))
+        yield made[key]
+
+    with ExitStack() as opened, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fonts, "get_glyphs_subset", cut)
+        yield
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ they import. Which files those are is found in their imports, so that no list ha
 import ast
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
@@ -45,15 +46,18 @@ def copies(*modules: str) -> Copies:
     return Copies(dict(sorted(files.items())), frozenset(libraries - sys.stdlib_module_names))
 
 
-def _imported(text: str) -> Iterator[str]:
+@cache
+def _imported(text: str) -> tuple[str, ...]:
     """What a file's import statements name; for `from a import b`, b may be a module or not."""
+    names: list[str] = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names.extend(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.module is not None and not node.level, "carbonopt's imports are absolute"
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names.append(node.module)
+            names.extend(f"{node.module}.{alias.name}" for alias in node.names)
+    return tuple(names)
 
 
 def _path(module: str) -> str | None:

@@ -7,7 +7,6 @@ import platform
 from importlib.metadata import version
 from typing import Any
 
-import deepspeed
 import torch
 
 # What the Trainer, DeepSpeed and torch import while they set a trial up or make its first step.
@@ -40,7 +39,7 @@ def import_all() -> None:
     compile_decorator = compiler.compile
     compiler.compile = lambda: compiler.dummy_decorator
     try:
-        import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
+        import deepspeed.runtime.zero.muon.muon_optimizer
     finally:
         compiler.compile = compile_decorator
     from deepspeed.accelerator import get_accelerator
