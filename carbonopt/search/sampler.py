@@ -119,6 +119,11 @@ class CarbonSampler(BaseSampler):
             if name in DIMENSIONS or what not in get_args(ToldAffects):
                 rule = "affects must say 'cost' or 'quality' of a dimension that carbonopt doesn't know"
                 raise ValueError(f"{rule}, but got {shortened(what)} of {name}.")
+        if isinstance(learn_from, FrozenTrial | str) or not isinstance(learn_from, Sequence):
+            raise ValueError(f"learn_from must be a list of studies' trials, but is {shortened(learn_from)}.")
+        for study, trials in enumerate(learn_from):
+            if not isinstance(trials, Sequence) or not all(isinstance(trial, FrozenTrial) for trial in trials):
+                raise ValueError(f"learn_from[{study}] must be an earlier study's trials, but is {shortened(trials)}.")
         self._affects = dict(affects or {})
         self._target_loss = self._quality.loss_of(target)
         self._goal, self._complete, self._confirmed, self._memory_gib = goal, complete, confirmed, memory_gib

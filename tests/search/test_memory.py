@@ -6,6 +6,7 @@ import json
 import math
 import statistics
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import optuna
@@ -142,6 +143,21 @@ def learning(finished: Path, table: Path) -> dict:
     study = study_over(table)
     study["search"]["learn_from"] = [str(finished)]
     return study
+
+
+@pytest.mark.parametrize(
+    ("learn_from", "rule"),
+    [
+        (None, r"learn_from must be a list of studies' trials, but is None"),
+        ("runs/earlier", r"learn_from must be a list of studies' trials, but is 'runs/earlier'"),
+        (["runs/earlier"], r"learn_from\[0\] must be an earlier study's trials, but is 'runs/earlier'"),
+        (told_trials(EVERY[:1]), r"learn_from\[0\] must be an earlier study's trials"),
+        ([[], [3]], r"learn_from\[1\] must be an earlier study's trials, but is \[3\]"),
+    ],
+)
+def test_what_is_no_earlier_study_is_refused(learn_from: Any, rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        CarbonSampler("perplexity", 20.0, learn_from=learn_from)
 
 
 def test_a_study_file_names_what_to_learn_from(learning: dict, write_study, tmp_path: Path) -> None:
