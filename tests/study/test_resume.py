@@ -54,6 +54,10 @@ def workers(folder: Path) -> list[int]:
     return pids
 
 
+def ranks(folder: Path) -> list[int]:
+    return [pid for pid in workers(folder) if psutil.Process(pid).name().startswith("rank ")]
+
+
 def wait_for(condition, limit_s: float = 120.0) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
@@ -116,10 +120,11 @@ def test_killed_terminated_and_finished(slow_study: dict, write_study, tmp_path:
     assert "Left: at most 2 of 2 trials." in said.stdout
 
     command = start(study, folder)
-    wait_for(lambda: training_in(folder, 0) and read(folder).records[0].attempt == 3)
-    for pid in workers(folder):
-        if psutil.Process(pid).name().startswith("rank "):
-            os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: read(folder).records[0].attempt == 3 and ranks(folder))
+    pids = ranks(folder)  # before it trains: looking for them takes long where much else runs
+    wait_for(lambda: training_in(folder, 0))
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
     _, errors = command.communicate(timeout=240)
     assert command.returncode in (0, 3), errors
     data = read(folder)
