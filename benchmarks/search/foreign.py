@@ -18,6 +18,7 @@ search that has stopped all such runs has not found it. All strategies have the 
 become cheaper than the cheapest complete one that met the target.
 """
 
+import importlib.util
 import itertools
 import math
 import statistics
@@ -86,6 +87,7 @@ def carbon(
 
 
 SEARCHES: dict[str, Search] = {"carbon": carbon, "carbon-whole": partial(carbon, prune=False), **rivals.SEARCHES}
+ALL_SEARCHES = {**SEARCHES, **rivals.WITH_BOTORCH}
 
 
 def until_found(table: Table, target_nll: float, steps: Iterator[Step]) -> Iterator[Step]:
@@ -128,7 +130,7 @@ def searched(path: Path, share: float, name: str, seed: int, learn_from: Path | 
     target_nll = table.target_nll(share)
     cheapest_j = min(run.energy_j for run in table.runs if run.nll <= target_nll)
     if learn_from is None:
-        steps, what = SEARCHES[name](table, target_nll, seed), name
+        steps, what = ALL_SEARCHES[name](table, target_nll, seed), name
     else:
         earlier = learned(learn_from, share, seed + FIRST_SEED)
         steps, what = carbon(table, target_nll, seed, earlier=earlier), f"{name} after {learn_from.stem}"
@@ -180,12 +182,14 @@ def _median_interval(ordered: Sequence[float]) -> tuple[float, float]:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--samplers", nargs="+", choices=SEARCHES, default=list(SEARCHES))
+    parser.add_argument("--samplers", nargs="+", choices=ALL_SEARCHES, default=list(SEARCHES))
     parser.add_argument("--learn-from", type=Path, metavar="TABLE", help="that carbon has searched with the same share")
     parser.add_argument("--met-by", type=float, nargs="+", default=SHARES, help="share of the runs that meets a target")
     options = parser.parse_args()
     if not all(0 < share <= 1 for share in options.met_by) or min(options.seeds, options.jobs) < 1:
         parser.error("--met-by must be above 0 and at most 1, --seeds and --jobs at least 1")
+    if rivals.WITH_BOTORCH.keys() & set(options.samplers) and importlib.util.find_spec("botorch") is None:
+        parser.error(f"{' and '.join(rivals.WITH_BOTORCH)} need botorch: pip install botorch")
     try:
         for path in (*options.tables, *filter(None, [options.learn_from])):
             Table(path)

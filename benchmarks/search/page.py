@@ -129,7 +129,7 @@ def _searches(pattern: str) -> list[dict]:
 def _foreign() -> list[dict]:
     """Tables of others first."""
     results = [result for file in sorted(RESULTS.glob("foreign-*.json")) for result in json.loads(file.read_text())]
-    tables, order = list(dict.fromkeys(result["table"] for result in results)), list(foreign.SEARCHES)
+    tables, order = list(dict.fromkeys(result["table"] for result in results)), list(foreign.ALL_SEARCHES)
     results.sort(key=lambda result: (tables.index(result["table"]), -result["met_by"], order.index(result["sampler"])))
     return results
 

@@ -148,6 +148,5 @@ SEARCHES: dict[str, Search] = {
     "cost-order": by_cost,
     "asha": asha,
     **{name: partial(optunas, name) for name in ("tpe", "gp")},
-    "log-eipc": partial(cost_aware, log_eipc),
-    "pbgi": partial(cost_aware, pbgi),
 }
+WITH_BOTORCH: dict[str, Search] = {"log-eipc": partial(cost_aware, log_eipc), "pbgi": partial(cost_aware, pbgi)}

@@ -1,11 +1,13 @@
 """Tables that others recorded, as benchmarks/search/foreign.py reads them."""
 
+import importlib.util
 import json
 import math
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "search" / "foreign.py"
@@ -94,3 +96,26 @@ def test_what_is_no_json_or_has_no_line_is_refused(tmp_path: Path) -> None:
     assert "line 2: its text can't be read" in run(written(tmp_path / "table.jsonl", LINE, "[" * 50)).stderr
     assert "must have a line for each run, but has none" in run(written(tmp_path / "empty.jsonl")).stderr
     assert "can't read the table" in run(tmp_path / "nowhere.jsonl").stderr
+
+
+def test_rivals_that_know_the_costs_weigh_them_by_the_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    import rivals
+
+    chances, costs_j, best_j = np.array([0.9, 0.5, 0.1]), np.array([8.0, 2.0, 1.0]), 10.0
+    index = np.exp(-rivals.pbgi(np.log(chances), costs_j, best_j))
+    assert chances * (index - costs_j) == pytest.approx(costs_j), "Weitzman's reservation value"
+    gains = np.exp(rivals.log_eipc(np.log(chances), costs_j, best_j))
+    assert gains == pytest.approx(chances * (best_j - costs_j) / costs_j)
+    first = np.exp(rivals.log_eipc(np.log(chances), costs_j, math.inf))
+    assert first == pytest.approx(chances / costs_j)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("botorch") is not None, reason="botorch is there")
+def test_what_a_rival_needs_is_said(tmp_path: Path) -> None:
+    done = run(
+        written(tmp_path / "table.jsonl", LINE, {**LINE, "total_steps": 90, "params": {**LINE["params"], "epochs": 2}}),
+        "--samplers",
+        "pbgi",
+    )
+    assert done.returncode == 2 and "need botorch: pip install botorch" in done.stderr
