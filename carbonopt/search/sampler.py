@@ -277,7 +277,7 @@ class CarbonSampler(BaseSampler):
         fixed = self._complete(values)
         if not isinstance(fixed, Mapping):
             raise ValueError(f"complete must return what is fixed by its names, but returned {shortened(fixed)}.")
-        check_values(fixed)
+        check_values({name: value for name, value in fixed.items() if value is not values.get(name, fixed)})
         return {**values, **fixed}
 
     def meeting(self, knowledge: Knowledge, refuted: Collection[int]) -> dict[int, float]:

@@ -115,8 +115,17 @@ class Encoder:
 
     def _others(self, values: Values, what: Affects, *without: str) -> list[float]:
         """All dimensions that affect this, but for these."""
-        names = [name for name in affecting(what, self.distributions, self.affects) if name not in without]
-        return [number for name in names for number in self._columns[name](values.get(name))]
+        columns = [(name, column) for name, column in self._affecting[what] if name not in without]
+        return [number for name, column in columns for number in column(values.get(name))]
+
+    @cached_property
+    def _affecting(self) -> dict[Affects, list[tuple[str, Callable[[Any], list[float]]]]]:
+        """Of what is modelled, the dimensions that affect it, each with what makes its columns."""
+        modelled: tuple[Affects, ...] = ("quality", "cost", "memory")
+        return {
+            what: [(name, self._columns[name]) for name in affecting(what, self.distributions, self.affects)]
+            for what in modelled
+        }
 
     @cached_property
     def _columns(self) -> dict[str, Callable[[Any], list[float]]]:
