@@ -20,9 +20,10 @@ from pathlib import Path
 import optuna
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "search"))
-from compare import NEAR, RecordedSpace, Table, training_j
+from compare import NEAR, RecordedSpace, Table, training_j, writable
 
 from carbonopt.analysis.haste import frugal
+from carbonopt.core.errors import BadInput
 from carbonopt.core.trial import Phase, TrialRecord, TrialSpec, TrialState
 from carbonopt.core.units import joules_from_kwh
 from carbonopt.engines.replay import ReplayEngine
@@ -155,11 +156,18 @@ def one(path: Path, worse: float, workers: int, haste: str, seed: int) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", type=Path)
-    parser.add_argument("out", type=Path)
+    parser.add_argument("out", type=writable)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--haste", nargs="+", choices=RAMPS, default=["frugal", "full"])
     parser.add_argument("--seeds", type=int, default=10)
     options = parser.parse_args()
+    if min(*options.workers, options.seeds) < 1:
+        parser.error("--workers and --seeds must be 1 or more")
+    try:
+        Table(options.table)
+    except BadInput as error:
+        parser.error(str(error))
+    options.workers = sorted({1, *options.workers})  # what the others are held against
     cases = [
         (options.table, worse, workers, haste, seed)
         for worse, workers, haste, seed in product(TARGETS, options.workers, options.haste, range(options.seeds))

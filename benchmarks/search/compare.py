@@ -243,8 +243,16 @@ def arguments(about: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("tables", type=Path, nargs="+")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=writable)
     return parser
+
+
+def writable(text: str) -> Path:
+    """A file for the results, checked before hours of searches."""
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"must be a file in a folder that exists, but is {text!r}")
+    return path
 
 
 def run_all(

@@ -20,6 +20,7 @@ from carbonopt.core.files import read_text
 from carbonopt.core.values import Frozen, Given
 from carbonopt.engines.replay import PROGRESS_REPORTS
 from carbonopt.search.cap import passes_cap
+from carbonopt.search.models.features import check_dimensions, check_values
 
 MOST_MIB = 256
 Curve = tuple[tuple[int, float], ...]  # step, nll; infinite where it diverged
@@ -103,6 +104,12 @@ class Table:
         self.runs = list(self.by_key.values())
         if len(self.runs) < 2:
             raise BadInput(f"{path} must have two runs or more of different params, but has one.")
+        try:
+            check_dimensions(self.distributions)
+            for run in self.runs:
+                check_values(run.fixed)
+        except ValueError as error:
+            raise BadInput(f"{path}: {error}") from error
         if all(math.isinf(run.nll) for run in self.runs):
             raise BadInput(f"{path}: all runs have diverged; no target can be met.")
 

@@ -63,6 +63,9 @@ def run_in_jobs(
 def _check(launch: SlurmLaunch, paths: StudyPaths, storage: str | None) -> None:
     if shutil.which("sbatch") is None:
         raise BadInput("launch.kind: slurm needs Slurm's sbatch on PATH; run it on a login node, or in a job.")
+    root = str(paths.root.resolve())
+    if not root.isprintable():  # sbatch's script names it in a comment, which a line break would end
+        raise BadInput(f"--out: the folder of a study in jobs must have printable characters alone, but is {root!a}.")
     url = storage_url(paths, storage)
     if storage is not None and without_password(storage) != storage:
         kept = "a job's command is kept in the study's folder, which must hold no password"

@@ -117,7 +117,7 @@ def nodes_of_job() -> list[str]:
         check=False,
     )
     if asked.returncode != 0:
-        raise CarbonoptError(f"scontrol must tell the nodes of {listed!r}, but says: {' '.join(asked.stderr.split())}")
+        raise BadInput(f"scontrol must tell the nodes of {listed!r}, but says: {' '.join(asked.stderr.split())}")
     return asked.stdout.split()
 
 
@@ -167,8 +167,11 @@ class Jobs:
         """Those that have been submitted and not ended, the leading one first."""
         if not self._note.exists():
             return []
-        jobs = [str(job) for job in json.loads(self._note.read_text())["jobs"]]
-        return [job for job in jobs if state_of(job) is not None]
+        noted = _read(self._note, "look for its jobs with squeue, and remove it when none is left")
+        jobs = noted.get("jobs") if isinstance(noted, dict) else None
+        if not isinstance(jobs, list):
+            raise BadInput(f"{self._note} must list the study's jobs, but is {str(noted)[:80]!r}; remove it.")
+        return [str(job) for job in jobs if state_of(str(job)) is not None]
 
     def submit(self, launch: SlurmLaunch, name: str, command: Sequence[str]) -> list[str]:
         """One for each worker; the first leads. Raises BadInput where there is no submitit or no Slurm, or it refuses
@@ -190,7 +193,11 @@ class Jobs:
             code_file = str(self._code_file(number).resolve())
             try:
                 job = executor.submit(StudyJob(argv, str(Path.cwd()), code_file))
-            except (subprocess.CalledProcessError, submitit.core.utils.FailedJobError) as error:
+            except (
+                subprocess.CalledProcessError,
+                submitit.core.utils.FailedJobError,
+                submitit.core.utils.FailedSubmissionError,
+            ) as error:
                 raise BadInput(f"Slurm refuses the job: {' '.join(str(error).split())}") from error
             jobs.append(job.job_id)
             write_json(self._note, {"jobs": jobs})
@@ -203,10 +210,17 @@ class Jobs:
     def exit_code(self) -> int | None:
         """Of the leading job's command; None: it was ended before it could say so."""
         file = self._code_file(0)
-        return json.loads(file.read_text()) if file.exists() else None
+        return int(_read(file, "the job's log says how it ended")) if file.exists() else None
 
     def _code_file(self, number: int) -> Path:
         return self._folder / f"exit-code-{number}.json"
+
+
+def _read(file: Path, advice: str) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BadInput(f"{file} is damaged: {error}; {advice}.") from error
 
 
 def state_of(job: str) -> str | None:

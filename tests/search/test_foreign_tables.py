@@ -98,6 +98,17 @@ def test_what_is_no_json_or_has_no_line_is_refused(tmp_path: Path) -> None:
     assert "can't read the table" in run(tmp_path / "nowhere.jsonl").stderr
 
 
+@pytest.mark.parametrize("rates", [("x", "y"), (-1.0, 1.0), (-1.0, -1.0)])
+def test_a_value_that_no_dimension_can_have_is_said_with_its_table(rates: tuple, tmp_path: Path) -> None:
+    lines = [
+        {**LINE, "params": {**LINE["params"], "epochs": epochs, "learning_rate": rate}}
+        for epochs, rate in enumerate(rates, 1)
+    ]
+    done = run(written(tmp_path / "table.jsonl", *lines))
+    assert done.returncode == 2 and "table.jsonl: learning_rate can't be" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_rivals_that_know_the_costs_weigh_them_by_the_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
     import rivals

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,11 +16,13 @@ from sqlalchemy.engine import make_url
 from study.test_resume import read, wait_for, workers
 
 from carbonopt.analysis.footprint import footprint
+from carbonopt.cli.slurm import _check
 from carbonopt.core.config import SlurmLaunch
 from carbonopt.core.errors import BadInput, CarbonoptError
 from carbonopt.core.trial import Durations, TrialState
 from carbonopt.core.units import kwh_from_joules
 from carbonopt.energy.codecarbon import power_models
+from carbonopt.engines.slurm import Jobs
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.study import StudyStorage
 from carbonopt.storage.url import connect
@@ -73,6 +76,27 @@ def test_a_trial_that_no_job_is_long_enough_for_ends_the_study(tiny_study: dict)
     _check_it_can_end(took(800.0), config)
     with pytest.raises(CarbonoptError, match=r"trial 3 was cut off after 820 s, nearly all that a job of 20 min has"):
         _check_it_can_end(took(820.0), config)
+
+
+def test_a_folder_that_would_end_a_line_of_the_jobs_script_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    paths = StudyPaths(tmp_path / "out\necho here; echo")
+    with pytest.raises(BadInput, match=r"must have printable characters alone, but is .*out\\necho here"):
+        _check(SlurmLaunch(kind="slurm"), paths, None)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"jobs": 5}', "{}"])
+def test_a_damaged_list_of_jobs_is_said(text: str, tmp_path: Path) -> None:
+    paths = StudyPaths(tmp_path)
+    paths.slurm_jobs.write_text(text)
+    with pytest.raises(BadInput, match=r"slurm.json (is damaged|must list the study's jobs)"):
+        Jobs(paths).alive()
+    paths.slurm.mkdir()
+    (paths.slurm / "exit-code-0.json").write_text("{x")
+    with pytest.raises(BadInput, match=r"exit-code-0.json is damaged"):
+        Jobs(paths).exit_code()
 
 
 @pytest.fixture
