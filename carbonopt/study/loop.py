@@ -42,7 +42,7 @@ from carbonopt.engines.base import Engine, EngineObserver, LendMeter, own_meter
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.study import REPEAT_OF, SEED, Snapshot, StudyStorage, check_folder_is_free
 from carbonopt.storage.url import connect, has_storage, remember_storage, storage_url
-from carbonopt.storage.workers import Lease, leased
+from carbonopt.storage.workers import Lease, leased, living
 from carbonopt.study.check import Checked, as_prepared
 from carbonopt.study.crew import Crew, Member
 from carbonopt.study.inputs import check_unchanged, input_files, with_sha256, workload_fingerprint
@@ -57,6 +57,7 @@ _NOT_ENDED = (StopReason.INTERRUPTED, StopReason.BUDGET)
 PROBE_S = 2.0  # of steps: the GPUs' counters tick in 0.1 s, which is then 2 % of them
 _FAILURES = 3  # of the first trials, all alike, after which a study ends
 _NEARLY_ALL = 0.9
+_END_TOGETHER_S = 10.0  # after the last trial, for the others' last reading
 _LOOK_AGAIN_S = 0.2  # whether other workers have ended what there is to wait for
 _LEAD = "start it by `carbonopt run` without --worker and join it when its first trial has begun"
 
@@ -137,6 +138,8 @@ def run_study(
         else:
             stored = _noted(database, stored, call.checked, provenance, prepared, inputs)
         call.run_trials(stored, inputs)
+        if not joins:
+            _await_others(database, checked.config.name, lease, heard)
         return stored.read()
 
 
@@ -147,6 +150,14 @@ def _await_study(database: RDBStorage, name: str, member: Member | None, interru
     while StudyStorage.load(database, name) is None:
         if interrupted():
             raise StudyInterrupted(BEFORE_FIRST_TRIAL)
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def _await_others(database: RDBStorage, study: str, lease: Lease, interrupted: Callable[[], bool]) -> None:
+    """Until other workers have stored what they used while they ended: it belongs into the report. Not for long: one
+    may still have a trial, of a study that was interrupted."""
+    deadline = time.monotonic() + _END_TOGETHER_S
+    while living(database, study) - {lease.worker.id} and time.monotonic() < deadline and not interrupted():
         time.sleep(_LOOK_AGAIN_S)
 
 

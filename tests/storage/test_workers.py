@@ -337,6 +337,10 @@ def test_workers_share_a_study_whenever_one_dies(url: str, wide_study: dict, wri
     with shared() as processes:
         assert [process.wait(240) for process in processes] == [0] * 3
     check_shared(folder, url, 25)
+    # The leading command's report has what the others used while they ended.
+    reported = json.loads((folder / "report" / "data" / "report.json").read_text())["spent"]["outer_kwh"]
+    data = StudyStorage.of_folder(connect(url), StudyPaths(folder)).read()
+    assert reported == pytest.approx(sum(session.outer_kwh for session in data.sessions), rel=1e-9)
 
 
 def test_a_worker_joins_nothing_that_has_not_begun(wide_study: dict, write_study, tmp_path: Path) -> None:
