@@ -138,9 +138,7 @@ def run_study(
         else:
             stored = _noted(database, stored, call.checked, provenance, prepared, inputs)
         call.run_trials(stored, inputs)
-        if not joins:
-            _await_others(database, checked.config.name, lease, heard)
-        return stored.read()
+        return _read_after_others(database, stored, lease, heard)
 
 
 def _await_study(database: RDBStorage, name: str, member: Member | None, interrupted: Callable[[], bool]) -> None:
@@ -153,12 +151,16 @@ def _await_study(database: RDBStorage, name: str, member: Member | None, interru
         time.sleep(_LOOK_AGAIN_S)
 
 
-def _await_others(database: RDBStorage, study: str, lease: Lease, interrupted: Callable[[], bool]) -> None:
-    """Until other workers have stored what they used while they ended: it belongs into the report. Not for long: one
-    may still have a trial, of a study that was interrupted."""
-    deadline = time.monotonic() + _END_TOGETHER_S
+def _read_after_others(
+    database: RDBStorage, stored: StudyStorage, lease: Lease, interrupted: Callable[[], bool]
+) -> StudyData:
+    """Where this worker leads, when the others have stored what they used while they ended: it belongs into the report.
+    Not for long: one may still have a trial, of a study that was interrupted."""
+    deadline = time.monotonic() + (0.0 if lease.joins else _END_TOGETHER_S)
+    study = stored.study.study_name
     while living(database, study) - {lease.worker.id} and time.monotonic() < deadline and not interrupted():
         time.sleep(_LOOK_AGAIN_S)
+    return stored.read()
 
 
 def _heard_of(lease: Lease, interrupted: Callable[[], bool]) -> bool:
