@@ -90,10 +90,8 @@ def cost_aware(
 ) -> Iterator[Step]:
     """What scores best by the chance to meet the target and what a run costs, which is known before. A Gaussian process
     of the nll, botorch's with its priors; a run that diverged is told as the worst one that didn't."""
-    rows, costs_j = (
-        np.array([table.place(run.params) for run in table.runs]),
-        np.array([run.energy_j for run in table.runs]),
-    )
+    rows = np.array([table.place(run.params) for run in table.runs])
+    costs_j = np.array([run.energy_j for run in table.runs])
     left = np.random.default_rng(seed).permutation(len(table.runs)).tolist()
     told: dict[int, float] = {}
     cap_j = math.inf

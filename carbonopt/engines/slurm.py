@@ -5,7 +5,6 @@ A job that comes to its time limit is warned before, ends its trial in order, an
 preempted or requeued, or whose node fails.
 """
 
-import json
 import os
 import re
 import shutil
@@ -15,12 +14,15 @@ import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from carbonopt.core.config import SlurmLaunch, StudyConfig
-from carbonopt.core.errors import BadInput, CarbonoptError
-from carbonopt.core.files import write_json
+from carbonopt.core.errors import BadInput, CarbonoptError, first_fault
+from carbonopt.core.files import read_text, write_json
 from carbonopt.core.format import count_text
+from carbonopt.core.values import Frozen
 from carbonopt.energy.hardware import permitted_gpus
 from carbonopt.energy.share import all_cores
 from carbonopt.energy.slurm import StepEnergy, step_energy
@@ -33,6 +35,7 @@ _JOB, _TASK, _ON_NODE = "SLURM_JOB_ID", "SLURM_PROCID", "SLURMD_NODENAME"
 _OF_A_STEP = re.compile(r"(SLURM|SLURMD|SRUN|SBATCH|SALLOC)_(?!CONF$)")
 _LOOK_AGAIN_S = 0.2
 _WARNING = signal.SIGUSR2  # submitit's own
+Noted = TypeVar("Noted")
 _DETAIL = ("partition", "account", "qos", "constraint", "exclusive")
 
 
@@ -157,6 +160,10 @@ class StudyJob:
         return DelayedSubmission(StudyJob(self._command, self._folder, self._code_file))
 
 
+class _Note(Frozen):
+    jobs: tuple[str, ...]
+
+
 class Jobs:
     """The jobs of a study's folder."""
 
@@ -167,11 +174,8 @@ class Jobs:
         """Those that have been submitted and not ended, the leading one first."""
         if not self._note.exists():
             return []
-        noted = _read(self._note, "look for its jobs with squeue, and remove it when none is left")
-        jobs = noted.get("jobs") if isinstance(noted, dict) else None
-        if not isinstance(jobs, list):
-            raise BadInput(f"{self._note} must list the study's jobs, but is {str(noted)[:80]!r}; remove it.")
-        return [str(job) for job in jobs if state_of(str(job)) is not None]
+        noted = _read(self._note, _Note, "look for its jobs with squeue, and remove it when none is left")
+        return [job for job in noted.jobs if state_of(job) is not None]
 
     def submit(self, launch: SlurmLaunch, name: str, command: Sequence[str]) -> list[str]:
         """One for each worker; the first leads. Raises BadInput where there is no submitit or no Slurm, or it refuses
@@ -210,17 +214,17 @@ class Jobs:
     def exit_code(self) -> int | None:
         """Of the leading job's command; None: it was ended before it could say so."""
         file = self._code_file(0)
-        return int(_read(file, "the job's log says how it ended")) if file.exists() else None
+        return _read(file, int, "the job's log says how it ended") if file.exists() else None
 
     def _code_file(self, number: int) -> Path:
         return self._folder / f"exit-code-{number}.json"
 
 
-def _read(file: Path, advice: str) -> Any:
+def _read(file: Path, kind: type[Noted], advice: str) -> Noted:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise BadInput(f"{file} is damaged: {error}; {advice}.") from error
+        return TypeAdapter(kind).validate_json(read_text(file, "the note of a study's jobs,", 1))
+    except ValidationError as error:
+        raise BadInput(f"{file} is damaged: {first_fault(error)}; {advice}.") from error
 
 
 def state_of(job: str) -> str | None:

@@ -158,7 +158,7 @@ def _read_after_others(
     Not for long: one may still have a trial, of a study that was interrupted."""
     deadline = time.monotonic() + (0.0 if lease.joins else _END_TOGETHER_S)
     study = stored.study.study_name
-    while living(database, study) - {lease.worker.id} and time.monotonic() < deadline and not interrupted():
+    while time.monotonic() < deadline and living(database, study) - {lease.worker.id} and not interrupted():
         time.sleep(_LOOK_AGAIN_S)
     return stored.read()
 
@@ -320,10 +320,8 @@ class _Call:
         from carbonopt.search.strategy import Strategy  # with SciPy: now that the trials' processes have been started
 
         memory_gib = None if self.engine.hardware is None else self.engine.hardware.gpu_memory_gib
-        self.storage, self.strategy = (
-            storage,
-            Strategy(self.checked.config, self.checked.space, memory_gib, self.checked.earlier),
-        )
+        self.storage = storage
+        self.strategy = Strategy(self.checked.config, self.checked.space, memory_gib, self.checked.earlier)
         now = datetime.fromisoformat(self.ledger.started_at)
         with self._turn() as seen:
             data = seen.data

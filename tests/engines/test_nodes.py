@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from ssh_hosts import SshHosts
-from study.test_resume import read, wait_for, workers
+from study.test_resume import ranks, read, wait_for, workers
 
 from carbonopt.analysis.footprint import footprint
 from carbonopt.core.errors import BadInput
@@ -163,8 +163,7 @@ def test_a_killed_command_leaves_nothing_on_its_hosts(
     folder = tmp_path / "out"
     command = run(ssh_hosts, write_study(on_hosts), folder)
     wait_for(lambda: StudyPaths(folder).trial(0).exists() and bool(read(folder).records[0].steps_done))
-    ranks = [pid for pid in workers(folder) if Path(f"/proc/{pid}/comm").read_text().startswith("rank")]
-    assert len(ranks) == 4
+    assert len(ranks(folder)) == 4
     os.kill(command.pid, signal.SIGKILL)
     wait_for(lambda: workers(folder) == [], 2.0)
     wait_for(lambda: not agents(ssh_hosts), 2.0)

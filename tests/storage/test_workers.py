@@ -22,6 +22,7 @@ from study.test_resume import read, training_in, wait_for, workers
 
 from carbonopt.analysis.footprint import footprint
 from carbonopt.core.errors import CarbonoptError
+from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialState
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.study import StudyStorage
@@ -299,7 +300,7 @@ def joining(study: Path, folder: Path, url: str) -> list[str]:
     return [*command(study, folder, url), "--worker"]
 
 
-def check_shared(folder: Path, url: str, trials: int) -> None:
+def check_shared(folder: Path, url: str, trials: int) -> StudyData:
     """The configured trials, none twice, and all that was spent."""
     data = StudyStorage.of_folder(connect(url), StudyPaths(folder)).read()
     own = [record for record in data.records if record.repeat_of is None]
@@ -307,6 +308,7 @@ def check_shared(folder: Path, url: str, trials: int) -> None:
     assert len({tuple(record.params.as_record().items()) for record in own}) == trials
     assert footprint(data).closure == pytest.approx(1.0, abs=0.01)
     assert {record.worker for record in data.records} <= {session.worker for session in data.sessions}
+    return data
 
 
 @pytest.fixture
@@ -336,10 +338,9 @@ def test_workers_share_a_study_whenever_one_dies(url: str, wide_study: dict, wri
                 process.wait()
     with shared() as processes:
         assert [process.wait(240) for process in processes] == [0] * 3
-    check_shared(folder, url, 25)
+    data = check_shared(folder, url, 25)
     # The leading command's report has what the others used while they ended.
     reported = json.loads((folder / "report" / "data" / "report.json").read_text())["spent"]["outer_kwh"]
-    data = StudyStorage.of_folder(connect(url), StudyPaths(folder)).read()
     assert reported == pytest.approx(sum(session.outer_kwh for session in data.sessions), rel=1e-9)
 
 
