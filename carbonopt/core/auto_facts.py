@@ -33,6 +33,7 @@ class Facts(Frozen):
     train_tokens: int | None = None
     given: tuple[str, ...] = ()  # keys of workload.training_arguments
     lacking: dict[str, str] = Field(default_factory=dict)  # dimensions that model or scheduler can't have, and why
+    adapts: bool | None = None  # whether adapters are trained instead of pretrained weights; None: their size decides
 
     @property
     def tokens_per_example(self) -> float | None:
@@ -42,6 +43,8 @@ class Facts(Frozen):
     def kind(self) -> Kind:
         if not self.pretrained:
             return "scratch"
+        if self.adapts is not None:
+            return "lora" if self.adapts else "full"
         return "lora" if (self.parameters or 0) >= _ADAPTED_FROM and "lora_rank" not in self.lacking else "full"
 
 

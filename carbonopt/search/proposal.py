@@ -69,6 +69,7 @@ class Knowledge:
     effort: int = 40  # iterations of the curve model's fit
     affects: Mapping[str, ToldAffects] = field(default_factory=dict)  # see `affecting`
     earlier: Sequence[Sequence[Observation]] = ()  # of studies of the same or a similar task
+    advised: Mapping[str, float] = field(default_factory=dict)  # the literature's batch and learning rate, by name
 
     @cached_property
     def memories(self) -> list["Knowledge"]:
@@ -93,7 +94,7 @@ class Knowledge:
         # Before a trial of its own an epoch is taken to be as long as in an earlier study.
         every = (self.observations, *(memory.observations for memory in self.memories))
         told = next((trials for trials in every if any(trial.total_steps for trial in trials)), ())
-        return Encoder(self.distributions, *steps_law(told), self.affects, len(self.earlier))
+        return Encoder(self.distributions, *steps_law(told), self.affects, len(self.earlier), advised=self.advised)
 
     @cached_property
     def _own_points(self) -> Points:
@@ -297,12 +298,17 @@ class Proposal:
     reachable: float  # probability that any candidate meets the target, and more cheaply than the best
 
 
-def first(candidates: Configurations, rng: Generator) -> int:
-    """The trial before anything is known: as few epochs as there are, the middle of everything else."""
+def first(candidates: Configurations, rng: Generator, advised: Mapping[str, float]) -> int:
+    """The trial before anything is known: as few epochs as there are, what is advised, the middle of the rest."""
     distance = 0.1 * rng.random(len(candidates))
     for name in sorted({name for values in candidates for name in values}):
-        ranks = _ranks([values[name] for values in candidates])
-        distance += 10 * ranks if name == "epochs" else (ranks - 0.5) ** 2
+        column = [values[name] for values in candidates]
+        if name in advised:
+            apart = np.log(np.array(column, dtype=float) / advised[name])
+            distance += (apart / max(1e-9, apart.max() - apart.min())) ** 2
+        else:
+            ranks = _ranks(column)
+            distance += 10 * ranks if name == "epochs" else (ranks - 0.5) ** 2
     return int(np.argmin(distance))
 
 

@@ -30,6 +30,7 @@ from carbonopt.search.proposal import Knowledge, Proposal, first, on_front, prop
 from carbonopt.search.pruning import should_prune
 
 CENTRES = 3  # good trials, near which more of a large space are looked at
+ADVISED = ("global_batch_size", "learning_rate")
 SHORT_FIT_FROM = 30  # trials; from here on the models' parameters hardly change
 
 # System attribute of a trial: the values that its worker is about to give it. Several workers see by it what the
@@ -66,6 +67,8 @@ class CarbonSampler(BaseSampler):
             where a name is missing: both, as far as the trials tell.
         confirmed: whether the answer will be run again with other seeds: then a configuration's mean has to meet the
             target, as the model knows it, and one lucky run is no answer.
+        advised: batch and learning rate, by their names, near which the first trial is and the best is expected, as far
+            as they are in the space; None, or where a name is missing: the middle.
         memory_gib: of a device, to stay away from configurations that don't fit.
         learn_from: earlier studies of the same or a similar task, whose trials are told as this one's are.
         search_space: the dimensions. None: those of the trials that have ended; until one has, values are random, and
@@ -91,6 +94,7 @@ class CarbonSampler(BaseSampler):
         complete: Callable[[Values], Mapping[str, Any]] = dict,
         affects: Mapping[str, ToldAffects] | None = None,
         confirmed: bool = False,
+        advised: Mapping[str, float] | None = None,
         memory_gib: float | None = None,
         learn_from: Sequence[Sequence[FrozenTrial]] = (),
         search_space: Mapping[str, BaseDistribution] | None = None,
@@ -119,12 +123,16 @@ class CarbonSampler(BaseSampler):
             if name in DIMENSIONS or what not in get_args(ToldAffects):
                 rule = "affects must say 'cost' or 'quality' of a dimension that carbonopt doesn't know"
                 raise ValueError(f"{rule}, but got {shortened(what)} of {name}.")
+        for name, value in (advised or {}).items():
+            if name not in ADVISED or not (_is_number(value) and 0 < value < math.inf):
+                rule = f"advised must give a number above 0 for {' or '.join(ADVISED)}"
+                raise ValueError(f"{rule}, but got {shortened(value)} for {name}.")
         if isinstance(learn_from, FrozenTrial | str) or not isinstance(learn_from, Sequence):
             raise ValueError(f"learn_from must be a list of studies' trials, but is {shortened(learn_from)}.")
         for study, trials in enumerate(learn_from):
             if not isinstance(trials, Sequence) or not all(isinstance(trial, FrozenTrial) for trial in trials):
                 raise ValueError(f"learn_from[{study}] must be an earlier study's trials, but is {shortened(trials)}.")
-        self._affects = dict(affects or {})
+        self._affects, self._advised = dict(affects or {}), dict(advised or {})
         self._target_loss = self._quality.loss_of(target)
         self._goal, self._complete, self._confirmed, self._memory_gib = goal, complete, confirmed, memory_gib
         self._valid, self._listed, self._canonical = valid or (lambda values: True), listed, canonical
@@ -201,6 +209,7 @@ class CarbonSampler(BaseSampler):
             effort,
             self._affects,
             self._earlier,
+            self._advised,
         )
 
     @one_blas_thread()
@@ -241,7 +250,7 @@ class CarbonSampler(BaseSampler):
         index, proposal = None, None
         if candidates and not any(trial.curve for trial in knowledge.observations):
             likely = np.flatnonzero(knowledge.likely_to_fit(completed))
-            index = likely[first([completed[place] for place in likely], rng)]
+            index = likely[first([completed[place] for place in likely], rng, knowledge.encoder.advice)]
         elif candidates and self._goal == "front":
             index = propose_for_front(completed, knowledge)
         elif candidates:

@@ -43,7 +43,7 @@ INNER: dict[str, Callable[..., BaseSampler]] = {
 
 class Strategy:
     """Of one study; `memory_gib` of a device, None where it is not known. `trials`: the study's, all that there are;
-    `earlier`: those of studies that it learns from."""
+    `earlier`: those of studies that it learns from; `advised`: the literature's values, see `CarbonSampler`."""
 
     def __init__(
         self,
@@ -51,6 +51,7 @@ class Strategy:
         space: SearchSpace,
         memory_gib: float | None,
         earlier: Sequence[Sequence[FrozenTrial]] = (),
+        advised: Mapping[str, float] | None = None,
     ) -> None:
         self._config, self._space = config, space
         self.distributions = distributions(space)
@@ -67,6 +68,7 @@ class Strategy:
             complete=lambda values: space.params({**self._single, **values}).model_dump(exclude_none=True),
             affects=config.search.space.affects(),
             confirmed=config.confirm is not None,
+            advised=advised,
             memory_gib=memory_gib,
             learn_from=earlier,
             seed=config.search.seed,

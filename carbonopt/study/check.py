@@ -5,13 +5,14 @@ from pathlib import Path
 
 from optuna.trial import FrozenTrial
 
-from carbonopt.core.auto_facts import AutoSpace, known_facts
-from carbonopt.core.auto_space import choose
+from carbonopt.core.auto_facts import AutoSpace, Facts, known_facts
+from carbonopt.core.auto_space import advised, choose
 from carbonopt.core.config import StudyConfig, UnchosenSpace
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import PreparedFolder
-from carbonopt.core.space import SearchSpace
+from carbonopt.core.space import SearchSpace, lowest
 from carbonopt.core.study import CarbonTrace, Intensity
+from carbonopt.core.trial import Prepared
 from carbonopt.core.values import Scalar
 from carbonopt.energy.intensity import reference_intensity
 from carbonopt.energy.trace import read_trace
@@ -35,6 +36,7 @@ class Checked:
     engine: Engine  # for one run
     earlier: tuple[list[FrozenTrial], ...] = ()  # trials of the studies that the search learns from
     auto: AutoSpace | None = None  # what is chosen, with `space: auto`: as far as is known before the preparation
+    facts: Facts | None = None  # what the study file says of what is trained; None: no training is described
 
     @property
     def is_settled(self) -> bool:
@@ -44,6 +46,13 @@ class Checked:
     def in_slot(self, slot: int) -> "Checked":
         """For a worker beside the one that was checked."""
         return replace(self, engine=ENGINES[self.config.launch.kind](self.config, slot))
+
+    def advised(self, prepared: Prepared | None) -> dict[str, float]:
+        """What the literature advises, as `CarbonSampler` has it."""
+        if self.facts is None or prepared is None:
+            return {}
+        known = {"parameters": prepared.model_parameters, "train_tokens": prepared.train_tokens}
+        return advised(self.facts.model_copy(update={**known, "train_examples": prepared.train_examples}))
 
     def settled(self, auto: AutoSpace) -> "Checked":
         """With the space that the preparation has chosen, as if the study file had named it."""
@@ -68,11 +77,17 @@ def check(config: StudyConfig, *, gets_weights: bool = False) -> Checked:
     task = None if config.workload is None else task_for(config.workload.model_dump(mode="json"))
     own = task is not None and task.own_dimensions
     dimensions, ranks, on_gpu, auto = config.search.space, config.launch.world_size, bool(config.launch.gpus), None
+    facts = None if config.workload is None else known_facts(config.workload, ranks, on_gpu)
+    if facts is not None and gets_weights:
+        facts = facts.model_copy(update={"pretrained": True})
     if isinstance(dimensions, UnchosenSpace):
-        assert config.workload is not None
-        facts = known_facts(config.workload, ranks, on_gpu)
-        auto = choose(facts.model_copy(update={"pretrained": facts.pretrained or gets_weights}))
+        assert facts is not None
+        auto = choose(facts)
         dimensions = auto.space
+    elif facts is not None and facts.pretrained:
+        ranks_of_adapters = dimensions["lora_rank"]
+        adapts = ranks_of_adapters is not None and int(lowest(ranks_of_adapters)) > 0
+        facts = facts.model_copy(update={"adapts": adapts})
     space = SearchSpace(dimensions, ranks, on_gpu, own)
     start = None if config.search.start is None else space.start_values(config.search.start)
     if config.search.sampler == "grid" and space.combinations is None:
@@ -89,7 +104,7 @@ def check(config: StudyConfig, *, gets_weights: bool = False) -> Checked:
     if len({Path(folder).resolve() for folder in folders}) < len(folders):
         raise BadInput(f"search.learn_from must name each study once, but got {', '.join(folders)}.")
     earlier = tuple(earlier_trials(folder, config) for folder in folders)
-    return Checked(config, space, reference_intensity(config.carbon), start, trace, engine, earlier, auto)
+    return Checked(config, space, reference_intensity(config.carbon), start, trace, engine, earlier, auto, facts)
 
 
 def earlier_trials(folder: str, config: StudyConfig) -> list[FrozenTrial]:

@@ -137,7 +137,7 @@ def run_study(
             _check_alike(stored.read().provenance, provenance)
         else:
             stored = _noted(database, stored, call.checked, provenance, prepared, inputs)
-        call.run_trials(stored, inputs)
+        call.run_trials(stored, inputs, prepared)
         return _read_after_others(database, stored, lease, heard)
 
 
@@ -316,12 +316,18 @@ class _Call:
         self.lease.renew()
         return prepared, inputs
 
-    def run_trials(self, storage: StudyStorage, inputs: tuple[InputFile, ...]) -> None:
+    def run_trials(self, storage: StudyStorage, inputs: tuple[InputFile, ...], prepared: Prepared | None) -> None:
         from carbonopt.search.strategy import Strategy  # with SciPy: now that the trials' processes have been started
 
         memory_gib = None if self.engine.hardware is None else self.engine.hardware.gpu_memory_gib
         self.storage = storage
-        self.strategy = Strategy(self.checked.config, self.checked.space, memory_gib, self.checked.earlier)
+        self.strategy = Strategy(
+            self.checked.config,
+            self.checked.space,
+            memory_gib,
+            self.checked.earlier,
+            self.checked.advised(prepared),
+        )
         now = datetime.fromisoformat(self.ledger.started_at)
         with self._turn() as seen:
             data = seen.data

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from carbonopt.core.auto_facts import AutoSpace, Facts, known_facts
-from carbonopt.core.auto_space import best_batch_tokens, best_learning_rate, choose, known_before
+from carbonopt.core.auto_space import advised, best_batch_tokens, best_learning_rate, choose, known_before
 from carbonopt.core.config import Choices, Domain, Fixed, Range, Workload, values_of
 from carbonopt.core.dimensions import SEARCHED
 from carbonopt.core.space import SearchSpace
@@ -106,6 +106,24 @@ def test_pretrained_weights_are_tuned_by_adamw_in_a_range_of_their_own() -> None
     assert values(auto, "dropout") == (0.0,)
     assert "2605.10468" in auto.left_out["optimizer"]
     assert auto.left_out.keys() >= {"weight_decay", "lora_rank"}
+
+
+def test_what_is_advised_is_where_the_chosen_space_starts() -> None:
+    start = of(base=LARGE).start
+    assert advised(LARGE) == {name: start[name] for name in ("global_batch_size", "learning_rate")}
+    full = advised(GPT2.model_copy(update={"pretrained": True}))
+    adapted = advised(GPT2.model_copy(update={"pretrained": True, "adapts": True}))
+    assert adapted["learning_rate"] == pytest.approx(10 * full["learning_rate"], rel=0.01)
+    preferences = advised(GPT2.model_copy(update={"pretrained": True, "task": "dpo"}))
+    assert preferences["learning_rate"] == pytest.approx(full["learning_rate"] / 10, rel=0.02)
+
+
+def test_random_weights_are_advised_by_step_law_where_it_was_fitted() -> None:
+    law = advised(GPT2)
+    assert law["learning_rate"] == of(base=GPT2).start["learning_rate"]
+    assert advised(GPT2.model_copy(update={"parameters": 10_800_000})) == {}
+    assert advised(GPT2.model_copy(update={"train_tokens": None})) == {}
+    assert advised(GPT2.model_copy(update={"given": ("learning_rate",)})).keys() == {"global_batch_size"}
 
 
 def test_large_pretrained_models_get_adapters() -> None:

@@ -126,10 +126,25 @@ def test_what_ran_out_of_memory_is_left_alone_while_anything_else_is_left() -> N
 
 
 def test_the_first_trial_is_short_and_in_the_middle() -> None:
-    values = EVERY[first(EVERY, np.random.default_rng(0))]
+    values = EVERY[first(EVERY, np.random.default_rng(0), {})]
     assert values["epochs"] == 1
     assert (values["global_batch_size"], values["micro_batch_size_per_gpu"]) == (32, 8)
     assert values["learning_rate"] in (1e-3, 3e-3)
+
+
+def test_the_first_trial_is_near_what_is_advised() -> None:
+    values = EVERY[first(EVERY, np.random.default_rng(0), {"learning_rate": 4e-4, "global_batch_size": 60.0})]
+    assert (values["epochs"], values["global_batch_size"], values["learning_rate"]) == (1, 64, 3e-4)
+
+
+def test_the_best_is_expected_at_what_is_advised_where_that_is_in_the_space() -> None:
+    def centre(**advised: float) -> tuple[float, float]:
+        return Knowledge(PERPLEXITY, SPACE, [], advised=advised).encoder.centre()
+
+    middle = math.log(32), (math.log(3e-4) + math.log(1e-2)) / 2
+    assert centre() == pytest.approx(middle)
+    assert centre(learning_rate=5e-4) == pytest.approx((middle[0], math.log(5e-4)))
+    assert centre(learning_rate=1.0, global_batch_size=16.0) == pytest.approx((math.log(16), middle[1]))
 
 
 # ---------------------------------------------------------------------------------------------------------------- time

@@ -59,6 +59,7 @@ class Encoder:
     affects: Mapping[str, ToldAffects] = field(default_factory=dict)  # see `affecting`
     earlier: int = 0  # studies that are learned from beside this one
     study: int | None = None  # of those, the one whose trials these are; None: this one's
+    advised: Mapping[str, float] = field(default_factory=dict)  # see `Knowledge`
 
     def curve_rows(self, configurations: Configurations) -> Array:
         """Rows of the configurations' ends, (n, CORE + others)."""
@@ -92,10 +93,22 @@ class Encoder:
         )
 
     def centre(self) -> tuple[float, float]:
-        """The middle of the space in ln(batch) and ln(learning rate); of what is fixed, nothing is off the middle."""
-        given = (self.distributions.get(name) for name in ("global_batch_size", "learning_rate"))
-        batch, rate = (sum(map(math.log, _ends(distribution))) / 2 if distribution else 0.0 for distribution in given)
+        """Where the best is expected in ln(batch) and ln(learning rate): what is advised, or the middle of the space.
+        Of what is fixed, nothing is off the middle."""
+        batch, rate = map(self._centre_of, ("global_batch_size", "learning_rate"))
         return batch, rate
+
+    def _centre_of(self, name: str) -> float:
+        distribution = self.distributions.get(name)
+        if distribution is None:
+            return 0.0
+        return math.log(self.advice[name]) if name in self.advice else sum(map(math.log, _ends(distribution))) / 2
+
+    @cached_property
+    def advice(self) -> dict[str, float]:
+        """What is advised and in the space: who leaves it out has found that it isn't for this training."""
+        ends = {name: _ends(self.distributions[name]) for name in self.advised if name in self.distributions}
+        return {name: self.advised[name] for name, (low, high) in ends.items() if low <= self.advised[name] <= high}
 
     def _curve_row(self, values: Values, share: float) -> list[float]:
         params, steps = trial_params(values), self.steps(values)
