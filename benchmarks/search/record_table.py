@@ -21,7 +21,7 @@ from tokenizers import ByteLevelBPETokenizer
 from torch import nn
 
 BLOCK = 128  # tokens
-WIDTH, LAYERS, HEADS, VOCABULARY = 256, 4, 4, 2048
+WIDTH, HEADS, VOCABULARY = 256, 4, 2048
 EVALUATIONS = 8
 GRIDS = {
     "text": {
@@ -56,10 +56,10 @@ class Layer(nn.Module):
 
 
 class Gpt(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, layers: int) -> None:
         super().__init__()
         self.token, self.place = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(BLOCK, WIDTH)
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.layers = nn.ModuleList(Layer() for _ in range(layers))
         self.norm = nn.LayerNorm(WIDTH)
         for parameter in self.parameters():
             if parameter.dim() > 1:
@@ -75,10 +75,10 @@ class Gpt(nn.Module):
 class Trainer:
     """The model, its optimizer and one training step for each batch size, captured once."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, layers: int) -> None:
         torch.manual_seed(0)
         self.device = device
-        self.model = Gpt().to(device)
+        self.model = Gpt(layers).to(device)
         self.lr = torch.tensor(0.0, device=device)
         groups = [
             {"params": [p for p in self.model.parameters() if p.dim() > 1], "weight_decay": 0.1},
@@ -186,7 +186,7 @@ def cost(trainer: Trainer, data: tuple, held_back: tuple, batch: int) -> dict:
     import pynvml
 
     pynvml.nvmlInit()
-    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
 
     def window(action) -> tuple[float, float]:
         action()
@@ -243,6 +243,7 @@ def main() -> None:
     parser.add_argument("table", type=Path)
     parser.add_argument("--task", choices=list(GRIDS), required=True)
     parser.add_argument("--files", type=Path, nargs=2, required=True)
+    parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--limit", type=int, default=None, help="configurations: a rehearsal")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -250,7 +251,7 @@ def main() -> None:
     corpus = first if options.task == "text" else second
     tokenizer = ByteLevelBPETokenizer()
     tokenizer.train([str(corpus)], vocab_size=VOCABULARY, show_progress=False)
-    trainer = Trainer(device)
+    trainer = Trainer(device, options.layers)
     text = packed(tokenizer, corpus.read_text(), device)
     grid = GRIDS[options.task]
     for size in grid["global_batch_size"]:
