@@ -3,12 +3,14 @@
     python benchmarks/search/page.py
 
 reports/search/ holds what compare.py (compare-*.json; of other qualities than perplexity, qualities-*.json),
-foreign.py (foreign-*.json), converged.py and front.py wrote, the exported trials of the live searches (live-*.jsonl,
-by `carbonopt export`) and their recommendations (live-*.json, by `carbonopt recommend --json`). All numbers come from
-there; the tables that were searched are beside them in tables/.
+foreign.py (foreign-*.json; with --learn-from, memory-*.json), converged.py and front.py wrote, the exported trials of
+the live searches (live-*.jsonl, by `carbonopt export`) and their recommendations (live-*.json, by `carbonopt recommend
+--json`). All numbers come from there; the tables that were searched are beside them in tables/.
 """
 
 import json
+import math
+import statistics
 from pathlib import Path
 
 import compare
@@ -73,6 +75,16 @@ computing; ifBO, whose weights are not in its package.
 The rule that stops trials for their target was chosen by `alexnet` and by carbonopt's own tables, which come last and
 are counted in the same way."""
 
+MEMORY = """\
+## Learning from an earlier study
+
+`foreign.py --learn-from`: the same searches after one of another table, with the same share of runs that meet its
+target and another seed, in × the cheapest run of the second table; the earlier search isn't counted. `wikitext-half` is
+the model of `wikitext-overfit` with half its layers on another part of WikiText-2, `shakespeare-bpe` the same model on
+Tiny Shakespeare; both were recorded on an H100, `wikitext-overfit` on an H200. What DeBERTa's fine-tuning teaches of a
+character model, and the other way round, misleads. Asked for: 0.4 × a search without memory, and 1.2 × at most where it
+misleads."""
+
 CONVERGED = """\
 ## Where `budget.until: converged` ends a search
 
@@ -120,15 +132,38 @@ def _live() -> str:
 
 
 def _searches(pattern: str) -> list[dict]:
-    results = [result for file in sorted(RESULTS.glob(pattern)) for result in json.loads(file.read_text())]
+    results = _results(pattern)
     order = ["carbon", "carbon-whole", *compare.OTHERS]
     results.sort(key=lambda result: (result["table"], result["worse"], order.index(result["sampler"]), result["seed"]))
     return results
 
 
+def _results(pattern: str) -> list[dict]:
+    return [result for file in sorted(RESULTS.glob(pattern)) for result in json.loads(file.read_text())]
+
+
+def _memory() -> str:
+    rows = [
+        "| table | met by | alone | after | × the cheapest, median | as a share of alone | found |",
+        "| --- | ---: | ---: | --- | ---: | ---: | ---: |",
+    ]
+    carbon = [result for result in _results("foreign-*.json") if result["sampler"] == "carbon"]
+    alone = compare.grouped(carbon, "table", "met_by")
+    second = compare.grouped(_results("memory-*.json"), "table", "met_by", "sampler")
+    for (table, share, after), group in second.items():
+        without = statistics.median(result["times_cheapest"] for result in alone[table, share])
+        times = [result["times_cheapest"] for result in group]
+        rows.append(
+            f"| {table} | {share:.0%} | {without:.1f} | {after.removeprefix('carbon after ')} "
+            f"| {statistics.median(times):.1f} | {statistics.median(times) / without:.2f} "
+            f"| {sum(map(math.isfinite, times))} of {len(times)} |"
+        )
+    return "\n".join(rows)
+
+
 def _foreign() -> list[dict]:
     """Tables of others first."""
-    results = [result for file in sorted(RESULTS.glob("foreign-*.json")) for result in json.loads(file.read_text())]
+    results = _results("foreign-*.json")
     tables, order = list(dict.fromkeys(result["table"] for result in results)), list(foreign.ALL_SEARCHES)
     results.sort(key=lambda result: (tables.index(result["table"]), -result["met_by"], order.index(result["sampler"])))
     return results
@@ -145,6 +180,8 @@ def main() -> None:
         "\n".join(compare.summary(_searches("qualities-*.json"))),
         FOREIGN,
         "\n".join(foreign.summary(_foreign())),
+        MEMORY,
+        _memory(),
         CONVERGED,
         "\n".join(converged.summary(json.loads((RESULTS / "converged.json").read_text()))),
         FRONT,

@@ -13,8 +13,10 @@ from carbonopt.search.proposal import Knowledge
 # How many standard deviations above the target the expected end must lie, beyond the largest error to the wrong side of
 # forecasts that were checked. The model's tails are heavier than normal, so the curves themselves have to say the same:
 # the straight line through the trial's last points must miss the target, and its loss would have to fall further than
-# that of any trial did, with a margin for the next one that is the smaller the more trials have been there.
+# that of any trial did, with a margin for the next one that is the smaller the more trials have been there: by a share
+# of FURTHER ÷ √trials. The next of eight fell 1.4 and 1.55 times as far as all before in two of twenty searches.
 LIKELY = 2.0
+FURTHER = 2.0
 CHECKED_AT = (1 / 3, 1 / 2, 2 / 3)  # shares of a complete trial that were known to the forecasts
 SAME_SHARE = 0.01  # apart; whole steps are evaluated
 
@@ -44,7 +46,7 @@ def should_prune(knowledge: Knowledge, own: Observation, target_loss: float | No
     if not surprises:
         return None
     to_fall = float(knowledge.link.linked(loss) - knowledge.link.linked(target_loss))
-    if to_fall <= (1 + 1 / len(surprises)) * largest_fall(knowledge, complete, now):
+    if to_fall <= (1 + FURTHER / math.sqrt(len(surprises))) * largest_fall(knowledge, complete, now):
         return None
     model = knowledge.curves.given(knowledge.encoder.points([knowledge.as_modelled(own)]))
     mean, spread = model.predict(knowledge.encoder.curve_rows([own.params]), [own.number])

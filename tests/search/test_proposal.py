@@ -11,7 +11,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 
 from carbonopt.core.quality import PERPLEXITY
 from carbonopt.search.observation import CURVE, TOTAL_STEPS, Observation
-from carbonopt.search.proposal import TIE, Knowledge, first, propose
+from carbonopt.search.proposal import EXPECTED_FROM, TIE, Knowledge, first, propose
 from carbonopt.search.sampler import CarbonSampler
 
 SEQUENCES = 12_800
@@ -145,6 +145,22 @@ def test_the_best_is_expected_at_what_is_advised_where_that_is_in_the_space() ->
     assert centre() == pytest.approx(middle)
     assert centre(learning_rate=5e-4) == pytest.approx((middle[0], math.log(5e-4)))
     assert centre(learning_rate=1.0, global_batch_size=16.0) == pytest.approx((math.log(16), middle[1]))
+
+
+# --------------------------------------------------------------------------------------------------------- calibration
+
+
+def test_forecasts_are_trusted_as_far_as_complete_trials_ended_near_them() -> None:
+    told = [ran(number, values) for number, values in enumerate(EVERY[::9])]
+    assert Knowledge(PERPLEXITY, SPACE, []).calibration == 1
+    assert Knowledge(PERPLEXITY, SPACE, told[:1]).calibration == 1, "there is no other one to foretell it"
+    knowledge = Knowledge(PERPLEXITY, SPACE, told)
+    own = [knowledge.curves.points.trial == trial.number for trial in told]
+    off = [knowledge.curves.surprise(mask) for mask in own]
+    assert knowledge.calibration**2 * (EXPECTED_FROM + len(told)) == pytest.approx(
+        EXPECTED_FROM + sum(surprise**2 for surprise in off)
+    )
+    assert knowledge.calibration < 0.9, "these follow a law without any noise"
 
 
 # ---------------------------------------------------------------------------------------------------------------- time
