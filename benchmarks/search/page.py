@@ -63,8 +63,8 @@ the energy of all trials up to and with the first complete one within 5 % of the
 divided by that run's energy; the targets are what 10, 3 and 1 % of the runs meet. All strategies have carbonopt's
 cap. `asha` and `random` draw without repeats; `cost-order`, `log-eipc` (expected improvement per cost) and `pbgi`
 (Gittins index) know what each run will cost, which `carbon` has to learn. Good ones: trials that would have met the
-target; stopped: for it. Not run: the two last on `deberta-base`, and `pbgi` on `alexnet`, which take hours of
-computing; ifBO, whose weights are not in its package.
+target; stopped: for it. Not run, as they take hours of computing: `tpe` and the two last on `deberta-base`, `pbgi` on
+`alexnet`, and `gp`; nor ifBO, whose weights are not in its package.
 
 - `alexnet` (512 trainings on ImageNet) and `deberta-base` (1,024 fine-tunings on MultiNLI): N. Lourie, opda (2023,
   CC BY-SA 4.0). DeBERTa's cost is made up, AlexNet's is recorded seconds at 300 W.
@@ -73,7 +73,9 @@ computing; ifBO, whose weights are not in its package.
   2503.04715).
 
 The rule that stops trials for their target was chosen by `alexnet` and by carbonopt's own tables, which come last and
-are counted in the same way."""
+are counted in the same way; what a proposal is worth by all of these tables. Once a run within some percent of the
+cheapest is known, `carbon` looks for one that saves more before it looks for the last percents: on `zeus-librispeech`
+that is dearer by this count."""
 
 MEMORY = """\
 ## Learning from an earlier study
@@ -82,8 +84,7 @@ MEMORY = """\
 target and another seed, in × the cheapest run of the second table; the earlier search isn't counted. `wikitext-half` is
 the model of `wikitext-overfit` with half its layers on another part of WikiText-2, `shakespeare-bpe` the same model on
 Tiny Shakespeare; both were recorded on an H100, `wikitext-overfit` on an H200. What DeBERTa's fine-tuning teaches of a
-character model, and the other way round, misleads. Asked for: 0.4 × a search without memory, and 1.2 × at most where it
-misleads."""
+character model misleads. Asked for: 0.4 × a search without memory, and 1.2 × at most where it misleads."""
 
 CONVERGED = """\
 ## Where `budget.until: converged` ends a search
@@ -175,7 +176,7 @@ def main() -> None:
     parts = [
         INTRODUCTION,
         "\n".join(compare.summary(results)),
-        f"The longest proposal of `carbon` took {longest:.2f} s, on two shared CPU cores.",
+        f"The longest proposal of `carbon` took {longest:.2f} s, on two busy CPU cores, with its imports.",
         QUALITIES,
         "\n".join(compare.summary(_searches("qualities-*.json"))),
         FOREIGN,
