@@ -68,9 +68,10 @@ def choose(facts: Facts) -> AutoSpace:
 
 
 def advised(facts: Facts) -> dict[str, float]:
-    """The batch and the learning rate of the literature, by their dimensions' names; nothing where it has none, and of
-    random weights fewer than Step Law was fitted on."""
-    if facts.kind == "scratch" and ((facts.parameters or 0) < _FITTED_FROM or not facts.train_tokens):
+    """The batch and the learning rate of the literature, by their dimensions' names; nothing where it has none: of
+    random weights fewer than Step Law was fitted on, and of `rlhf`, whose rates go by the reward."""
+    unknown = facts.kind == "scratch" and ((facts.parameters or 0) < _FITTED_FROM or not facts.train_tokens)
+    if unknown or facts.task == "rlhf":
         return {}
     start = choose(facts).start
     return {name: float(start[name]) for name in ("global_batch_size", "learning_rate") if name in start}

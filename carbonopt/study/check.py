@@ -49,6 +49,8 @@ class Checked:
 
     def advised(self, prepared: Prepared | None) -> dict[str, float]:
         """What the literature advises, as `CarbonSampler` has it."""
+        if self.auto is not None:
+            return advised(self.auto.facts)
         if self.facts is None or prepared is None:
             return {}
         known = {"parameters": prepared.model_parameters, "train_tokens": prepared.train_tokens}
@@ -85,8 +87,8 @@ def check(config: StudyConfig, *, gets_weights: bool = False) -> Checked:
         auto = choose(facts)
         dimensions = auto.space
     elif facts is not None and facts.pretrained:
-        ranks_of_adapters = dimensions["lora_rank"]
-        adapts = ranks_of_adapters is not None and int(lowest(ranks_of_adapters)) > 0
+        lora_ranks = dimensions["lora_rank"]
+        adapts = lora_ranks is not None and int(lowest(lora_ranks)) > 0
         facts = facts.model_copy(update={"adapts": adapts})
     space = SearchSpace(dimensions, ranks, on_gpu, own)
     start = None if config.search.start is None else space.start_values(config.search.start)

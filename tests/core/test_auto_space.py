@@ -116,6 +116,7 @@ def test_what_is_advised_is_where_the_chosen_space_starts() -> None:
     assert adapted["learning_rate"] == pytest.approx(10 * full["learning_rate"], rel=0.01)
     preferences = advised(GPT2.model_copy(update={"pretrained": True, "task": "dpo"}))
     assert preferences["learning_rate"] == pytest.approx(full["learning_rate"] / 10, rel=0.02)
+    assert advised(LARGE.model_copy(update={"task": "rlhf"})) == {}
 
 
 def test_random_weights_are_advised_by_step_law_where_it_was_fitted() -> None:
