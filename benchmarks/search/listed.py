@@ -23,6 +23,7 @@ from carbonopt.search.cap import passes_cap
 from carbonopt.search.models.features import check_dimensions, check_values
 
 MOST_MIB = 256
+_LARGEST = 2**53
 Curve = tuple[tuple[int, float], ...]  # step, nll; infinite where it diverged
 
 
@@ -156,8 +157,15 @@ def _read_lines(path: Path) -> list[_Line]:
             line = _Line.model_validate_json(text, strict=True)
         except ValidationError as error:
             raise BadInput(f"{path}, line {number}: {first_fault(error)}") from error
-        if lines and line.params.keys() != lines[0].params.keys():
-            raise BadInput(f"{path}, line {number}: params must be {', '.join(lines[0].params)}, as in the first line.")
+        for what, given in (("params", line.params), ("fixed", line.fixed)):
+            first = given if not lines else getattr(lines[0], what)
+            if given.keys() != first.keys():
+                names = ", ".join(first) or "empty"
+                raise BadInput(f"{path}, line {number}: {what} must be {names}, as in the first line.")
+            if huge := [name for name, value in given.items() if isinstance(value, int) and abs(value) > _LARGEST]:
+                raise BadInput(
+                    f"{path}, line {number}: {huge[0]} must be at most {_LARGEST}, so that a float holds it."
+                )
         lines.append(line)
     if not lines:
         raise BadInput(f"{path} must have a line for each run, but has none.")

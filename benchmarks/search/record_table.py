@@ -246,6 +246,10 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--limit", type=int, default=None, help="configurations: a rehearsal")
     options = parser.parse_args()
+    if options.layers < 1 or (options.limit is not None and options.limit < 1):
+        parser.error("--layers and --limit must be at least 1")
+    if missing := [str(file) for file in options.files if not file.is_file()]:
+        parser.error(f"--files must be files, but {missing[0]} is none")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     first, second = options.files
     corpus = first if options.task == "text" else second
@@ -264,6 +268,9 @@ def main() -> None:
         if options.limit is None:
             print("first trained:", train(trainer, text, text, params, 0)["evals"][-1], flush=True)
         trainer.initial = [p.detach().clone() for p in trainer.model.parameters()]
+    least = max(grid["global_batch_size"])
+    if len(data[0]) < least or not len(held_back[0]):
+        parser.error(f"--files must hold {least} training sequences and 1 for evaluation, of {BLOCK} tokens")
     print(f"{len(data[0])} training and {len(held_back[0])} evaluation sequences", flush=True)
     costs = {size: cost(trainer, data, held_back, size) for size in grid["global_batch_size"] if device.type == "cuda"}
     print(json.dumps(costs), flush=True)

@@ -54,6 +54,8 @@ def first_fault(error: ValidationError, known: _KnownKeys = lambda place: (), un
 
 def shortened(value: Any) -> str:
     """Its repr, to be shown in a sentence."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"a whole number of {value.bit_length()} bits"
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
 

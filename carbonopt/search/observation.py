@@ -106,6 +106,8 @@ def observe(
     complete = trial.state == OptunaState.COMPLETE
     cost, per_step = None, told.cost_per_step
     if complete:
+        if len(trial.values) != 2:
+            raise ValueError(f"trial {trial.number} must have a cost and a {quality.name}, but has {trial.values}.")
         cost, value = trial.values
         if not cost > 0 or quality.beyond(value) or math.isnan(value):
             told_both = f"trial {trial.number} has {cost:g} and {value:g}; tell a trial that has none as failed"
@@ -124,7 +126,7 @@ def observe(
         cost=cost,
         complete=complete,
         out_of_memory=told.out_of_memory,
-        diverged=not complete and bool(told.curve) and not math.isfinite(told.curve[-1][1]),
+        diverged=not math.isfinite(quality.loss_of(value) if complete else told.curve[-1][1] if told.curve else 0.0),
         peak_memory_gib=told.peak_memory_gib,
     )
 

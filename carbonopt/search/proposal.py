@@ -57,6 +57,7 @@ _COLLAPSED, _BEGINNING = 0.2, 0.7
 _LEARNS = 0.1  # by so much the linked loss of a training falls that has not collapsed
 _LEAST_CHANCE = 1e-9  # that has a logarithm
 EXPECTED_FROM = 15  # complete trials, against which the model's own word for its errors counts as much
+LOWER = 4.0  # times: the rate that follows those that diverged, while no trial has taught more
 LIKELY_TO_FIT = 0.9  # a candidate that is less likely to fit in memory is not tried while another one is left
 
 
@@ -201,6 +202,13 @@ class Knowledge:
         squares = [self.curves.surprise(mask) ** 2 for mask in own if mask.any() and not mask.all()]
         return math.sqrt((EXPECTED_FROM + sum(squares)) / (EXPECTED_FROM + len(squares)))
 
+    @property
+    def begins_near(self) -> Mapping[str, float]:
+        """What is advised for the trials before any has a loss; where some diverged, a rate below all of theirs."""
+        rates = [float(trial.params.get("learning_rate", math.inf)) for trial in self.observations if trial.diverged]
+        lower = min(rates, default=math.inf) / LOWER
+        return {**self.encoder.advice, **({"learning_rate": lower} if math.isfinite(lower) else {})}
+
     @cached_property
     def link(self) -> Link:
         every = itertools.chain(self.observations, *self.earlier)
@@ -316,8 +324,8 @@ def first(candidates: Configurations, rng: Generator, advised: Mapping[str, floa
     for name in sorted({name for values in candidates for name in values}):
         column = [values[name] for values in candidates]
         if name in advised:
-            apart = np.log(np.array(column, dtype=float) / advised[name])
-            distance += (apart / max(1e-9, apart.max() - apart.min())) ** 2
+            apart = np.abs(np.log(np.array(column, dtype=float) / advised[name]))
+            distance += (apart / max(1e-9, apart.max())) ** 2
         else:
             ranks = _ranks(column)
             distance += 10 * ranks if name == "epochs" else (ranks - 0.5) ** 2

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Real
 from typing import Any, Literal, get_args
 from zlib import crc32
 
@@ -117,16 +118,9 @@ class CarbonSampler(BaseSampler):
             )
         if search_space is not None and not isinstance(search_space, Mapping):
             raise ValueError(f"search_space must give dimensions by their names, but got {shortened(search_space)}.")
-        if listed is not None and not listed:
-            raise ValueError("listed must have all combinations that can exist, or be None, but is empty.")
-        for name, what in (affects or {}).items():
-            if name in DIMENSIONS or what not in get_args(ToldAffects):
-                rule = "affects must say 'cost' or 'quality' of a dimension that carbonopt doesn't know"
-                raise ValueError(f"{rule}, but got {shortened(what)} of {name}.")
-        for name, value in (advised or {}).items():
-            if name not in ADVISED or not (_is_number(value) and 0 < value < math.inf):
-                rule = f"advised must give a number above 0 for {' or '.join(ADVISED)}"
-                raise ValueError(f"{rule}, but got {shortened(value)} for {name}.")
+        if listed is not None:
+            _check_listed(listed, search_space or {})
+        _check_told(affects, advised)
         if isinstance(learn_from, FrozenTrial | str) or not isinstance(learn_from, Sequence):
             raise ValueError(f"learn_from must be a list of studies' trials, but is {shortened(learn_from)}.")
         for study, trials in enumerate(learn_from):
@@ -144,8 +138,13 @@ class CarbonSampler(BaseSampler):
 
     def _of_earlier(self, trials: Sequence[FrozenTrial], study: int) -> list[Observation]:
         """Of an earlier study, under numbers that no trial of this one has, nor of another one."""
-        # What it says itself counts, whatever is fixed in this one.
-        told = (observe(trial, self._quality, lambda values: {**self._completed(values), **values}) for trial in trials)
+        try:
+            # What it says itself counts, whatever is fixed in this one.
+            told = [
+                observe(trial, self._quality, lambda values: {**self._completed(values), **values}) for trial in trials
+            ]
+        except ValueError as error:
+            raise ValueError(f"learn_from[{study}]: {error}") from error
         return [replace(taught, number=-(_MOST_TRIALS * study + taught.number + 1)) for taught in told if taught]
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> Distributions:
@@ -250,7 +249,7 @@ class CarbonSampler(BaseSampler):
         index, proposal = None, None
         if candidates and not any(trial.curve for trial in knowledge.observations):
             likely = np.flatnonzero(knowledge.likely_to_fit(completed))
-            index = likely[first([completed[place] for place in likely], rng, knowledge.encoder.advice)]
+            index = likely[first([completed[place] for place in likely], rng, knowledge.begins_near)]
         elif candidates and self._goal == "front":
             index = propose_for_front(completed, knowledge)
         elif candidates:
@@ -283,7 +282,7 @@ class CarbonSampler(BaseSampler):
 
     def _completed(self, values: Values) -> Values:
         """With what is fixed."""
-        fixed = self._complete(values)
+        fixed = self._complete(dict(values))
         if not isinstance(fixed, Mapping):
             raise ValueError(f"complete must return what is fixed by its names, but returned {shortened(fixed)}.")
         check_values({name: value for name, value in fixed.items() if value is not values.get(name, fixed)})
@@ -296,7 +295,41 @@ class CarbonSampler(BaseSampler):
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _check_told(affects: Any, advised: Any) -> None:
+    """Raises ValueError for what is no mapping of dimensions that can be told to what can be told of them."""
+    for given, argument in ((affects, "affects"), (advised, "advised")):
+        if given is not None and not isinstance(given, Mapping):
+            raise ValueError(f"{argument} must give values by dimensions' names, but got {shortened(given)}.")
+    for name, what in (affects or {}).items():
+        if name in DIMENSIONS or what not in get_args(ToldAffects):
+            rule = "affects must say 'cost' or 'quality' of a dimension that carbonopt doesn't know"
+            raise ValueError(f"{rule}, but got {shortened(what)} of {name}.")
+    for name, value in (advised or {}).items():
+        if name not in ADVISED or not (_is_number(value) and 0 < value < math.inf):
+            rule = f"advised must give a number above 0 for {' or '.join(ADVISED)}"
+            raise ValueError(f"{rule}, but got {shortened(value)} for {name}.")
+
+
+def _check_listed(listed: Any, space: Mapping[str, BaseDistribution]) -> None:
+    """Raises ValueError for what is no list, and for a combination that the space has not."""
+    if not (isinstance(listed, Sequence) and listed):
+        rule = "listed must be a list of all combinations that can exist, or None"
+        raise ValueError(f"{rule}, but is {shortened(listed)}.")
+    for row, values in enumerate(listed):
+        for name, distribution in space.items():
+            if isinstance(values, Mapping) and name in values and not _holds(distribution, values[name]):
+                rule = f"listed[{row}] must be in search_space"
+                raise ValueError(f"{rule}, but its {name} is {shortened(values[name])}: {distribution}.")
+
+
+def _holds(distribution: BaseDistribution, value: Any) -> bool:
+    try:
+        return bool(distribution._contains(distribution.to_internal_repr(value)))
+    except ValueError:
+        return False
 
 
 _Place = tuple[BaseStorage, int, int]  # of a trial: the storage, the study's number in it, the trial's in that

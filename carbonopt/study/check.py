@@ -53,7 +53,13 @@ class Checked:
             return advised(self.auto.facts)
         if self.facts is None or prepared is None:
             return {}
-        known = {"parameters": prepared.model_parameters, "train_tokens": prepared.train_tokens}
+        lora_ranks = self.space.space["lora_rank"]
+        adapts = lora_ranks is not None and int(lowest(lora_ranks)) > 0
+        known = {
+            "adapts": adapts if self.facts.pretrained else None,
+            "parameters": prepared.model_parameters,
+            "train_tokens": prepared.train_tokens,
+        }
         return advised(self.facts.model_copy(update={**known, "train_examples": prepared.train_examples}))
 
     def settled(self, auto: AutoSpace) -> "Checked":
@@ -86,10 +92,6 @@ def check(config: StudyConfig, *, gets_weights: bool = False) -> Checked:
         assert facts is not None
         auto = choose(facts)
         dimensions = auto.space
-    elif facts is not None and facts.pretrained:
-        lora_ranks = dimensions["lora_rank"]
-        adapts = lora_ranks is not None and int(lowest(lora_ranks)) > 0
-        facts = facts.model_copy(update={"adapts": adapts})
     space = SearchSpace(dimensions, ranks, on_gpu, own)
     start = None if config.search.start is None else space.start_values(config.search.start)
     if config.search.sampler == "grid" and space.combinations is None:

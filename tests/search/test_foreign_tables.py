@@ -73,6 +73,8 @@ def test_each_search_counts_its_joules_by_the_cheapest(tmp_path: Path) -> None:
         ({"evals": [{"step": 40, "nll": None}, {"step": 80, "nll": 3.0}]}, "only the last nll may be null"),
         ({"evals": [{"step": 80, "nll": -1.0}]}, "line 2: evals.0.nll"),
         ({"fixed": {"epochs": 3}}, "epochs can't be in params and in fixed"),
+        ({"fixed": {"momentum": 0.9}}, "line 2: fixed must be"),
+        ({"params": LINE["params"] | {"epochs": 10**25}}, "line 2: epochs must be at most 9007199254740992"),
         ({"params": {"epochs": 2}}, "line 2: params must be global_batch_size, learning_rate, epochs, zero_stage"),
         ({}, "must have no run twice, but has two or more of the same params and seed"),
         ({"seed": 1}, "must have two runs or more of different params, but has one"),

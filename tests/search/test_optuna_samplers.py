@@ -13,9 +13,10 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
+from carbonopt.core.quality import PERPLEXITY
 from carbonopt.search.models.curves import RATE_SHARE
 from carbonopt.search.models.features import Encoder
-from carbonopt.search.observation import COST_PER_STEP, CURVE, TOTAL_STEPS
+from carbonopt.search.observation import COST_PER_STEP, CURVE, TOTAL_STEPS, observe
 from carbonopt.search.sampler import CLAIM, CarbonSampler, _claim
 
 TARGET = 12.0
@@ -338,3 +339,90 @@ def test_unnamed_dimensions_on_a_log_scale_are_seen_on_it() -> None:
     encoder = Encoder({"my_width": FloatDistribution(1.0, 100.0, log=True)})
     low, middle, high = (encoder.system_rows([{"my_width": width}])[0, 2] for width in (1.0, 10.0, 100.0))
     assert middle == pytest.approx((low + high) / 2)
+
+
+# ---------------------------------------------------------------------------------------------- what can't be given
+
+
+EARLIER = {"curve": [[100, 3.9], [400, 3.5]], "total_steps": 400, "cost_per_step": 1e-5}
+
+
+def earlier_trial(params: dict, values: list[float] | None = None) -> optuna.trial.FrozenTrial:
+    every = {"global_batch_size": 16, "learning_rate": 1e-3, "epochs": 1, **params}
+    distributions = {name: CategoricalDistribution([value]) for name, value in every.items()}
+    return optuna.create_trial(
+        params=every, distributions=distributions, values=values or [1.0, 33.0], user_attrs=EARLIER
+    )
+
+
+def test_a_study_whose_trials_all_diverge_goes_to_lower_rates() -> None:
+    study = study_with(CarbonSampler("perplexity", TARGET, search_space=FINITE))
+    rates = []
+    for _ in range(3):
+        trial = study.ask(FINITE)
+        rates.append(trial.params["learning_rate"])
+        trial.set_user_attr("curve", [[50, math.nan]])
+        trial.set_user_attr("total_steps", 100)
+        study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+    lowest = min(FINITE["learning_rate"].choices)
+    assert rates[0] > lowest and set(rates[1:]) == {lowest}
+
+
+def test_a_trial_that_ends_at_no_finite_loss_has_diverged() -> None:
+    study = study_with(CarbonSampler("perplexity", TARGET, search_space=FINITE))
+    trial = study.ask(FINITE)
+    study.tell(trial, [1.0, math.inf])
+    assert observe(study.trials[0], PERPLEXITY).diverged
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"learning_rate": "auto"},
+        {"learning_rate": math.nan},
+        {"learning_rate": None},
+        {"global_batch_size": 0},
+        {"global_batch_size": 2.5},
+        {"epochs": 0},
+        {"warmup_ratio": 5.0},
+        {"world_size": 0},
+    ],
+)
+def test_earlier_trials_that_no_study_could_have_are_left_out(params: dict) -> None:
+    space = {name: dist for name, dist in FINITE.items() if name not in params}
+    sampler = CarbonSampler("perplexity", TARGET, search_space=space, learn_from=[[earlier_trial(params)]])
+    study_with(sampler).ask(space)
+    (memory,) = sampler.knowledge([], space).memories
+    assert not memory.observations
+
+
+def test_errors_of_earlier_trials_name_their_study() -> None:
+    bad = earlier_trial({})
+    bad.user_attrs = {**EARLIER, "total_steps": 10}
+    with pytest.raises(ValueError, match=r"learn_from\[1\]: trial -1"):
+        CarbonSampler("perplexity", TARGET, learn_from=[[earlier_trial({})], [bad]])
+
+
+def test_what_complete_does_to_its_argument_changes_no_candidate() -> None:
+    space = {"global_batch_size": CategoricalDistribution([16, 32]), "rate": CategoricalDistribution([1e-3, 3e-3])}
+    sampler = CarbonSampler(
+        "perplexity", TARGET, search_space=space, complete=lambda values: {"learning_rate": values.pop("rate")}
+    )
+    assert study_with(sampler).ask(space).params.keys() == space.keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ({"advised": ["learning_rate"]}, "advised"),
+        ({"advised": {"momentum": 0.9}}, "advised"),
+        ({"advised": {"learning_rate": -1e-3}}, "advised"),
+        ({"advised": {"global_batch_size": -(10**5000)}}, "advised"),
+        ({"affects": ["x"]}, "affects"),
+        ({"listed": iter([{}])}, "listed"),
+        ({"listed": [{"global_batch_size": 16, "learning_rate": 5.0, "epochs": 1}]}, r"listed\[0\]"),
+    ],
+)
+def test_arguments_that_cannot_be_are_named(arguments: dict, what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        CarbonSampler("perplexity", TARGET, search_space=FINITE, **arguments)

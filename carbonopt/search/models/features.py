@@ -163,8 +163,11 @@ def _columns(name: str, distribution: BaseDistribution) -> Callable[[Any], list[
 
 
 def comparable(values: Values, distributions: Mapping[str, BaseDistribution]) -> bool:
-    """Whether a configuration of another space has a place in this one: numbers where it has numbers, above 0 where
-    they are compared by their logarithms."""
+    """Whether a configuration of another space has a place in this one: values that its dimensions can have, numbers
+    where it has numbers, above 0 where they are compared by their logarithms."""
+    for name, value in values.items():
+        if not (_can_be(name, value) if value is not None else NEEDED.get(name) is None):
+            return False
     for name, distribution in distributions.items():
         value = values.get(name)
         by_words = isinstance(distribution, CategoricalDistribution) and not _is_numeric(distribution)
