@@ -105,6 +105,7 @@ def observe(
         raise ValueError(f"trial {trial.number}: {quality.name} in its user attribute {CURVE} {fault}.")
     complete = trial.state == OptunaState.COMPLETE
     cost, per_step = None, told.cost_per_step
+    end = told.curve[-1][1] if told.curve else 0.0
     if complete:
         if len(trial.values) != 2:
             raise ValueError(f"trial {trial.number} must have a cost and a {quality.name}, but has {trial.values}.")
@@ -114,7 +115,8 @@ def observe(
             raise ValueError(f"cost must be above 0 and {quality.name} {quality.bounds_text}, but {told_both}.")
         cost = cost if math.isfinite(cost) else None
         # What was told as the trial's value is its end, whatever stands in the curve.
-        curve = [*(point for point in curve if point[0] < 1), (1.0, quality.loss_of(value))]
+        end = quality.loss_of(value)
+        curve = [*(point for point in curve if point[0] < 1), (1.0, end)]
     if per_step is None and cost is not None and total:
         per_step = cost / total
     return Observation(
@@ -126,7 +128,7 @@ def observe(
         cost=cost,
         complete=complete,
         out_of_memory=told.out_of_memory,
-        diverged=not math.isfinite(quality.loss_of(value) if complete else told.curve[-1][1] if told.curve else 0.0),
+        diverged=not math.isfinite(end),
         peak_memory_gib=told.peak_memory_gib,
     )
 

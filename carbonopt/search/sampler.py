@@ -24,14 +24,13 @@ from carbonopt.core.errors import shortened
 from carbonopt.core.quality import QUALITIES, Quality
 from carbonopt.search.candidates import Candidates, Distributions, Values, draw
 from carbonopt.search.models.curves import one_blas_thread
-from carbonopt.search.models.features import check_dimensions, check_values
+from carbonopt.search.models.features import ADVISED, check_dimensions, check_values
 from carbonopt.search.observation import Observation, observe, trial_params
 from carbonopt.search.probes import Probing, cheapest, failed_by, worth_probing
 from carbonopt.search.proposal import Knowledge, Proposal, first, on_front, propose, propose_for_front
 from carbonopt.search.pruning import should_prune
 
 CENTRES = 3  # good trials, near which more of a large space are looked at
-ADVISED = ("global_batch_size", "learning_rate")
 SHORT_FIT_FROM = 30  # trials; from here on the models' parameters hardly change
 
 # System attribute of a trial: the values that its worker is about to give it. Several workers see by it what the

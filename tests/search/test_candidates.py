@@ -240,7 +240,7 @@ def test_a_complete_trials_value_is_its_end_whatever_its_curve_says(last: float)
         ({"search_space": [1]}, r"search_space must give dimensions by their names, but got \[1\]"),
         ({"affects": {"watts": "memory"}}, "affects must say 'cost' or 'quality' .*, but got 'memory' of watts"),
         ({"affects": {"epochs": "cost"}}, "affects must say 'cost' or 'quality' .*, but got 'cost' of epochs"),
-        ({"listed": []}, "listed must be a list of all combinations that can exist, or None, but is"),
+        ({"listed": []}, r"listed must be a list of all combinations that can exist, or None, but is \[\]"),
     ],
 )
 def test_arguments_out_of_range_are_refused(settings: dict, message: str) -> None:

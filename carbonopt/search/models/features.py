@@ -39,6 +39,7 @@ _EXPECTED_COSTS: dict[str, dict[Any, float]] = {
     "gradient_checkpointing": {True: math.log(4 / 3)},  # one forward pass more (arXiv 1604.06174)
     "torch_compile": {True: -0.4},  # 0.60 to 0.67 of the energy (reports/performance.md)
 }
+ADVISED = ("global_batch_size", "learning_rate")  # of what the best may be known to be near some value
 _CURVE_CORE = ("global_batch_size", "learning_rate", "learning_rate_scaling", "epochs", "lr_scheduler")  # first columns
 _LARGEST = 1e30  # logarithms and differences of larger numbers, or of smaller than 1 ÷ it, are not worth comparing
 POINTS = 240  # evaluations that a model is fitted to at most: its time goes with their third power
@@ -95,7 +96,7 @@ class Encoder:
     def centre(self) -> tuple[float, float]:
         """Where the best is expected in ln(batch) and ln(learning rate): what is advised, or the middle of the space.
         Of what is fixed, nothing is off the middle."""
-        batch, rate = map(self._centre_of, ("global_batch_size", "learning_rate"))
+        batch, rate = map(self._centre_of, ADVISED)
         return batch, rate
 
     def _centre_of(self, name: str) -> float:
