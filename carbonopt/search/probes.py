@@ -82,8 +82,9 @@ def _unseen_choices(configurations: Configurations, knowledge: Knowledge) -> Arr
 
 def failed_by(values: Values, probes: Iterable[Observation], affects: Mapping[str, ToldAffects] | None = None) -> bool:
     """Whether a probe of the same settings has failed, as a trial would."""
-    names = _settings(values, affects)
-    return any(probe.broken and all(probe.params.get(name) == values[name] for name in names) for probe in probes)
+    broken = [probe for probe in probes if probe.broken]
+    names = _settings(values, affects) if broken else []
+    return any(all(probe.params.get(name) == values[name] for name in names) for probe in broken)
 
 
 def _settings(names: Collection[str], affects: Mapping[str, ToldAffects] | None) -> list[str]:

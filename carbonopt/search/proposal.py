@@ -58,6 +58,7 @@ _LEARNS = 0.1  # by so much the linked loss of a training falls that has not col
 _LEAST_CHANCE = 1e-9  # that has a logarithm
 EXPECTED_FROM = 15  # complete trials, against which the model's own word for its errors counts as much
 LOWER = 4.0  # times: the rate that follows those that diverged, while no trial has taught more
+_OF_KERNELS = affecting("kernels")
 LIKELY_TO_FIT = 0.9  # a candidate that is less likely to fit in memory is not tried while another one is left
 
 
@@ -306,7 +307,7 @@ def _compiling(values: Values) -> tuple[Any, ...]:
 
 def _kernels(values: Values) -> tuple[Any, ...]:
     """What decides which kernels are compiled."""
-    return tuple(values.get(name) for name in affecting("kernels"))
+    return tuple(values.get(name) for name in _OF_KERNELS)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from carbonopt.core.arrays import Array, Indices
 _SPREAD = 0.5  # of ln(cost) between settings
 _NOISE = 0.02  # of a measurement; 1 % between identical runs on an H200
 _FIT_FROM = 4  # different settings; fewer say nothing about how fast the cost changes
+_FIT_TO = 100  # of more, the kernel's parameters are fitted to some: their time goes with the third power
 # An out of memory says that at least the capacity was needed, not how much: taken as so much more (logarithm).
 _BEYOND_CAPACITY = 0.3
 
@@ -48,11 +49,14 @@ class SettingModel:
         means = np.bincount(which, weights * y) / sums
         self._level = means.mean()
         kernel = ConstantKernel(_SPREAD**2, (0.05, 4.0)) * Matern(np.full(rows.shape[1] - 1, 2.0), (0.3, 30.0), nu=2.5)
-        optimizer = "fmin_l_bfgs_b" if self.known >= _FIT_FROM else None
-        self._process = GaussianProcessRegressor(kernel, alpha=1 / sums, optimizer=optimizer)
-        # A length scale at its bound is an answer, too.
-        with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
-            self._process.fit(settings[:, 1:], means - self._level)
+        inputs, targets = settings[:, 1:], means - self._level
+        if self.known >= _FIT_FROM:
+            some = np.unique(np.linspace(0, self.known - 1, _FIT_TO).round().astype(int))
+            fitted = GaussianProcessRegressor(kernel, alpha=1 / sums[some])
+            # A length scale at its bound is an answer, too.
+            with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
+                kernel = fitted.fit(inputs[some], targets[some]).kernel_
+        self._process = GaussianProcessRegressor(kernel, alpha=1 / sums, optimizer=None).fit(inputs, targets)
 
     def _expected(self, rows: Array) -> Array:
         return rows[:, 0] if self._before is None else self._before.predict(rows)[0]
