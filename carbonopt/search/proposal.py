@@ -37,7 +37,6 @@ from carbonopt.search.models.line import straight_line_loss
 from carbonopt.search.observation import Observation, Values
 
 DRAWS = 256
-DOUBTED_FROM = 2  # trials of this study that have told something, whether earlier ones mislead
 MEMORY_POINTS = 120  # evaluations of all earlier studies that the model of the loss is fitted to
 # Candidates whose costs differ by less are the same answer. With 0.02 searches of AlexNet's and DeBERTa's tables cost
 # 1.1 times as much, others the same: a candidate that is a little cheaper was tried before far likelier ones.
@@ -187,9 +186,9 @@ class Knowledge:
             CurveModel, link=self.link, centre=self.encoder.centre(), effort=self.effort, earlier=len(self.earlier)
         )
         shared, own = fitted(self._shared_points), set(self._own_points.trial.tolist())
-        if not self.earlier or len(own) < DOUBTED_FROM:
+        if not self.earlier or not own:
             return shared
-        # What misleads foretells this study's trials worse than they do each other.
+        # What misleads foretells this study's trials worse than they do each other, or than a first one does its end.
         alone = fitted(self._own_points)
         return shared if shared.foretells(own) >= alone.foretells(own) else alone
 

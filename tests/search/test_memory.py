@@ -102,6 +102,19 @@ def test_an_earlier_study_has_an_offset_and_tells_the_shape() -> None:
     assert errors["with"] < 0.5 * errors["without"], errors
 
 
+def test_what_foretells_the_first_trial_s_end_worse_than_its_beginning_does_is_left_out() -> None:
+    own, *known = [ran(number, values) for number, values in enumerate(EVERY[::9])]
+    for loss, learned in ((lambda share, loss: 2 * loss, True), (lambda share, loss: 5 - 3 * share**4, False)):
+        earlier = [
+            dataclasses.replace(
+                each, number=-each.number, curve=tuple((at, loss(at, value)) for at, value in each.curve)
+            )
+            for each in known
+        ]
+        knowledge = Knowledge(PERPLEXITY, SPACE, [own], earlier=[earlier])
+        assert (set(knowledge.curves.points.trial) > {own.number}) is learned
+
+
 def test_costs_are_those_of_before_but_for_a_constant_and_what_is_measured() -> None:
     rows = Knowledge(PERPLEXITY, SPACE, []).encoder.system_rows(EVERY)
     costs = np.array([step_cost(values) for values in EVERY])

@@ -15,7 +15,7 @@ lose their weight.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -50,6 +50,7 @@ _EARLIER_PRIOR, _OFFSET_SD = (math.log(6.0), 1.0), 0.5
 # standard deviation each), and what the full rate adds to it.
 _CONSTANT_SD, _SLOPE, _BASIN, _FULL_RATE = 0.5, (-0.2, 0.15), (0.06, 0.05), 0.1
 _OUTLIER_SDS = 3.0
+_BEGINNINGS = (1 / 6, 1 / 3, 1 / 2, 2 / 3)  # shares of a trial, from which its end is foretold where it is the only one
 _JITTER = 1e-9  # of variances, for matrices that rounding would leave without a root
 _FAR = 12.0  # logarithms beyond it are no parameters but a line search gone astray
 
@@ -170,10 +171,15 @@ class CurveModel:
         residual, spread = self._hidden(hidden)
         return residual / spread
 
-    def foretells(self, trials: Iterable[int]) -> float:
-        """How well it does the last evaluation of each of these trials from all others: the sum of the logarithms of
-        the densities that it gives them (pseudo-likelihood)."""
-        known = [self._hidden(self.points.trial == trial) for trial in trials]
+    def foretells(self, trials: Collection[int]) -> float:
+        """How well it does the last evaluation of each of these trials from all others, of a single one from its own
+        before: the sum of the logarithms of the densities that it gives them (pseudo-likelihood)."""
+        if len(trials) == 1:
+            own = self.points.trial == next(iter(trials))
+            hidden = [own & (self.points.share > share) for share in _BEGINNINGS]
+            known = [self._hidden(later) for later in hidden if later.any() and (own & ~later).any()]
+        else:
+            known = [self._hidden(self.points.trial == trial) for trial in trials]
         return -sum((residual / spread) ** 2 / 2 + math.log(spread) for residual, spread in known)
 
     def _hidden(self, hidden: Mask) -> tuple[float, float]:
