@@ -16,7 +16,7 @@ from carbonopt.search.proposal import Knowledge
 # that of any trial did, with a margin for the next one that is the smaller the more trials have been there: by a share
 # of FURTHER ÷ √trials. In searches of AlexNet's table the ninth fell 1.4 and 1.55 times as far as all before.
 LIKELY = 2.0
-FURTHER = 2.0
+FURTHER = 2.5
 CHECKED_AT = (1 / 3, 1 / 2, 2 / 3)  # shares of a complete trial that were known to the forecasts
 SAME_SHARE = 0.01  # apart; whole steps are evaluated
 
