@@ -63,9 +63,9 @@ the energy of all trials up to and with the first complete one within 5 % of the
 divided by that run's energy; the targets are what 10, 3 and 1 % of the runs meet. All strategies have carbonopt's
 cap. `asha` and `random` draw without repeats; `cost-order`, `log-eipc` (expected improvement per cost) and `pbgi`
 (Gittins index) know what each run will cost, which `carbon` has to learn. Good ones: trials that would have met the
-target; stopped: for it. `gp` (Optuna's) was run on the two smaller tables alone, where one of its searches was given up
-after four minutes, and `pbgi` not on `alexnet`, as they compute for long there; nor ifBO, whose weights are not in its
-package.
+target; stopped: for it. `gp` (Optuna's) was run on the two smaller tables alone, and `pbgi` not on `alexnet`, as they
+compute for long there: one search of `gp` on `steplaw-dense` and four of `pbgi` on `deberta-base` had not ended after
+four minutes, and are left out. Nor was ifBO run, whose weights are not in its package.
 
 - `alexnet` (512 trainings on ImageNet) and `deberta-base` (1,024 fine-tunings on MultiNLI): N. Lourie, opda (2023,
   CC BY-SA 4.0). DeBERTa's cost is made up, AlexNet's is recorded seconds at 300 W.

@@ -81,7 +81,7 @@ class Observation:
 
     @property
     def final_loss(self) -> float | None:
-        return self.curve[-1][1] if self.complete and self.curve else None
+        return self.curve[-1][1] if self.complete and self.curve and not self.diverged else None
 
 
 def observe(

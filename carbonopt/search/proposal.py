@@ -133,6 +133,8 @@ class Knowledge:
         if end is None or self._linked(end) <= self._before_gap:
             return False
         (_, first), (share, last) = trial.curve[0], trial.curve[-1]
+        if len(trial.curve) == 1 and not self._most_before_gap:
+            return False  # told by its end alone: what most have come to is no exception
         fell = len(trial.curve) > 1 and self._linked(first) - self._linked(last) > _LEARNS
         return not fell and self._examples(trial, share) >= self._learned_after
 
@@ -154,6 +156,11 @@ class Knowledge:
     def _before_gap(self) -> float:
         """Linked, of the complete trials; of running and stopped ones while none is complete."""
         return highest_end([end for _, end in self._linked_ends])
+
+    @cached_property
+    def _most_before_gap(self) -> bool:
+        ends = [end <= self._before_gap for _, end in self._linked_ends]
+        return 2 * sum(ends) >= len(ends)
 
     @cached_property
     def _highest_end(self) -> float:
@@ -213,8 +220,9 @@ class Knowledge:
 
     @cached_property
     def link(self) -> Link:
-        every = itertools.chain(self.observations, *self.earlier)
-        losses = [loss for trial in every for _, loss in trial.curve]
+        own = [loss for trial in self.observations for _, loss in trial.curve]
+        # Before two have told, by those of earlier studies, whose scale may be another.
+        losses = own if len(set(own)) > 1 else [loss for trials in self.earlier for t in trials for _, loss in t.curve]
         return Link.of(self.quality, losses, min((trial.examples for trial in self.observations), default=math.inf))
 
     @cached_property
@@ -246,6 +254,12 @@ class Knowledge:
         """The complete trials of known cost, each with its final loss and that cost."""
         known = ((trial, trial.final_loss, trial.cost) for trial in self.observations)
         return [(trial, loss, cost) for trial, loss, cost in known if loss is not None and cost is not None]
+
+    def have_ended(self, rows: Array) -> Mask:
+        """Which of the curves' ends, (n, columns), complete trials have shown."""
+        ended = self.encoder.curve_rows([trial.params for trial, *_ in self.ends])
+        shown = {tuple(row) for row in ended.round(9).tolist()}
+        return np.array([tuple(row) in shown for row in rows.round(9).tolist()], dtype=bool)
 
     @property
     def overhead_cost(self) -> float:
@@ -382,8 +396,11 @@ def propose(
     # Those as cheap are answers, too. Once something meets the target, one is worth what it saves.
     often = (answers * (1 - costs / best_cost)).sum(1)
     if not reached.any():
-        # No draw meets the target: what comes closest is what there is to learn from, the cheapest of those.
-        often += _how_often_closest(losses, costs, which, allowed)
+        # No draw meets the target: what comes closest is what there is to learn from, the cheapest of those; not what
+        # has been run, with other settings that leave the quality alone.
+        unknown = ~knowledge.have_ended(rows)
+        closest = np.where(unknown[:, None], losses, np.inf) if unknown.any() else losses
+        often += _how_often_closest(closest, costs, which, allowed)
     mean_cost, cheaper = costs.mean(1), (costs < best_cost).mean(1)
     trying = mean_cost * (meets + (1 - meets) * SPENT_ON_A_MISS)
     beside = knowledge.overhead_cost + knowledge.compile_costs(candidates)

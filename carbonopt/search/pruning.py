@@ -41,7 +41,7 @@ def should_prune(knowledge: Knowledge, own: Observation, target_loss: float | No
     if line is None or line <= target_loss:
         return None
     now, loss = own.curve[-1]
-    complete = [trial for trial in knowledge.observations if trial.complete]
+    complete = [trial for trial in knowledge.observations if trial.final_loss is not None]
     # What has not been where this one is says nothing of what lies below.
     surprises = lowest_surprises(knowledge, [trial for trial in complete if trial.curve[-1][1] <= loss])
     if not surprises:

@@ -136,7 +136,8 @@ class CarbonSampler(BaseSampler):
         self._before: tuple[_Place, Knowledge] | None = None  # what the trials before one have taught
 
     def _of_earlier(self, trials: Sequence[FrozenTrial], study: int) -> list[Observation]:
-        """Of an earlier study, under numbers that no trial of this one has, nor of another one."""
+        """Of an earlier study, under numbers that no trial of this one has, nor of another one, by their places: trials
+        that `optuna.create_trial` made all have the same number."""
         try:
             # What it says itself counts, whatever is fixed in this one.
             told = [
@@ -144,7 +145,8 @@ class CarbonSampler(BaseSampler):
             ]
         except ValueError as error:
             raise ValueError(f"learn_from[{study}]: {error}") from error
-        return [replace(taught, number=-(_MOST_TRIALS * study + taught.number + 1)) for taught in told if taught]
+        first = _MOST_TRIALS * study + 1
+        return [replace(taught, number=-first - place) for place, taught in enumerate(told) if taught]
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> Distributions:
         needed, told = ["minimize", self._quality.direction], [way.name.lower() for way in study.directions]

@@ -9,7 +9,7 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 from search.test_proposal import SPACE, nll, ran
 
-from carbonopt.core.quality import PERPLEXITY
+from carbonopt.core.quality import ACCURACY, PERPLEXITY
 from carbonopt.search.models.collapse import chance_to_learn, highest_end
 from carbonopt.search.models.curves import CORE, CurveModel, Link
 from carbonopt.search.observation import CURVE, TOTAL_STEPS, Observation
@@ -61,6 +61,46 @@ def test_a_collapsed_training_is_an_end_somewhat_above_the_others_and_its_curve_
     running = ran(5, LOW, curve=((1 / 8, 50.0), (2 / 8, 40.0), (3 / 8, 2.5), (4 / 8, 30.0)), complete=False)
     shown = knowledge.as_modelled(running).curve
     assert shown == ((3 / 8, pytest.approx(2.5)), (4 / 8, pytest.approx(worst * math.exp(0.7))))
+
+
+def test_what_most_trials_have_come_to_is_no_collapse_where_only_their_ends_are_known() -> None:
+    rates = (3e-4, 1e-3, 3e-3, 1e-2)
+
+    def collapsed(*errors: float) -> list[bool]:
+        told = [
+            ran(number, {**LOW, "learning_rate": rate}, curve=((1.0, error),))
+            for number, (rate, error) in enumerate(zip(rates, errors, strict=True))
+        ]
+        knowledge = Knowledge(ACCURACY, SPACE, told)
+        return [knowledge.collapsed(trial) for trial in told]
+
+    assert collapsed(0.02, 0.06, 0.11, 0.27) == [False] * 4
+    assert collapsed(0.02, 0.03, 0.025, 0.9) == [False] * 3 + [True]
+
+
+def test_a_complete_trial_that_ended_at_infinity_meets_nothing_and_is_left_out_of_pruning() -> None:
+    space = {name: SPACE[name] for name in ("global_batch_size", "learning_rate", "epochs")}
+
+    def told(number: int, rate: float, value: float, curve: list) -> optuna.trial.FrozenTrial:
+        trial = optuna.create_trial(
+            params={"global_batch_size": 32, "learning_rate": rate, "epochs": 2},
+            distributions=space,
+            values=[5.0 + number, value],
+            user_attrs={CURVE: curve, TOTAL_STEPS: 100},
+        )
+        trial.number = number
+        return trial
+
+    falling = [[step, 3.0 - step / 100] for step in range(10, 101, 10)]
+    early, late = [[50, math.inf]], [[50, 2.5], [100, math.inf]]
+    trials = [told(0, 1e-3, math.exp(2.0), falling), told(1, 3e-3, math.inf, early), told(2, 3e-3, math.inf, late)]
+    sampler = CarbonSampler("perplexity", 20.0, search_space=space)
+    knowledge = sampler.knowledge(trials, space)
+    assert [trial.number for trial, *_ in knowledge.ends] == [0]
+    assert list(sampler.meeting(knowledge, ())) == [0]
+    running = ran(3, {**LOW, "learning_rate": 1e-3}, curve=((0.2, 2.9), (0.4, 2.85), (0.6, 2.83)), complete=False)
+    alone = sampler.knowledge(trials[:1], space)
+    assert should_prune(knowledge, running, 0.5) is not None and should_prune(alone, running, 0.5) is not None
 
 
 def test_one_collapsed_training_does_not_change_what_is_told_of_the_others() -> None:

@@ -18,7 +18,7 @@ from replays import study_over
 from search.test_proposal import SPACE, cost, nll, ran, step_cost
 
 from carbonopt.core.errors import BadInput
-from carbonopt.core.quality import PERPLEXITY
+from carbonopt.core.quality import PERPLEXITY, REWARD
 from carbonopt.search.models.costs import SettingModel
 from carbonopt.search.observation import COST_PER_STEP, CURVE, TOTAL_STEPS, Observation
 from carbonopt.search.proposal import MEMORY_POINTS, Knowledge
@@ -113,6 +113,28 @@ def test_what_foretells_the_first_trial_s_end_worse_than_its_beginning_does_is_l
         ]
         knowledge = Knowledge(PERPLEXITY, SPACE, [own], earlier=[earlier])
         assert (set(knowledge.curves.points.trial) > {own.number}) is learned
+
+
+def test_each_earlier_trial_has_its_own_number_whatever_optuna_numbered_it() -> None:
+    made = told_trials(EVERY[:4])
+    assert {trial.number for trial in made} == {-1}
+    sampler = CarbonSampler("perplexity", 20.0, search_space=SPACE, learn_from=[made, made[:2]])
+    first, second = sampler.knowledge([], SPACE).earlier
+    numbers = [trial.number for trial in (*first, *second)]
+    assert len(set(numbers)) == 6 and max(numbers) < 0
+
+
+def test_an_earlier_study_of_another_scale_leaves_this_one_s() -> None:
+    own = [ran(number, values) for number, values in enumerate(EVERY[:12:4])]
+    far = [
+        dataclasses.replace(each, number=-1 - each.number, curve=tuple((at, 100 * loss) for at, loss in each.curve))
+        for each in own
+    ]
+    unit = Knowledge(REWARD, SPACE, own).link.unit
+    assert Knowledge(REWARD, SPACE, own, earlier=[far]).link.unit == unit
+    assert Knowledge(REWARD, SPACE, [], earlier=[far]).link.unit == pytest.approx(100 * unit)
+    outlier = dataclasses.replace(own[0], number=3, curve=((1.0, 1e6),))
+    assert Knowledge(REWARD, SPACE, [*own, outlier]).link.unit == pytest.approx(unit, rel=0.2)
 
 
 def test_costs_are_those_of_before_but_for_a_constant_and_what_is_measured() -> None:

@@ -55,6 +55,11 @@ def test_every_scheduler_runs_as_transformers_runs_it(scheduler: str, warmup: fl
     np.testing.assert_allclose(done[:, 0], np.cumsum(shares[:-1]) / STEPS, atol=tolerance)
 
 
+def test_the_shortest_warm_up_is_one() -> None:
+    area, share = progress(params("inverse_sqrt", 1e-4), 1.0)
+    assert share < 0.05 and area < 0.1
+
+
 def test_what_a_study_leaves_out_is_linear_without_warm_up() -> None:
     assert progress(params(None), 0.3) == progress(params("linear", 0.0), 0.3)
 

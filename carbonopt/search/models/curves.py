@@ -32,6 +32,7 @@ from carbonopt.core.arrays import Array, Mask
 from carbonopt.core.quality import Quality
 
 _TYPICAL_SPREAD = 0.3  # standard deviation of the logarithm of language models' losses over a study's curves
+_QUARTILES_APART = 1.349  # standard deviations of a normal distribution
 _LEAST_LOSS = 1e-9  # that has a logarithm
 
 # Columns of a row.
@@ -44,8 +45,10 @@ _SHARE, _AMPLITUDE, _NOISE, _ALPHA, _BETA, _GAMMA = range(3, 9)
 _CORE_MEANS = (*map(math.log, (1.5, 1.5, 3.0, 0.1, 0.4, 0.005)), 0.6, 0.3, -0.4)
 _CORE_SDS = (0.4, 0.4, 0.5, 0.5, 0.5, 0.7, 0.25, 0.25, 0.25)
 _OTHER_PRIOR = (math.log(2.0), 0.5)
-# Of an earlier study: how much it has in common with this one, beside an offset of its own.
-_EARLIER_PRIOR, _OFFSET_SD = (math.log(6.0), 1.0), 0.5
+# Of an earlier study: how much it has in common with this one (a length scale, at a distance of 1), beside an offset of
+# its own. With 6 a study with the opposite rates made searches 1.7 times as dear, with 1.5 not at all; neighbours then
+# save a tenth less.
+_EARLIER_PRIOR, _OFFSET_SD = (math.log(1.5), 0.5), 0.5
 # The mean of the linked loss: a constant, a slope over the first coordinate, a basin over the second and what the full
 # rate adds to it, mean and standard deviation each. The last differs between tasks, 0.2 on text2sql's table and 0.4 to
 # 0.5 on AlexNet's, far more than within one: with 0.1, and 0.1 nearby alone, text2sql's searches cost twice as much.
@@ -86,11 +89,10 @@ class Link:
 
     @classmethod
     def of(cls, quality: Quality, losses: Sequence[float], examples: float = math.inf) -> "Link":
-        """By all the losses that are modelled: they then spread as the logarithms that the priors are of."""
+        """By losses like those that are modelled: they then spread as the logarithms that the priors are of."""
         if quality.link != "identity":
             return cls(None, examples)
-        spread = float(np.std(losses)) if len(losses) else 0.0
-        return cls(spread / _TYPICAL_SPREAD if spread > 0 else 1.0, examples)
+        return cls(_spread(losses) / _TYPICAL_SPREAD or 1.0, examples)
 
     def linked(self, losses: Array | float) -> Array:
         if self.unit is not None:
@@ -313,6 +315,15 @@ class CurveModel:
         basin = _BASIN[1] ** 2 * (by_kernel @ z[:, 1] ** 2) - _BASIN[0] * solved
         gradient[_GAMMA] = by_coordinate(1, batch) + basin @ (2 * z[:, 1] * batch)
         return value, gradient + scaled / self._prior[:, 1]
+
+
+def _spread(losses: Sequence[float]) -> float:
+    """Standard deviation, by the middle half of them where that differs: one far off hides no difference of the others;
+    0 where all are equal."""
+    if not len(losses):
+        return 0.0
+    low, high = np.quantile(losses, (0.25, 0.75))
+    return float((high - low) / _QUARTILES_APART if high > low else np.std(losses))
 
 
 def _lengths(parameters: Array) -> Array:

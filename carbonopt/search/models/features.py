@@ -278,8 +278,9 @@ def progress(params: TrainingParams, fraction: float) -> tuple[float, float]:
     Returns:
         Steps at the peak rate that amount to the same, as a share of all steps; the rate now, as a share of the peak.
     """
-    # A warm-up of whole parts: continuous ones would need as many schedules as there are configurations.
-    warmup = round((params.warmup_ratio or 0.0) * _PARTS) / _PARTS
+    # A warm-up of whole parts: continuous ones would need as many schedules as there are configurations. It is one part
+    # at least, since inverse_sqrt doesn't fall without one.
+    warmup = max(round(params.warmup_ratio * _PARTS), 1) / _PARTS if params.warmup_ratio else 0.0
     scheduler = params.lr_scheduler or DEFAULT_LR_SCHEDULER
     areas, shares = _curves(scheduler, warmup, params.decay_ratio or DEFAULT_DECAY_RATIO)
     place = min(max(fraction, 0.0), 1.0) * _PARTS
