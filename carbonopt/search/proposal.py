@@ -396,11 +396,8 @@ def propose(
     # Those as cheap are answers, too. Once something meets the target, one is worth what it saves.
     often = (answers * (1 - costs / best_cost)).sum(1)
     if not reached.any():
-        # No draw meets the target: what comes closest is what there is to learn from, the cheapest of those; not what
-        # has been run, with other settings that leave the quality alone.
-        unknown = ~knowledge.have_ended(rows)
-        closest = np.where(unknown[:, None], losses, np.inf) if unknown.any() else losses
-        often += _how_often_closest(closest, costs, which, allowed)
+        # No draw meets the target: what comes closest is what there is to learn from, the cheapest of those.
+        often += _how_often_closest(losses, knowledge.have_ended(rows), costs, which, allowed)
     mean_cost, cheaper = costs.mean(1), (costs < best_cost).mean(1)
     trying = mean_cost * (meets + (1 - meets) * SPENT_ON_A_MISS)
     beside = knowledge.overhead_cost + knowledge.compile_costs(candidates)
@@ -413,8 +410,11 @@ def propose(
     return Proposal(int(promising[index]), float(spend[index]), gain, chance, reachable)
 
 
-def _how_often_closest(losses: Array, costs: Array, which: Indices, allowed: Mask) -> Array:
-    """In how many draws each candidate is the cheapest one with the curve of the lowest loss, (candidates,)."""
+def _how_often_closest(losses: Array, shown: Mask, costs: Array, which: Indices, allowed: Mask) -> Array:
+    """In how many draws each candidate is the cheapest one with the curve of the lowest loss, (candidates,); of curves
+    whose ends were not `shown` by trials of other settings that leave the quality alone, where there are some."""
+    if not shown.all():
+        losses = np.where(shown[:, None], np.inf, losses)
     often = np.zeros(len(which))
     for draw, closest in enumerate(losses.argmin(0)):
         near = np.flatnonzero((which == closest) & allowed)
