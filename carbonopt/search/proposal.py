@@ -220,9 +220,9 @@ class Knowledge:
 
     @cached_property
     def link(self) -> Link:
-        own = [loss for trial in self.observations for _, loss in trial.curve]
-        # Before two have told, by those of earlier studies, whose scale may be another.
-        losses = own if len(set(own)) > 1 else [loss for trials in self.earlier for t in trials for _, loss in t.curve]
+        losses = [loss for trial in self.observations for _, loss in trial.curve]
+        if len(set(losses)) < 2:  # by those of earlier studies, whose scale may be another
+            losses = [loss for trial in itertools.chain(*self.earlier) for _, loss in trial.curve]
         return Link.of(self.quality, losses, min((trial.examples for trial in self.observations), default=math.inf))
 
     @cached_property
