@@ -44,7 +44,7 @@ def run(trial: optuna.Trial, rng: np.random.Generator) -> tuple[float, float]:
 
 
 def trials_until_one_holds(confirmed: bool, seed: int) -> float:
-    """Whose mean over all seeds meets the target, at the lowest cost or nearly; infinite if none of 18 does."""
+    """Whose mean over all seeds meets the target, at the lowest cost or nearly; infinite if none of 20 does."""
     rates = np.geomspace(1e-3, 1e-2, 60)
     whole = itertools.product(rates, (12, 16, 20, 25, 30), (64, 128, 256, 512))
     ends = [truth(dict(zip(SPACE, combination, strict=True))) for combination in whole]
@@ -52,7 +52,7 @@ def trials_until_one_holds(confirmed: bool, seed: int) -> float:
     rng = np.random.default_rng(seed)
     sampler = CarbonSampler("perplexity", TARGET, confirmed=confirmed, search_space=SPACE, seed=seed)
     study = optuna.create_study(directions=["minimize"] * 2, sampler=sampler)
-    for number in range(18):
+    for number in range(20):
         study.optimize(lambda trial: run(trial, rng), n_trials=1)
         _, cost, nll = truth(study.trials[number].params)
         if math.exp(nll) <= TARGET and cost <= 1.05 * cheapest:
@@ -62,7 +62,8 @@ def trials_until_one_holds(confirmed: bool, seed: int) -> float:
 
 @pytest.mark.parametrize("confirmed", [False, True])
 def test_lucky_neighbours_of_what_misses_are_not_tried_for_ever(confirmed: bool) -> None:
-    assert statistics.median(trials_until_one_holds(confirmed, seed) for seed in (5, 6, 7)) <= 18
+    taken = [trials_until_one_holds(confirmed, seed) for seed in (5, 6, 7)]
+    assert statistics.median(taken) <= 16 and max(taken) <= 20, taken
 
 
 def test_a_lucky_run_meets_the_target_only_where_nothing_is_to_be_confirmed() -> None:
