@@ -79,13 +79,10 @@ def largest_fall(knowledge: Knowledge, trials: Sequence[Observation], share: flo
 def lowest_surprises(knowledge: Knowledge, trials: Sequence[Observation]) -> list[float]:
     """Of each of these complete trials that learned and was evaluated on its way: by how many standard deviations it
     ended above what the models forecast of it without its later evaluations, the lowest of CHECKED_AT."""
-    points, lowest = knowledge.curves.points, []
+    curves, lowest = knowledge.curves, []
     for trial in trials:
         if knowledge.collapsed(trial):
             continue
-        own = points.trial == trial.number
-        hidden = [own & (points.share > share) for share in CHECKED_AT]
-        surprises = [knowledge.curves.surprise(mask) for mask in hidden if mask.any() and (own & ~mask).any()]
-        if surprises:
+        if surprises := [curves.surprise(mask) for mask in curves.points.after(trial.number, CHECKED_AT)]:
             lowest.append(min(surprises))
     return lowest

@@ -79,6 +79,12 @@ class Points:
         pairs = (self.rows, others.rows), (self.losses, others.losses), (self.trial, others.trial)
         return Points(*map(np.concatenate, (*pairs, (self.share, others.share))))
 
+    def after(self, trial: int, shares: Sequence[float]) -> list[Mask]:
+        """Of a trial's evaluations those after each of these shares that lies between some."""
+        own = self.trial == trial
+        later = [own & (self.share > share) for share in shares]
+        return [mask for mask in later if mask.any() and (own & ~mask).any()]
+
 
 @dataclass(frozen=True)
 class Link:
@@ -177,11 +183,10 @@ class CurveModel:
         """How well it does the last evaluation of each of these trials from all others, of a single one from its own
         before: the sum of the logarithms of the densities that it gives them (pseudo-likelihood)."""
         if len(trials) == 1:
-            own = self.points.trial == next(iter(trials))
-            hidden = [own & (self.points.share > share) for share in _BEGINNINGS]
-            known = [self._hidden(later) for later in hidden if later.any() and (own & ~later).any()]
+            hidden = [mask for trial in trials for mask in self.points.after(trial, _BEGINNINGS)]
         else:
-            known = [self._hidden(self.points.trial == trial) for trial in trials]
+            hidden = [self.points.trial == trial for trial in trials]
+        known = map(self._hidden, hidden)
         return -sum((residual / spread) ** 2 / 2 + math.log(spread) for residual, spread in known)
 
     def _hidden(self, hidden: Mask) -> tuple[float, float]:
