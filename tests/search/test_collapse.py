@@ -172,8 +172,8 @@ def test_a_surprise_is_what_the_model_without_those_evaluations_says() -> None:
     without._condition()
     end = points.rows[hidden][-1:]
     mean, spread = without.predict(end, [2])
-    spread = math.hypot(spread[0], 1e-4)  # what an evaluation has beside all noise
-    assert model.surprise(hidden) == pytest.approx((math.log(points.losses[hidden][-1]) - mean[0]) / spread, rel=1e-6)
+    error = math.log(points.losses[hidden][-1]) - mean[0]
+    assert model.surprise(hidden) == pytest.approx(error / spread[0], rel=1e-6)
 
 
 def half_way(trial: Observation) -> Observation:

@@ -44,9 +44,9 @@ def test_the_gradient_is_that_of_the_objective(others: int) -> None:
     rng = np.random.default_rng(others)
     model = CurveModel(trials(rng, 5, others), Link(), CENTRE, effort=3)
     for _ in range(4):
-        place = model._prior[:, 0] + 0.7 * model._prior[:, 1] * rng.standard_normal(9 + others)
+        place = model._prior[:, 0] + 0.7 * model._prior[:, 1] * rng.standard_normal(len(model.parameters))
         _, gradient = model._objective(place)
-        for index in range(9 + others):
+        for index in range(len(place)):
             change = np.zeros_like(place)
             change[index] = 1e-5
             slope = (model._objective(place + change)[0] - model._objective(place - change)[0]) / 2e-5
