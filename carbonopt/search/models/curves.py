@@ -55,9 +55,7 @@ _EARLIER_PRIOR, _OFFSET_SD = (math.log(1.5), 0.5), 0.5
 # rate adds to it, mean and standard deviation each. The last differs between tasks, 0.2 on text2sql's table and 0.4 to
 # 0.5 on AlexNet's, far more than within one: with 0.1, and 0.1 nearby alone, text2sql's searches cost twice as much.
 _CONSTANT_SD, _SLOPE, _BASIN, _FULL_RATE = 0.5, (-0.2, 0.15), (0.06, 0.05), (0.15, 0.3)
-_MISFIT = (
-    0.003  # least standard deviation of a linked loss about its curve: no curve is quite of the form modelled here
-)
+_MISFIT = 0.003  # least standard deviation of a linked loss about its curve: none is quite of the form modelled here
 _OUTLIER_SDS = 3.0
 _BEGINNINGS = (1 / 6, 1 / 3, 1 / 2, 2 / 3)  # shares of a trial, from which its end is foretold where it is the only one
 _JITTER = 1e-9  # of variances, for matrices that rounding would leave without a root
