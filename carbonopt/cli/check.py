@@ -42,8 +42,15 @@ def describe_study(checked: Checked) -> str:
 
 
 def _earlier(checked: Checked) -> str:
-    pairs = zip(checked.config.search.learn_from, checked.earlier, strict=True)
-    return _INDENT.join(f"{count_text(len(trials), 'trial')} in {folder}" for folder, trials in pairs)
+    """How many trials of each earlier study have a place in this one's space."""
+    if not checked.earlier:
+        return ""
+    counts = [count_text(len(trials), "trial") for trials in checked.earlier]
+    for study, placed in enumerate(checked.earlier_placed()):
+        if placed < len(checked.earlier[study]):
+            counts[study] = f"{placed} of {counts[study]}"
+    pairs = zip(counts, checked.config.search.learn_from, strict=True)
+    return _INDENT.join(f"{count} in {folder}" for count, folder in pairs)
 
 
 def _workload(config: StudyConfig) -> str:

@@ -56,6 +56,8 @@ class LiveDisplay:
         for record in data.records:
             self._consider(record)
         self._ended = _searched(data)
+        if earlier := self._config.search.learn_from:
+            self._print(f"learns from {', '.join(earlier)}")
         if self._ended:
             self._print(f"going on with {self._config.name!r}: {count_text(self._ended, 'trial')} done")
 

@@ -218,6 +218,7 @@ def test_an_audit_is_spoken_of_only_where_one_was_asked_for() -> None:
     ("budget", "text"),
     [
         ({"trials": 3}, "after 3 trials"),
+        ({"trials": 1, "hours": 1}, "after 1 trial or 1 hour, whichever comes first"),
         ({"trials": 3, "hours": 0.5}, "after 3 trials or 0.5 hours, whichever comes first"),
         (
             {"until": "converged", "reuses": 1},

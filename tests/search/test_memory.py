@@ -17,6 +17,7 @@ from optuna.trial import FrozenTrial
 from replays import study_over
 from search.test_proposal import SPACE, cost, nll, ran, step_cost
 
+from carbonopt.cli.check import describe_study
 from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import PERPLEXITY, REWARD
 from carbonopt.search.models.costs import SettingModel
@@ -202,10 +203,19 @@ def test_a_study_file_names_what_to_learn_from(learning: dict, write_study, tmp_
     assert f"  learns from 12 trials in {learning['search']['learn_from'][0]}\n" in within("check", path).stdout
     done = within("run", path, "--out", tmp_path / "second")
     assert done.returncode in (0, 3), done.stderr
+    assert f"learns from {learning['search']['learn_from'][0]}\n" in done.stderr
     said = json.loads(within("recommend", tmp_path / "second", "--json").stdout)
     assert [c["numbers"] for c in said["caveats"] if c["key"] == "learned_from"] == [{"studies": 1}]
     alone = {**learning, "search": {**learning["search"], "learn_from": []}}
     assert parse_study(learning, "here").identity() == parse_study(alone, "here").identity()
+
+
+def test_check_says_how_many_earlier_trials_have_a_place_in_the_space(learning: dict, write_study) -> None:
+    checked = check(load_study(write_study(learning)))
+    told = {"params": {"learning_rate": 0.0}, "distributions": {"learning_rate": FloatDistribution(0.0, 1.0)}}
+    strange = optuna.create_trial(values=[1.0, 20.0], **told)
+    shown = describe_study(dataclasses.replace(checked, earlier=([*checked.earlier[0], strange],)))
+    assert f"  learns from 12 of 13 trials in {learning['search']['learn_from'][0]}\n" in shown
 
 
 def test_what_cannot_be_learned_from_is_refused(learning: dict, write_study, finished: Path, tmp_path: Path) -> None:
