@@ -82,7 +82,7 @@ MEMORY = """\
 ## Learning from an earlier study
 
 `foreign.py --learn-from`: the same searches after one of another table, with the same share of runs that meet its
-target and another seed, in × the cheapest run of the second table, 12 seeds; the earlier search isn't counted.
+target and another seed, in × the cheapest run of the second table, 20 seeds; the earlier search isn't counted.
 `wikitext-half` is the model of `wikitext-overfit` with half its layers on another part of WikiText-2, `shakespeare-bpe`
 the same model on Tiny Shakespeare; both were recorded on an H100, `wikitext-overfit` on an H200. What DeBERTa's
 fine-tuning teaches of a character model misleads. Asked for: 0.4 × a search without memory, and 1.2 × at most where it
