@@ -14,7 +14,7 @@ from carbonopt.analysis import confirmation as confirm
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core.config import StudyConfig
 from carbonopt.core.dimensions import TrialParams, label
-from carbonopt.core.format import count_text, emissions_text, energy_text, value_text
+from carbonopt.core.format import count_text, emissions_text, energy_text, value_text, visible_text
 from carbonopt.core.study import StudyData
 from carbonopt.core.trial import LARGEST_DISAGREEMENT, EvalPoint, StopReason, TrialRecord, TrialSpec, TrialState
 from carbonopt.core.units import human_duration
@@ -57,7 +57,7 @@ class LiveDisplay:
             self._consider(record)
         self._ended = _searched(data)
         if earlier := self._config.search.learn_from:
-            self._print(f"learns from {', '.join(earlier)}")
+            self._print(f"learns from {', '.join(map(visible_text, earlier))}")
         if self._ended:
             self._print(f"going on with {self._config.name!r}: {count_text(self._ended, 'trial')} done")
 

@@ -38,7 +38,9 @@ def pruning_text(search: Search) -> str:
 def budget_text(budget: Budget) -> str:
     units = {"trials": "trial", "hours": "hour", "energy_kwh": "kWh", "emissions_kg_co2e": "kg CO2e"}
     given = [(getattr(budget, key), unit) for key, unit in units.items() if getattr(budget, key) is not None]
-    limits = [f"{limit:g} {unit}{'s' if unit in ('trial', 'hour') and limit != 1 else ''}" for limit, unit in given]
+    limits = [
+        f"{limit:g} {unit}{'s' if unit in ('trial', 'hour') and f'{limit:g}' != '1' else ''}" for limit, unit in given
+    ]
     ends = [f"after {' or '.join(limits)}"] if limits else []
     if budget.until is not None:
         runs = "one run" if budget.reuses == 1 else f"{budget.reuses} runs"

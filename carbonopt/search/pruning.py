@@ -20,6 +20,7 @@ LIKELY = 2.0
 FURTHER = 2.5
 CHECKED_AT = (1 / 3, 1 / 2, 2 / 3)  # shares of a complete trial that were known to the forecasts
 SAME_SHARE = 0.01  # apart; whole steps are evaluated
+MOST_SDS = 1e9  # that are told; more of them say no more
 
 
 @one_blas_thread()
@@ -58,7 +59,7 @@ def should_prune(knowledge: Knowledge, own: Observation, target_loss: float | No
     return Forecast(
         step=round(own.curve[-1][0] * own.total_steps),
         value=knowledge.quality.value_of_loss(knowledge.link.loss(float(mean[0]))),
-        sds_short=float(sds_short),
+        sds_short=min(float(sds_short), MOST_SDS),
         sds_needed=sds_needed,
         checked_trials=len(surprises),
     )

@@ -30,7 +30,7 @@ from carbonopt.search.probes import Probing, cheapest, failed_by, worth_probing
 from carbonopt.search.proposal import Knowledge, Proposal, first, on_front, propose, propose_for_front
 from carbonopt.search.pruning import should_prune
 
-CENTRES = 3  # good trials, near which more of a large space are looked at
+CENTRES = 3  # of the best trials, near which more of a large space are looked at
 SHORT_FIT_FROM = 30  # trials; from here on the models' parameters hardly change
 
 # System attribute of a trial: the values that its worker is about to give it. Several workers see by it what the
@@ -138,15 +138,16 @@ class CarbonSampler(BaseSampler):
     def _of_earlier(self, trials: Sequence[FrozenTrial], study: int) -> list[Observation]:
         """Of an earlier study, under numbers that no trial of this one has, nor of another one, by their places: trials
         that `optuna.create_trial` made all have the same number."""
-        try:
-            # What it says itself counts, whatever is fixed in this one.
-            told = [
-                observe(trial, self._quality, lambda values: {**self._completed(values), **values}) for trial in trials
-            ]
-        except ValueError as error:
-            raise ValueError(f"learn_from[{study}]: {error}") from error
-        first = _MOST_TRIALS * study + 1
-        return [replace(taught, number=-first - place) for place, taught in enumerate(told) if taught]
+        first, told = _MOST_TRIALS * study + 1, []
+        for place, trial in enumerate(trials):
+            try:
+                # What it says itself counts, whatever is fixed in this one.
+                taught = observe(trial, self._quality, lambda values: {**self._completed(values), **values})
+            except ValueError as error:
+                raise ValueError(f"learn_from[{study}][{place}]: {error}") from error
+            if taught is not None:
+                told.append(replace(taught, number=-first - place))
+        return told
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> Distributions:
         needed, told = ["minimize", self._quality.direction], [way.name.lower() for way in study.directions]
@@ -239,6 +240,8 @@ class CarbonSampler(BaseSampler):
         best_cost = costs[good[0]] if good else math.inf
         if self._goal == "front":
             good = rng.permutation([trial.number for trial in on_front(knowledge)]).tolist()
+        if not good:  # what comes closest
+            good = [trial.number for trial, *_ in sorted(knowledge.ends, key=lambda end: end[1])]
         best = (trial.params for trial in trials if trial.number in good[:CENTRES])
         centres = [{name: params[name] for name in names} for params in best if names <= params.keys()]
         space = self._candidates(distributions, queued or {})

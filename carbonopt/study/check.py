@@ -69,7 +69,8 @@ class Checked:
         from carbonopt.search.observation import observe
         from carbonopt.search.strategy import distributions
 
-        free, quality = distributions(self.space), self.config.quality
+        free = {name: dist for name, dist in distributions(self.space).items() if not dist.single()}
+        quality = self.config.quality
         told = ([taught for trial in trials if (taught := observe(trial, quality))] for trials in self.earlier)
         return [sum(comparable(trial.params, free) for trial in trials) for trials in told]
 
@@ -137,4 +138,7 @@ def earlier_trials(folder: str, config: StudyConfig) -> list[FrozenTrial]:
         raise BadInput(
             f"search.learn_from: {folder} {must}, but is by {quality.name}, to {quality.direction}; leave it out."
         )
-    return storage.study.get_trials(deepcopy=False)
+    trials = storage.study.get_trials(deepcopy=False)
+    if not trials:
+        raise BadInput(f"search.learn_from: {folder} must have trials, but has none; run it first, or leave it out.")
+    return trials

@@ -1,9 +1,11 @@
 """What a search learns from earlier studies."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import math
+import sqlite3
 import statistics
 from pathlib import Path
 from typing import Any
@@ -240,6 +242,11 @@ def test_what_cannot_be_learned_from_is_refused(learning: dict, write_study, fin
     (damaged / "study.db").write_bytes(b"nothing" * 200)
     learning["search"]["learn_from"] = str(damaged)
     with pytest.raises(BadInput, match=f"search.learn_from: {damaged} can't be read: "):
+        check(load_study(write_study(learning)))
+    with contextlib.closing(sqlite3.connect(finished / "study.db")) as database, database:
+        database.execute("DELETE FROM trials")
+    learning["search"]["learn_from"] = str(finished)
+    with pytest.raises(BadInput, match=f"search.learn_from: {finished} must have trials, but has none; run it first"):
         check(load_study(write_study(learning)))
     learning["search"]["learn_from"] = "nowhere"
     with pytest.raises(

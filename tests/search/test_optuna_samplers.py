@@ -396,10 +396,53 @@ def test_earlier_trials_that_no_study_could_have_are_left_out(params: dict) -> N
     assert not memory.observations
 
 
-def test_errors_of_earlier_trials_name_their_study() -> None:
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_narrow_target_of_a_smooth_function_is_met_in_an_endless_space(seed: int) -> None:
+    """By 0.005 % of the space."""
+    space = {name: FloatDistribution(0.0, 1.0) for name in "abc"}
+    study = study_with(CarbonSampler("perplexity", math.exp(2.0005), search_space=space, seed=seed))
+    for _ in range(40):
+        trial = study.ask(space)
+        loss = 2 + sum((value - 0.6) ** 2 for value in trial.params.values())
+        study.tell(trial, [1.0, math.exp(loss)])
+        if loss <= 2.0005:
+            return
+    raise AssertionError("no trial met it")
+
+
+def test_one_reward_far_from_a_million_times_smaller_others_leaves_a_next_trial() -> None:
+    space = {**FINITE, "learning_rate": FloatDistribution(1e-4, 1e-2, log=True), "epochs": IntDistribution(1, 4)}
+    sampler = CarbonSampler("reward", 0.5, search_space=space)
+    study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
+    rng = np.random.default_rng(0)
+    for number in range(6):
+        trial = study.ask(space)
+        curve = [[25 * (part + 1), 1e-6 * rng.normal()] for part in range(4)]
+        if number % 4 == 1:
+            curve[-1][1] = 1.0
+        trial.set_user_attr(CURVE, curve)
+        trial.set_user_attr(TOTAL_STEPS, 100)
+        study.tell(trial, [10.0 * trial.params["epochs"], curve[-1][1]])
+    assert study.ask(space).params.keys() == space.keys()
+
+
+@pytest.mark.parametrize(("reward", "target"), [(-1e18, 0.0), (-1.0, 1e100), (1e24, 2e24)])
+def test_equal_rewards_of_any_size_are_compared_with_any_target(reward: float, target: float) -> None:
+    space = {"learning_rate": FloatDistribution(1e-4, 1e-2, log=True)}
+    sampler = CarbonSampler("reward", target, search_space=space)
+    study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
+    for number in range(3):
+        trial = study.ask(space)
+        trial.set_user_attr(TOTAL_STEPS, 100)
+        trial.set_user_attr(CURVE, [[25 * part, reward] for part in range(1, 4)])
+        assert sampler.should_prune(study, trial) == (number > 0), "the first has nothing to be judged by"
+        study.tell(trial, [1.0, reward])
+
+
+def test_errors_of_earlier_trials_name_their_study_and_place() -> None:
     bad = earlier_trial({})
     bad.user_attrs = {**EARLIER, "total_steps": 10}
-    with pytest.raises(ValueError, match=r"learn_from\[1\]: trial -1"):
+    with pytest.raises(ValueError, match=r"learn_from\[1\]\[0\]: trial -1"):
         CarbonSampler("perplexity", TARGET, learn_from=[[earlier_trial({})], [bad]])
 
 

@@ -58,7 +58,7 @@ _CONSTANT_SD, _SLOPE, _BASIN, _FULL_RATE = 0.5, (-0.2, 0.15), (0.06, 0.05), (0.1
 _MISFIT = 0.003  # least standard deviation of a linked loss about its curve: none is quite of the form modelled here
 _OUTLIER_SDS = 3.0
 _BEGINNINGS = (1 / 6, 1 / 3, 1 / 2, 2 / 3)  # shares of a trial, from which its end is foretold where it is the only one
-_JITTER = 1e-9  # of variances, for matrices that rounding would leave without a root
+_JITTER = 1e-9  # of the largest variance, for matrices that rounding would leave without a root
 _FAR = 12.0  # logarithms beyond it are no parameters but a line search gone astray
 
 
@@ -101,7 +101,7 @@ class Link:
         """By losses like those that are modelled: they then spread as the logarithms that the priors are of."""
         if quality.link != "identity":
             return cls(None, examples)
-        return cls(_spread(losses) / _TYPICAL_SPREAD or 1.0, examples)
+        return cls(_spread(losses) / _TYPICAL_SPREAD or max(map(abs, losses), default=0.0) or 1.0, examples)
 
     def linked(self, losses: Array | float) -> Array:
         if self.unit is not None:
@@ -205,8 +205,9 @@ class CurveModel:
     def sample(self, rows: Array, count: int, rng: np.random.Generator, *, means: bool = False) -> Array:
         """Joint draws of the linked loss of new trials, (rows, count); with `means` of means over all seeds."""
         z, mean, solved = self._across(rows, None)
-        noise = _JITTER if means else self.noise**2 + _JITTER
-        covariance = self._kernel(z, z)[0] + self._linear(z, z) + noise * np.eye(len(z)) - solved.T @ solved
+        covariance = self._kernel(z, z)[0] + self._linear(z, z)
+        noise = (0.0 if means else self.noise**2) + _JITTER * max(1.0, covariance.diagonal().max(initial=0.0))
+        covariance += noise * np.eye(len(z)) - solved.T @ solved
         if not means:
             covariance += np.diag(self._link.variance(mean))
         return np.asarray(mean[:, None] + cholesky(covariance, lower=True) @ rng.standard_normal((len(z), count)))
@@ -327,7 +328,7 @@ class CurveModel:
 def _spread(losses: Sequence[float]) -> float:
     """Standard deviation, by the middle half of them where that differs: one far off hides no difference of the others;
     0 where all are equal."""
-    if not len(losses):
+    if not len(losses) or min(losses) == max(losses):  # of large ones the standard deviation is rounded, and not 0
         return 0.0
     low, high = np.quantile(losses, (0.25, 0.75))
     return float((high - low) / _QUARTILES_APART if high > low else np.std(losses))
