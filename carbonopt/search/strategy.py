@@ -55,7 +55,7 @@ class Strategy:
     ) -> None:
         self._config, self._space = config, space
         self.distributions = distributions(space)
-        self._movable = {name: dist for name, dist in self.distributions.items() if not dist.single()}
+        self._movable = movable(space)
         any_rng = np.random.default_rng(0)  # of a single value there is no other
         self._single = {name: draw(dist, any_rng) for name, dist in self.distributions.items() if dist.single()}
         self._carbon = CarbonSampler(
@@ -182,6 +182,11 @@ def distributions(space: SearchSpace) -> Distributions:
         else:
             by_name[name] = FloatDistribution(domain.low, domain.high, domain.log, domain.step)
     return by_name
+
+
+def movable(space: SearchSpace) -> Distributions:
+    """Those of more than one value, which are searched."""
+    return {name: dist for name, dist in distributions(space).items() if not dist.single()}
 
 
 def _waits(trials: Trials) -> bool:

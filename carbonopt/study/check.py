@@ -67,12 +67,11 @@ class Checked:
         # Only here: these take half a second.
         from carbonopt.search.models.features import comparable
         from carbonopt.search.observation import observe
-        from carbonopt.search.strategy import distributions
+        from carbonopt.search.strategy import movable
 
-        free = {name: dist for name, dist in distributions(self.space).items() if not dist.single()}
-        quality = self.config.quality
+        searched, quality = movable(self.space), self.config.quality
         told = ([taught for trial in trials if (taught := observe(trial, quality))] for trials in self.earlier)
-        return [sum(comparable(trial.params, free) for trial in trials) for trials in told]
+        return [sum(comparable(trial.params, searched) for trial in trials) for trials in told]
 
     def settled(self, auto: AutoSpace) -> "Checked":
         """With the space that the preparation has chosen, as if the study file had named it."""
