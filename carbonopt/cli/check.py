@@ -45,12 +45,11 @@ def _earlier(checked: Checked) -> str:
     """How many trials of each earlier study have a place in this one's space."""
     if not checked.earlier:
         return ""
-    counts = [count_text(len(trials), "trial") for trials in checked.earlier]
-    for study, placed in enumerate(checked.earlier_placed()):
-        if placed < len(checked.earlier[study]):
-            counts[study] = f"{placed} of {counts[study]}"
-    pairs = zip(counts, checked.config.search.learn_from, strict=True)
-    return _INDENT.join(f"{count} in {folder}" for count, folder in pairs)
+    lines, folders = [], checked.config.search.learn_from
+    for folder, trials, placed in zip(folders, checked.earlier, checked.earlier_placed(), strict=True):
+        of_all = "" if placed == len(trials) else f"{placed} of "
+        lines.append(f"{of_all}{count_text(len(trials), 'trial')} in {folder}")
+    return _INDENT.join(lines)
 
 
 def _workload(config: StudyConfig) -> str:

@@ -38,12 +38,17 @@ def pruning_text(search: Search) -> str:
 def budget_text(budget: Budget) -> str:
     units = {"trials": "trial", "hours": "hour", "energy_kwh": "kWh", "emissions_kg_co2e": "kg CO2e"}
     given = [(getattr(budget, key), unit) for key, unit in units.items() if getattr(budget, key) is not None]
-    limits = [
-        f"{limit:g} {unit}{'s' if unit in ('trial', 'hour') and f'{limit:g}' != '1' else ''}" for limit, unit in given
-    ]
+    limits = [_limit_text(limit, unit) for limit, unit in given]
     ends = [f"after {' or '.join(limits)}"] if limits else []
     if budget.until is not None:
         runs = "one run" if budget.reuses == 1 else f"{budget.reuses} runs"
         ends.append(f"when another trial is expected to cost more energy than it saves in {runs} of the recommendation")
     several = len(limits) > 1 or len(ends) > 1
     return " or ".join(ends) + (", whichever comes first" if several else "")
+
+
+def _limit_text(limit: float, unit: str) -> str:
+    """'1 hour', '12 trials', '2 kWh'."""
+    number = f"{limit:g}"
+    plural = "s" if unit in ("trial", "hour") and number != "1" else ""
+    return f"{number} {unit}{plural}"

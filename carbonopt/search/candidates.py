@@ -110,6 +110,11 @@ class Candidates:
                 yield {**centre, name: _near(self._distributions[name], centre[name], rng)}
 
 
+def movable(distributions: Mapping[str, BaseDistribution]) -> Distributions:
+    """Those of more than one value, which are searched."""
+    return {name: distribution for name, distribution in distributions.items() if not distribution.single()}
+
+
 def draw(distribution: BaseDistribution, rng: Generator) -> Any:
     """A random value of one dimension."""
     if isinstance(distribution, CategoricalDistribution):

@@ -22,7 +22,7 @@ from optuna.trial import FrozenTrial, Trial
 from carbonopt.core.dimensions import DIMENSIONS, ToldAffects
 from carbonopt.core.errors import shortened
 from carbonopt.core.quality import QUALITIES, Quality
-from carbonopt.search.candidates import Candidates, Distributions, Values, draw
+from carbonopt.search.candidates import Candidates, Distributions, Values, draw, movable
 from carbonopt.search.models.curves import one_blas_thread
 from carbonopt.search.models.features import ADVISED, check_dimensions, check_values
 from carbonopt.search.observation import Observation, observe, trial_params
@@ -156,7 +156,7 @@ class CarbonSampler(BaseSampler):
             raise ValueError(f"{rule}, but has {', '.join(told)}; create it with directions={needed}.")
         space = self._search_space.calculate(study) if self._given_space is None else self._given_space
         check_dimensions(space)
-        return {name: dist for name, dist in space.items() if not dist.single()}
+        return movable(space)
 
     def sample_relative(self, study: Study, trial: FrozenTrial, search_space: Distributions) -> dict[str, Any]:
         queued = trial.system_attrs.get("fixed_params", {})

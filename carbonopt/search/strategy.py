@@ -19,7 +19,7 @@ from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.format import energy_text
 from carbonopt.core.space import SearchSpace, is_integer
 from carbonopt.core.trial import EvalPoint, Forecast, Kernels, StopReason, TrialRecord
-from carbonopt.search.candidates import Distributions, draw
+from carbonopt.search.candidates import Distributions, draw, movable
 from carbonopt.search.observation import of_evaluations, of_probe
 from carbonopt.search.probes import Probing
 from carbonopt.search.pruning import should_prune
@@ -55,7 +55,7 @@ class Strategy:
     ) -> None:
         self._config, self._space = config, space
         self.distributions = distributions(space)
-        self._movable = movable(space)
+        self._movable = movable(self.distributions)
         any_rng = np.random.default_rng(0)  # of a single value there is no other
         self._single = {name: draw(dist, any_rng) for name, dist in self.distributions.items() if dist.single()}
         self._carbon = CarbonSampler(
@@ -184,11 +184,6 @@ def distributions(space: SearchSpace) -> Distributions:
     return by_name
 
 
-def movable(space: SearchSpace) -> Distributions:
-    """Those of more than one value, which are searched."""
-    return {name: dist for name, dist in distributions(space).items() if not dist.single()}
-
-
 def _waits(trials: Trials) -> bool:
     return any(trial.state == OptunaState.WAITING for trial in trials)
 
@@ -244,9 +239,9 @@ class ValidSampler(Planned):
         names = list(search_space)
         known = {_key(names, other.params) for other in self._trials if other.number != trial.number}
         # Single-valued distributions carry nothing to learn from, and some samplers refuse them.
-        movable = {name: dist for name, dist in search_space.items() if not dist.single()}
+        searched = movable(search_space)
         for sampler in [self._inner] * ATTEMPTS + [RandomSampler(seed=self._seed)] * RANDOM_ATTEMPTS:
-            values = sampler.sample_relative(study, trial, movable)
+            values = sampler.sample_relative(study, trial, searched)
             for name, distribution in search_space.items():
                 if name not in values:
                     values[name] = sampler.sample_independent(study, trial, name, distribution)

@@ -65,11 +65,12 @@ class Checked:
     def earlier_placed(self) -> list[int]:
         """How many trials of each earlier study have a place in this one's space."""
         # Only here: these take half a second.
+        from carbonopt.search.candidates import movable
         from carbonopt.search.models.features import comparable
         from carbonopt.search.observation import observe
-        from carbonopt.search.strategy import movable
+        from carbonopt.search.strategy import distributions
 
-        searched, quality = movable(self.space), self.config.quality
+        searched, quality = movable(distributions(self.space)), self.config.quality
         told = ([taught for trial in trials if (taught := observe(trial, quality))] for trials in self.earlier)
         return [sum(comparable(trial.params, searched) for trial in trials) for trials in told]
 

@@ -19,9 +19,8 @@ from carbonopt.study.loop import run_study
 
 BATCHES, RATES, EPOCHS, SEEDS = (16, 32, 64), (3e-4, 3e-3, 1e-2), (1, 2, 4), (0, 1)
 SEQUENCES, EVALUATIONS = 12_800, 5
-EXAMPLES = (
-    2**40
-)  # losses are whole numbers of these: exact as floats, and as 1 − loss, too; so many that a share is sure
+# Losses are whole numbers of these: exact as floats, and as 1 − loss, too; so many that a share is sure.
+EXAMPLES = 2**40
 
 
 def errors(batch: int, rate: float, epochs: int, seed: int, share: float) -> int:

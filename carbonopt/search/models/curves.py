@@ -165,7 +165,7 @@ class CurveModel:
     @property
     def noise(self) -> float:
         """Standard deviation of the linked loss of one evaluation about its configuration's mean over all seeds."""
-        return math.sqrt(sum(_noises(self.parameters)))
+        return math.sqrt(sum(_noise_variances(self.parameters)))
 
     def predict(self, rows: Array, trials: Sequence[int] | None = None) -> tuple[Array, Array]:
         """Mean and standard deviation of the linked loss of rows, (n, columns). `trials`: that they belong to, whose
@@ -264,7 +264,7 @@ class CurveModel:
         return bool(bad.any())
 
     def _noise(self, parameters: Array) -> Array:
-        own, each = _noises(parameters)
+        own, each = _noise_variances(parameters)
         return np.asarray(own * self._same + np.diag(each + self._distrust))
 
     def _condition(self) -> None:
@@ -280,7 +280,7 @@ class CurveModel:
         across = self._kernel(z, self._z)[0] + self._linear(z, self._z)
         if trials is not None:
             own = np.asarray(trials)[:, None] == self.points.trial[None, :]
-            across = across + _noises(self.parameters)[0] * own
+            across = across + _noise_variances(self.parameters)[0] * own
         solved = solve_triangular(self._root, across.T, lower=True) if len(self._y) else np.zeros((0, len(z)))
         return z, across @ self._solved + self._prior_mean(z) + self._level, solved
 
@@ -334,7 +334,7 @@ def _spread(losses: Sequence[float]) -> float:
     return float((high - low) / _QUARTILES_APART if high > low else np.std(losses))
 
 
-def _noises(parameters: Array) -> tuple[float, float]:
+def _noise_variances(parameters: Array) -> tuple[float, float]:
     """Variances of a trial's own offset and of each evaluation's."""
     return math.exp(2 * parameters[_TRIAL_NOISE]), math.exp(2 * parameters[_NOISE]) + _MISFIT**2
 
